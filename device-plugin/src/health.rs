@@ -1,0 +1,198 @@
+//! Decides from what a watch saw whether each GPU is healthy, and when a sick one has recovered.
+//!
+//! Pure: no clock, NVML or channel. The caller passes in the time (since any fixed moment) with each
+//! observation and acts on the [`HealthChange`]s that come out.
+//!
+//! The rules:
+//!
+//! * A critical XID makes its device unhealthy, unless the policy ignores that XID: those that an
+//!   application causes by its own fault say nothing about the device.
+//! * A device that is lost, or fails a probe in another way, is unhealthy at once.
+//! * An XID whose device cannot be told, or is not one of ours, changes nothing by itself. The watch
+//!   answers it by probing every device: those that fail are unhealthy, the others stay as they are.
+//!   One strange event does not take a whole node down.
+//! * A device without event support (NVML answers `NOT_SUPPORTED`) is judged by probes alone; the lack
+//!   of events is no illness.
+//! * A sick device is healthy again when, since its last trouble, it has answered so many probes in a
+//!   row and so much time has passed as the policy demands. It need not be restarted for that.
+
+mod ignored;
+#[cfg(test)]
+mod tests;
+
+use std::{collections::BTreeMap, fmt, num::NonZeroU32, time::Duration};
+
+pub use ignored::{IgnoredXids, InvalidXidList};
+
+use crate::inventory::GpuUuid;
+
+/// Something that a watch saw.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Observation {
+    /// The device it is about; `None` if that cannot be told, or if it is about all of them.
+    pub device: Option<GpuUuid>,
+    /// What it is.
+    pub kind: ObservationKind,
+}
+
+/// What a watch can see.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ObservationKind {
+    /// The driver reported a critical error with this number; 999 stands for one it cannot name.
+    Xid(u64),
+    /// The device answered a probe.
+    Answered,
+    /// The device is gone: it fell off the bus, or the driver does not list it any more.
+    Lost,
+    /// The device is there and a probe of it failed; the text says how.
+    Failed(String),
+    /// The source now describes other devices, or the same ones otherwise: discover again.
+    InventoryChanged,
+}
+
+/// Why a device is in the state it is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reason {
+    /// A critical error was reported.
+    Xid(u64),
+    /// The device is gone.
+    Lost,
+    /// A probe failed.
+    ProbeFailed,
+    /// It was sick and is well.
+    Recovered,
+}
+
+/// One word, fit for a condition's or an event's reason: `Xid79`, `Lost`, `ProbeFailed`, `Recovered`.
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Xid(xid) => write!(f, "Xid{xid}"),
+            Self::Lost => f.write_str("Lost"),
+            Self::ProbeFailed => f.write_str("ProbeFailed"),
+            Self::Recovered => f.write_str("Recovered"),
+        }
+    }
+}
+
+/// A device became sick, became well, or is now sick for another reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HealthChange {
+    /// The device.
+    pub uuid: GpuUuid,
+    /// Whether pods may be placed on it.
+    pub healthy: bool,
+    /// Why.
+    pub reason: Reason,
+    /// The same for a person.
+    pub message: String,
+}
+
+/// What counts as illness and what as recovery.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// The critical XIDs that do not make a device unhealthy.
+    pub ignored_xids: IgnoredXids,
+    /// How many probes in a row a sick device must answer.
+    pub answers: NonZeroU32,
+    /// How long it must have been without trouble.
+    pub quiet: Duration,
+}
+
+/// Three answers over at least a minute, and the XIDs that applications cause are ignored.
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            ignored_xids: IgnoredXids::default(),
+            answers: NonZeroU32::MIN.saturating_add(2),
+            quiet: Duration::from_secs(60),
+        }
+    }
+}
+
+/// What is wrong with a device, and how far its recovery has come.
+#[derive(Clone, Copy, Debug)]
+struct Illness {
+    reason: Reason,
+    /// When the last trouble was seen.
+    since: Duration,
+    /// Probes answered since then.
+    answers: u32,
+}
+
+/// The health of a set of devices.
+#[derive(Clone, Debug)]
+pub struct Health {
+    policy: Policy,
+    /// Every device, with its illness if it has one.
+    devices: BTreeMap<GpuUuid, Option<Illness>>,
+}
+
+impl Health {
+    /// Devices are healthy until something is seen of them.
+    pub fn new(policy: Policy, devices: impl IntoIterator<Item = GpuUuid>) -> Self {
+        let devices = devices.into_iter().map(|uuid| (uuid, None)).collect();
+        Self { policy, devices }
+    }
+
+    /// Replaces the set of devices. One that stays keeps its state, a new one is healthy.
+    pub fn retarget(&mut self, devices: impl IntoIterator<Item = GpuUuid>) {
+        let mut before = std::mem::take(&mut self.devices);
+        let keep = |uuid: GpuUuid| {
+            let illness = before.remove(&uuid).flatten();
+            (uuid, illness)
+        };
+        self.devices = devices.into_iter().map(keep).collect();
+    }
+
+    /// Whether pods may be placed on the device; an unknown device is not healthy.
+    pub fn is_healthy(&self, uuid: &GpuUuid) -> bool {
+        matches!(self.devices.get(uuid), Some(None))
+    }
+
+    /// Why the device is unhealthy, if it is.
+    pub fn illness(&self, uuid: &GpuUuid) -> Option<Reason> {
+        self.devices.get(uuid)?.map(|illness| illness.reason)
+    }
+
+    /// Takes in one observation made at `now` and says what changes.
+    ///
+    /// Observations of devices that are not ours, or of no device, change nothing.
+    pub fn observe(&mut self, now: Duration, seen: &Observation) -> Option<HealthChange> {
+        let uuid = seen.device.as_ref()?;
+        let state = self.devices.get_mut(uuid)?;
+        let (reason, message) = match &seen.kind {
+            ObservationKind::InventoryChanged => return None,
+            ObservationKind::Answered => {
+                let illness = state.as_mut()?;
+                illness.answers = illness.answers.saturating_add(1);
+                if !self.policy.is_over(illness, now) {
+                    return None;
+                }
+                let message = recovery(illness, now);
+                *state = None;
+                let uuid = uuid.clone();
+                return Some(HealthChange { uuid, healthy: true, reason: Reason::Recovered, message });
+            }
+            ObservationKind::Xid(xid) if self.policy.ignored_xids.contains(*xid) => return None,
+            ObservationKind::Xid(xid) => (Reason::Xid(*xid), format!("the driver reported critical error XID {xid}")),
+            ObservationKind::Lost => (Reason::Lost, "the device fell off the bus or is not listed any more".to_owned()),
+            ObservationKind::Failed(how) => (Reason::ProbeFailed, format!("the device does not answer: {how}")),
+        };
+        let before = state.replace(Illness { reason, since: now, answers: 0 });
+        let is_news = before.is_none_or(|illness| illness.reason != reason);
+        is_news.then(|| HealthChange { uuid: uuid.clone(), healthy: false, reason, message })
+    }
+}
+
+impl Policy {
+    fn is_over(&self, illness: &Illness, now: Duration) -> bool {
+        illness.answers >= self.answers.get() && now.saturating_sub(illness.since) >= self.quiet
+    }
+}
+
+fn recovery(illness: &Illness, now: Duration) -> String {
+    let Illness { reason, since, answers } = illness;
+    let quiet = now.saturating_sub(*since).as_secs();
+    format!("the device answered {answers} probes in {quiet} s without trouble since {reason}")
+}

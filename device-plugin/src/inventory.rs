@@ -1,0 +1,110 @@
+//! The GPUs of this node: what they are, and a feed of what happens to them.
+//!
+//! A [`Source`] says which devices exist ([`Source::discover`]) and watches them from a thread of its own
+//! ([`Source::watch`]). It reports what it saw as [`Observation`]s and judges nothing: whether a device is healthy is
+//! decided in [`crate::health`]. It knows nothing of kubelet or of the API server either.
+//!
+//! Only `inventory/nvml.rs` uses NVML.
+
+mod error;
+mod feed;
+mod file;
+mod nvml;
+mod pci;
+mod uuid;
+
+use std::path::PathBuf;
+
+use tokio::sync::mpsc;
+
+pub use error::InventoryError;
+pub use feed::Feed;
+pub use file::FileSource;
+pub use nvml::NvmlSource;
+pub use uuid::{GpuUuid, InvalidGpuUuid};
+
+use crate::health::Observation;
+
+/// One physical GPU that can be shared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gpu {
+    /// What identifies the device everywhere.
+    pub uuid: GpuUuid,
+    /// The number in the name of its device node, for display and for the annotations that demand it.
+    pub minor: u32,
+    /// Its place in the order of the source (NVML's enumeration, or the file's list); not the minor number.
+    pub index: u32,
+    /// Total memory.
+    pub memory_bytes: u64,
+    /// The product's name as its vendor gives it.
+    pub model: String,
+    /// PCI address in the form sysfs uses, such as `0000:3b:00.0`.
+    pub bus_id: Option<String>,
+    /// The NUMA node it hangs on, where the machine tells.
+    pub numa_node: Option<i32>,
+    /// The device file, such as `/dev/nvidia0`.
+    pub device_node: PathBuf,
+}
+
+/// A GPU that is present but cannot be shared now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExcludedGpu {
+    /// Its place in the order of the source.
+    pub index: u32,
+    /// Its identity, unless the device is too sick to tell it.
+    pub uuid: Option<GpuUuid>,
+    /// Why it is left out, for a person.
+    pub reason: String,
+}
+
+/// The devices of this node at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inventory {
+    /// The GPUs that can be shared, sorted by minor number; UUIDs and minors are distinct and memory is not zero.
+    pub gpus: Vec<Gpu>,
+    /// GPUs that are present and left out, such as those in MIG mode.
+    pub excluded: Vec<ExcludedGpu>,
+    /// Version of the driver, if the source knows one.
+    pub driver_version: Option<String>,
+    /// Who makes the devices, in lower case: `nvidia`.
+    pub vendor: String,
+}
+
+impl Inventory {
+    /// The GPU with this UUID.
+    pub fn gpu(&self, uuid: &GpuUuid) -> Option<&Gpu> {
+        self.gpus.iter().find(|gpu| gpu.uuid == *uuid)
+    }
+}
+
+/// Where the devices come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The NVIDIA management library, loaded at run time.
+    Nvml(NvmlSource),
+    /// A file that describes simulated devices.
+    File(FileSource),
+}
+
+impl Source {
+    /// Looks at the devices once. Blocks: NVML may take seconds to wake a GPU.
+    pub fn discover(&self) -> Result<Inventory, InventoryError> {
+        match self {
+            Self::Nvml(nvml) => nvml.discover(),
+            Self::File(file) => file.discover(),
+        }
+    }
+
+    /// Starts to watch the devices of `inventory` from a thread of its own.
+    ///
+    /// Every device is probed at once and then at the source's interval, so that health which was bad from the start is
+    /// seen too, and recovery needs no other clock. When the devices themselves change (a GPU appears, or its memory is
+    /// another) the feed says [`ObservationKind::InventoryChanged`](crate::health::ObservationKind) once; it goes on
+    /// with the devices it was started for, and the caller discovers and watches anew.
+    pub fn watch(&self, inventory: &Inventory) -> Result<(Feed, mpsc::Receiver<Observation>), InventoryError> {
+        match self {
+            Self::Nvml(nvml) => nvml.watch(inventory),
+            Self::File(file) => file.watch(inventory),
+        }
+    }
+}

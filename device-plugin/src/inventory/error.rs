@@ -1,0 +1,113 @@
+//! Why the devices cannot be listed or watched.
+
+use std::{io, path::PathBuf};
+
+/// An error of a [`Source`](super::Source).
+#[derive(Debug, thiserror::Error)]
+pub enum InventoryError {
+    /// NVML cannot be loaded: usually no driver, or it is not mounted into the container.
+    #[error(
+        "cannot load the NVIDIA management library {}: install the NVIDIA driver on this node, run this container with \
+         the NVIDIA runtime so that the library is mounted, or name the library with --nvml-library",
+        library.display()
+    )]
+    LibraryMissing {
+        /// The library that was asked for.
+        library: PathBuf,
+        /// What the dynamic loader said.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// NVML is there, the kernel driver is not.
+    #[error(
+        "{} is present but the NVIDIA kernel driver is not loaded: check `lsmod | grep nvidia` and the kernel log of this \
+         node",
+        library.display()
+    )]
+    DriverNotLoaded {
+        /// The library that was loaded.
+        library: PathBuf,
+    },
+    /// The source works and lists no GPU.
+    #[error(
+        "{} lists no GPU: keep this daemon off nodes without GPUs (node selector), or pass the devices to its container",
+        place.display()
+    )]
+    NoGpu {
+        /// The library or the file.
+        place: PathBuf,
+    },
+    /// There are GPUs and none of them can be shared.
+    #[error("none of the GPUs that {} lists can be shared: {reasons}", place.display())]
+    NothingToShare {
+        /// The library or the file.
+        place: PathBuf,
+        /// Each GPU and why it is left out.
+        reasons: String,
+    },
+    /// An NVML call failed.
+    #[error("NVML: cannot {operation}")]
+    Nvml {
+        /// What was asked of it.
+        operation: String,
+        /// What it answered.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The file of simulated devices cannot be read.
+    #[error("cannot read the device file {}", path.display())]
+    ReadFile {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// The file of simulated devices is not JSON of the expected form.
+    #[error("the device file {}, {part}, does not have the expected form", path.display())]
+    FileForm {
+        /// The file.
+        path: PathBuf,
+        /// The part of it: `top level`, or the device.
+        part: String,
+        /// What the parser said, with the place or the field.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// A field of a device cannot be accepted.
+    #[error("{place}: {device}, field {field}: {value} {problem}")]
+    Field {
+        /// The library or the file.
+        place: String,
+        /// The device, by its place in the list and its UUID.
+        device: String,
+        /// The field.
+        field: &'static str,
+        /// What it holds.
+        value: String,
+        /// What is wrong with that.
+        problem: String,
+    },
+    /// The watching thread cannot be started.
+    #[error("cannot start the thread that watches the devices")]
+    Thread {
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl InventoryError {
+    /// Whether the machine simply has no devices (yet): no library, driver, file or GPU. Waiting can help, and a node
+    /// without GPUs is no fault; every other error wants a person.
+    pub fn is_absence(&self) -> bool {
+        match self {
+            Self::LibraryMissing { .. }
+            | Self::DriverNotLoaded { .. }
+            | Self::NoGpu { .. }
+            | Self::NothingToShare { .. } => true,
+            Self::ReadFile { source, .. } => source.kind() == io::ErrorKind::NotFound,
+            Self::Nvml { .. } | Self::FileForm { .. } | Self::Field { .. } | Self::Thread { .. } => false,
+        }
+    }
+}

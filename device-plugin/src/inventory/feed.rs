@@ -1,0 +1,118 @@
+//! The thread behind a device watch, and the bounded channel it reports on.
+//!
+//! NVML waits for events by blocking, so a watch cannot be a task. What is watched is the business of the source; here
+//! is only how it starts, reports and stops.
+
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use tokio::sync::mpsc::{self, error::TrySendError};
+
+use crate::health::{Observation, ObservationKind};
+
+use super::{GpuUuid, InventoryError};
+
+/// How many observations may wait to be read.
+const CAPACITY: usize = 64;
+
+/// How soon a full channel is tried again.
+const FULL_RETRY: Duration = Duration::from_millis(20);
+
+/// A running watch. Dropping it tells the thread to end, which it does within a second; [`Feed::stop`] waits for that.
+#[derive(Debug)]
+pub struct Feed {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Feed {
+    /// Starts `watch` on a thread of its own. It must return soon after a send or a pause answers that it is over.
+    pub(super) fn start(
+        watch: impl FnOnce(&Outbox) + Send + 'static,
+    ) -> Result<(Self, mpsc::Receiver<Observation>), InventoryError> {
+        let (sender, receiver) = mpsc::channel(CAPACITY);
+        let stop = Arc::new(AtomicBool::new(false));
+        let outbox = Outbox { stop: Arc::clone(&stop), sender };
+        let thread = thread::Builder::new()
+            .name("gpu-watch".to_owned())
+            .spawn(move || watch(&outbox))
+            .map_err(|source| InventoryError::Thread { source })?;
+        Ok((Self { stop, thread: Some(thread) }, receiver))
+    }
+
+    /// Ends the watch and waits for its thread, at most about a second. Blocks: call it off the async threads.
+    pub fn stop(mut self) -> io::Result<()> {
+        self.signal();
+        match self.thread.take().map(JoinHandle::join) {
+            Some(Err(_)) => Err(io::Error::other("the thread that watches the devices has panicked")),
+            Some(Ok(())) | None => Ok(()),
+        }
+    }
+
+    fn signal(&self) {
+        self.stop.store(true, Ordering::Release);
+        if let Some(thread) = &self.thread {
+            thread.thread().unpark();
+        }
+    }
+}
+
+impl Drop for Feed {
+    fn drop(&mut self) {
+        self.signal();
+    }
+}
+
+/// The watch is to end: it was stopped, or nobody reads it any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Over;
+
+/// The thread's end of a feed.
+#[derive(Debug)]
+pub(super) struct Outbox {
+    stop: Arc<AtomicBool>,
+    sender: mpsc::Sender<Observation>,
+}
+
+impl Outbox {
+    /// Whether to go on.
+    pub(super) fn check(&self) -> Result<(), Over> {
+        if self.stop.load(Ordering::Acquire) || self.sender.is_closed() { Err(Over) } else { Ok(()) }
+    }
+
+    /// Reports one observation, waiting for room as long as the watch is wanted.
+    pub(super) fn send(&self, device: Option<&GpuUuid>, kind: ObservationKind) -> Result<(), Over> {
+        let mut observation = Observation { device: device.cloned(), kind };
+        loop {
+            self.check()?;
+            match self.sender.try_send(observation) {
+                Ok(()) => return Ok(()),
+                Err(TrySendError::Closed(_)) => return Err(Over),
+                Err(TrySendError::Full(back)) => observation = back,
+            }
+            thread::park_timeout(FULL_RETRY);
+        }
+    }
+
+    /// Waits for `duration`, or less when the watch ends.
+    pub(super) fn pause(&self, duration: Duration) -> Result<(), Over> {
+        /// Nothing wakes the thread when the reader goes away, so it looks now and then.
+        const LOOK: Duration = Duration::from_secs(1);
+        let until = Instant::now() + duration;
+        loop {
+            self.check()?;
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            thread::park_timeout(left.min(LOOK));
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! The identity of a GPU.
+
+use std::{fmt, str::FromStr, sync::Arc};
+
+/// The UUID by which a GPU is known everywhere, such as `GPU-5a1d9f6c-…`.
+///
+/// Not empty, at most 40 visible ASCII characters: it is part of device IDs and environment variables. Cheap to clone.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GpuUuid(Arc<str>);
+
+/// The text is not a GPU's UUID.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not a GPU UUID: {problem}")]
+pub struct InvalidGpuUuid {
+    text: String,
+    problem: &'static str,
+}
+
+impl GpuUuid {
+    /// Longest UUID that is accepted; NVIDIA's are `GPU-` or `MIG-` and 36 characters.
+    pub const MAX_LEN: usize = 40;
+
+    /// The UUID as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for GpuUuid {
+    type Err = InvalidGpuUuid;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let problem = if text.is_empty() {
+            "it is empty"
+        } else if text.len() > Self::MAX_LEN {
+            "it is longer than 40 characters"
+        } else if !text.bytes().all(|byte| byte.is_ascii_graphic()) {
+            "it has a character that is not visible ASCII"
+        } else {
+            return Ok(Self(text.into()));
+        };
+        Err(InvalidGpuUuid { text: text.to_owned(), problem })
+    }
+}
+
+impl fmt::Display for GpuUuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for GpuUuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl AsRef<str> for GpuUuid {
+    fn as_ref(&self) -> &str {
+        &self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case::empty("", "it is empty")]
+    #[case::space("GPU a", "it has a character that is not visible ASCII")]
+    #[case::newline("GPU-a\n", "it has a character that is not visible ASCII")]
+    #[case::not_ascii("GPU-ä", "it has a character that is not visible ASCII")]
+    #[case::too_long("GPU-5a1d9f6c-0b1e-4c6a-9f4e-0123456789abc", "it is longer than 40 characters")]
+    fn refuses(#[case] text: &str, #[case] problem: &'static str) {
+        assert_eq!(text.parse::<GpuUuid>(), Err(InvalidGpuUuid { text: text.to_owned(), problem }));
+    }
+
+    proptest! {
+        #[test]
+        fn keeps_every_accepted_text(text in "[!-~]{1,40}") {
+            prop_assert_eq!(text.parse::<GpuUuid>().unwrap().as_str(), text);
+        }
+
+        #[test]
+        fn accepts_exactly_short_visible_ascii(text in ".{0,45}") {
+            let fits = (1..=40).contains(&text.len()) && text.chars().all(|c| ('!'..='~').contains(&c));
+            prop_assert_eq!(text.parse::<GpuUuid>().is_ok(), fits);
+        }
+    }
+}

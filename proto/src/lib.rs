@@ -1,0 +1,16 @@
+//! Every contract that crosses a process boundary of gpushare, and nothing else.
+//!
+//! Names, wire formats and how a pod's words are read; no decision, no I/O, no clock.
+//! The daemons meet only here: neither depends on the other.
+
+pub mod device;
+pub mod extender;
+#[cfg(feature = "kubelet")]
+pub mod kubelet;
+pub mod memory_unit;
+pub mod node;
+pub mod pod;
+pub mod quantity;
+pub mod record;
+pub mod request;
+pub mod resource;

@@ -1,0 +1,116 @@
+//! How many bytes one unit of `aliyun.com/gpu-mem` is; chosen per node and published on it.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::quantity::Quantity;
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// Bytes of one memory unit: at least 1 MiB, a multiple of 1 MiB, at most 1 TiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MemoryUnit {
+    bytes: u64,
+}
+
+/// Why a text is no memory unit.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is no memory unit: write MiB, GiB or a quantity such as 256Mi (a whole number of MiB, at most 1Ti)")]
+pub struct MemoryUnitError {
+    text: String,
+}
+
+impl MemoryUnit {
+    /// One mebibyte.
+    pub const MIB: Self = Self { bytes: MIB };
+    /// One gibibyte, what the old gpushare plugin counts in by default.
+    pub const GIB: Self = Self { bytes: GIB };
+
+    /// The unit of so many bytes, if it is a legal one.
+    pub fn from_bytes(bytes: u64) -> Option<Self> {
+        (bytes >= MIB && bytes.is_multiple_of(MIB) && bytes <= 1024 * GIB).then_some(Self { bytes })
+    }
+
+    /// Bytes of one unit.
+    pub fn bytes(self) -> u64 {
+        self.bytes
+    }
+
+    /// Whole units in so many bytes; the rest cannot be asked for in this unit.
+    pub fn units_in(self, bytes: u64) -> u64 {
+        bytes / self.bytes
+    }
+
+    /// Bytes of so many units, unless that overflows.
+    pub fn bytes_of(self, units: u64) -> Option<u64> {
+        self.bytes.checked_mul(units)
+    }
+}
+
+impl FromStr for MemoryUnit {
+    type Err = MemoryUnitError;
+
+    fn from_str(text: &str) -> Result<Self, MemoryUnitError> {
+        let fail = || MemoryUnitError { text: text.chars().take(64).collect() };
+        match text {
+            "MiB" => Ok(Self::MIB),
+            "GiB" => Ok(Self::GIB),
+            // A bare number would be bytes in Kubernetes and units to a reader, so a suffix is required.
+            _ if !text.ends_with('i') => Err(fail()),
+            _ => {
+                let quantity: Quantity = text.parse().map_err(|_| fail())?;
+                quantity.unsigned().and_then(Self::from_bytes).ok_or_else(fail)
+            }
+        }
+    }
+}
+
+impl fmt::Display for MemoryUnit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.bytes {
+            MIB => f.write_str("MiB"),
+            GIB => f.write_str("GiB"),
+            bytes => Quantity::from_unsigned(bytes).fmt(f),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::MemoryUnit;
+
+    #[rstest]
+    #[case::mib("MiB", 1 << 20, "MiB")]
+    #[case::gib("GiB", 1 << 30, "GiB")]
+    #[case::quantity("256Mi", 256 << 20, "256Mi")]
+    #[case::one_mi("1Mi", 1 << 20, "MiB")]
+    #[case::one_gi("1Gi", 1 << 30, "GiB")]
+    #[case::kibibytes("2048Ki", 2 << 20, "2Mi")]
+    fn accepted(#[case] text: &str, #[case] bytes: u64, #[case] shown: &str) {
+        let unit: MemoryUnit = text.parse().unwrap();
+        assert_eq!(unit.bytes(), bytes);
+        assert_eq!(unit.to_string(), shown);
+        assert_eq!(unit.to_string().parse::<MemoryUnit>().unwrap(), unit);
+    }
+
+    /// The old plugin took every unknown word for GiB.
+    #[rstest]
+    #[case::misspelt_gib("Gib")]
+    #[case::misspelt_mib("Mib")]
+    #[case::lower("gib")]
+    #[case::bare_number("1024")]
+    #[case::decimal("1G")]
+    #[case::zero("0Mi")]
+    #[case::negative("-1Mi")]
+    #[case::half_a_mib("512Ki")]
+    #[case::not_whole("1536Ki")]
+    #[case::huge("2Ti")]
+    #[case::empty("")]
+    fn refused(#[case] text: &str) {
+        let error = text.parse::<MemoryUnit>().unwrap_err().to_string();
+        assert!(error.contains("write MiB, GiB or a quantity"), "{error}");
+    }
+}

@@ -1,0 +1,69 @@
+//! The parts of a Node that gpushare reads.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource;
+use kube::core::ClusterResourceScope;
+use serde::{Deserialize, Serialize};
+
+use crate::pod::QuantityText;
+
+/// A node as gpushare sees it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Node {
+    /// Name, labels and annotations.
+    #[serde(default)]
+    pub metadata: ObjectMeta,
+    /// Its resources.
+    #[serde(default)]
+    pub status: NodeStatus,
+}
+
+/// Resources of a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeStatus {
+    /// Everything the node has, healthy or not.
+    #[serde(default)]
+    pub capacity: BTreeMap<String, QuantityText>,
+    /// What pods may be given.
+    #[serde(default)]
+    pub allocatable: BTreeMap<String, QuantityText>,
+}
+
+impl Node {
+    /// The whole, non-negative number of a resource that the node has; none if it is absent or no such number.
+    pub fn capacity(&self, resource: &str) -> Option<u64> {
+        self.status.capacity.get(resource)?.quantity().ok()?.unsigned()
+    }
+}
+
+impl Resource for Node {
+    type DynamicType = ();
+    type Scope = ClusterResourceScope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        "Node".into()
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        "".into()
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        "v1".into()
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        "nodes".into()
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}

@@ -1,0 +1,169 @@
+//! The parts of a Pod that gpushare reads, decoded from watches and from the extender's requests.
+//!
+//! Everything else of the pod is skipped while decoding, so that 40,000 pods cost little.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource;
+use kube::core::NamespaceResourceScope;
+use serde::{Deserialize, Serialize};
+
+use crate::quantity::Quantity;
+
+/// A pod as gpushare sees it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Pod {
+    /// Name, namespace, UID, annotations and the deletion mark.
+    #[serde(default)]
+    pub metadata: ObjectMeta,
+    /// What it asks for and where it is bound.
+    #[serde(default)]
+    pub spec: PodSpec,
+    /// Its phase.
+    #[serde(default)]
+    pub status: PodStatus,
+}
+
+/// What a pod asks for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodSpec {
+    /// Empty until the pod is bound.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node_name: Option<String>,
+    /// Ordinary init containers and sidecars, in order.
+    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
+    pub init_containers: Vec<Container>,
+    /// App containers, in order.
+    #[serde(default, deserialize_with = "null_as_default")]
+    pub containers: Vec<Container>,
+}
+
+/// One container of a pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Container {
+    /// Unique in the pod.
+    #[serde(default)]
+    pub name: String,
+    /// `Always` on an init container makes it a sidecar.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restart_policy: Option<String>,
+    /// Limits and requests.
+    #[serde(default, deserialize_with = "null_as_default")]
+    pub resources: ResourceRequirements,
+}
+
+impl Container {
+    /// Whether this init container keeps running beside the app containers.
+    pub fn is_sidecar(&self) -> bool {
+        self.restart_policy.as_deref() == Some("Always")
+    }
+}
+
+/// Limits and requests of a container, as texts: a quantity that does not parse must not hide the pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ResourceRequirements {
+    /// Upper bounds; kubelet asks device plugins for these.
+    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
+    pub limits: BTreeMap<String, QuantityText>,
+    /// What the scheduler counts; for extended resources the API server keeps them equal to the limits.
+    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
+    pub requests: BTreeMap<String, QuantityText>,
+}
+
+/// A quantity as the pod's author wrote it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum QuantityText {
+    /// The usual form.
+    Text(String),
+    /// A bare number.
+    Number(i64),
+    /// Anything else, which is an error of whoever asks for its value.
+    Other(serde_json::Value),
+}
+
+impl QuantityText {
+    /// The value, or the text that is none.
+    pub fn quantity(&self) -> Result<Quantity, Cow<'_, str>> {
+        match self {
+            Self::Text(text) => text.parse().map_err(|_| Cow::Borrowed(text.as_str())),
+            Self::Number(units) => Ok(Quantity::from_integer(*units)),
+            Self::Other(value) => Err(Cow::Owned(value.to_string())),
+        }
+    }
+}
+
+/// How far a pod has come.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodStatus {
+    /// Pending, Running, Succeeded, Failed or Unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub phase: Option<String>,
+}
+
+impl Pod {
+    /// Whether its processes have ended for good, so that its devices are free.
+    ///
+    /// A deletion timestamp alone does not say so: the process may still run.
+    pub fn is_terminal(&self) -> bool {
+        matches!(self.status.phase.as_deref(), Some("Succeeded" | "Failed"))
+    }
+
+    /// Whether somebody has asked for its deletion.
+    pub fn is_deleting(&self) -> bool {
+        self.metadata.deletion_timestamp.is_some()
+    }
+
+    /// UID, or the empty text for an object that was never stored.
+    pub fn uid(&self) -> &str {
+        self.metadata.uid.as_deref().unwrap_or_default()
+    }
+
+    /// `namespace/name`, for people.
+    pub fn display_name(&self) -> String {
+        let namespace = self.metadata.namespace.as_deref().unwrap_or("default");
+        format!("{namespace}/{}", self.metadata.name.as_deref().unwrap_or("(unnamed)"))
+    }
+}
+
+/// Go writes nil slices and maps as `null`.
+fn null_as_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: serde::Deserializer<'de>,
+    T: Default + Deserialize<'de>,
+{
+    Option::<T>::deserialize(deserializer).map(Option::unwrap_or_default)
+}
+
+impl Resource for Pod {
+    type DynamicType = ();
+    type Scope = NamespaceResourceScope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        "Pod".into()
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        "".into()
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        "v1".into()
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        "pods".into()
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}

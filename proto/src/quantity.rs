@@ -1,0 +1,208 @@
+//! Kubernetes quantities (`"16Gi"`, `"1e3"`, `100`), parsed exactly.
+//!
+//! Holds no floating point: a value is a whole number of nano-units. Finer values, which Kubernetes rounds up, are refused.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::de::{self, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+const NANOS: i128 = 1_000_000_000;
+
+/// An exact quantity, from -2^63 to 2^63 - 1 units in steps of 10^-9.
+///
+/// Compares by value: `"16Gi"` equals `"17179869184"`. Displays in the shortest form that loses nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Quantity {
+    nanos: i128,
+}
+
+/// Why a text is no quantity.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not a quantity: {rule}")]
+pub struct QuantityError {
+    text: String,
+    rule: &'static str,
+}
+
+impl Quantity {
+    /// A whole number of units.
+    pub fn from_integer(units: i64) -> Self {
+        Self { nanos: i128::from(units) * NANOS }
+    }
+
+    /// A whole number of bytes, or of anything that is counted; saturates at 2^63 - 1.
+    pub fn from_unsigned(units: u64) -> Self {
+        Self::from_integer(i64::try_from(units).unwrap_or(i64::MAX))
+    }
+
+    /// The value if it is a whole number of units.
+    pub fn integer(self) -> Option<i64> {
+        (self.nanos % NANOS == 0).then(|| i64::try_from(self.nanos / NANOS).ok()).flatten()
+    }
+
+    /// The value if it is a whole number of units and not negative.
+    pub fn unsigned(self) -> Option<u64> {
+        self.integer().and_then(|units| u64::try_from(units).ok())
+    }
+}
+
+impl FromStr for Quantity {
+    type Err = QuantityError;
+
+    fn from_str(text: &str) -> Result<Self, QuantityError> {
+        let fail = |rule| QuantityError { text: text.chars().take(64).collect(), rule };
+        let (negative, unsigned) = match text.as_bytes().first() {
+            Some(b'-') => (true, text.get(1..).unwrap_or_default()),
+            Some(b'+') => (false, text.get(1..).unwrap_or_default()),
+            _ => (false, text),
+        };
+        let number_len = unsigned.bytes().take_while(|b| b.is_ascii_digit() || *b == b'.').count();
+        let (number, suffix) = unsigned.split_at(number_len);
+        let scale = Scale::parse(suffix).ok_or_else(|| fail("the suffix is none of n u m k M G T P E Ki Mi Gi Ti Pi Ei or an exponent"))?;
+        let nanos = scale.nanos_of(number).map_err(fail)?;
+        let nanos = if negative { -nanos } else { nanos };
+        let limit = i128::from(i64::MAX) * NANOS;
+        if nanos.abs() > limit {
+            return Err(fail("the value is out of range"));
+        }
+        Ok(Self { nanos })
+    }
+}
+
+/// What a suffix multiplies by: a power of ten or a power of 1024.
+enum Scale {
+    Decimal(i32),
+    Binary(u32),
+}
+
+impl Scale {
+    fn parse(suffix: &str) -> Option<Self> {
+        Some(match suffix {
+            "n" => Self::Decimal(-9),
+            "u" => Self::Decimal(-6),
+            "m" => Self::Decimal(-3),
+            "" => Self::Decimal(0),
+            "k" => Self::Decimal(3),
+            "M" => Self::Decimal(6),
+            "G" => Self::Decimal(9),
+            "T" => Self::Decimal(12),
+            "P" => Self::Decimal(15),
+            "E" => Self::Decimal(18),
+            "Ki" => Self::Binary(1),
+            "Mi" => Self::Binary(2),
+            "Gi" => Self::Binary(3),
+            "Ti" => Self::Binary(4),
+            "Pi" => Self::Binary(5),
+            "Ei" => Self::Binary(6),
+            exponent => {
+                let digits = exponent.strip_prefix(['e', 'E'])?;
+                Self::Decimal(digits.parse::<i32>().ok().filter(|power| (-40..=40).contains(power))?)
+            }
+        })
+    }
+
+    /// The number of nano-units that `number` of this scale makes.
+    fn nanos_of(&self, number: &str) -> Result<i128, &'static str> {
+        const RANGE: &str = "the value is out of range";
+        const FINE: &str = "the value is finer than a billionth";
+        let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+        if whole.is_empty() && fraction.is_empty() {
+            return Err("there is no number in front of the suffix");
+        }
+        if fraction.contains('.') {
+            return Err("there is more than one decimal point");
+        }
+        let fraction = fraction.trim_end_matches('0');
+        let digits: i128 = format!("0{whole}{fraction}").parse().map_err(|_| RANGE)?;
+        let mut power = 9 - i32::try_from(fraction.len()).map_err(|_| FINE)?;
+        let mut value = digits;
+        match *self {
+            Self::Decimal(ten) => power += ten,
+            Self::Binary(times) => value = value.checked_mul(1024_i128.pow(times)).ok_or(RANGE)?,
+        }
+        if value == 0 {
+            return Ok(0);
+        }
+        let factor = 10_i128.checked_pow(power.unsigned_abs()).ok_or(if power < 0 { FINE } else { RANGE })?;
+        if power >= 0 {
+            return value.checked_mul(factor).ok_or(RANGE);
+        }
+        if value % factor == 0 { Ok(value / factor) } else { Err(FINE) }
+    }
+}
+
+impl fmt::Display for Quantity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.nanos % NANOS == 0 {
+            let units = self.nanos / NANOS;
+            let binary = [(60, "Ei"), (50, "Pi"), (40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")];
+            let found = binary.iter().find(|(bits, _)| units != 0 && units % (1 << bits) == 0);
+            return match found {
+                Some((bits, suffix)) => write!(f, "{}{suffix}", units >> bits),
+                None => write!(f, "{units}"),
+            };
+        }
+        let decimal = [(1_000_000, "m"), (1_000, "u"), (1, "n")];
+        let found = decimal.iter().find(|(nanos, _)| self.nanos % nanos == 0);
+        let (nanos, suffix) = found.copied().unwrap_or((1, "n"));
+        write!(f, "{}{suffix}", self.nanos / nanos)
+    }
+}
+
+impl Serialize for Quantity {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Quantity {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(QuantityVisitor)
+    }
+}
+
+/// Accepts a string and, as Kubernetes does, a bare number.
+struct QuantityVisitor;
+
+impl Visitor<'_> for QuantityVisitor {
+    type Value = Quantity;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a quantity such as \"16Gi\" or 100")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Quantity, E> {
+        text.parse().map_err(E::custom)
+    }
+
+    fn visit_i64<E: de::Error>(self, units: i64) -> Result<Quantity, E> {
+        Ok(Quantity::from_integer(units))
+    }
+
+    fn visit_u64<E: de::Error>(self, units: u64) -> Result<Quantity, E> {
+        i64::try_from(units).map(Quantity::from_integer).map_err(|_| E::custom("the value is out of range"))
+    }
+
+    fn visit_f64<E: de::Error>(self, units: f64) -> Result<Quantity, E> {
+        units.to_string().parse().map_err(E::custom)
+    }
+}
+
+impl schemars::JsonSchema for Quantity {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Quantity".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({
+            "x-kubernetes-int-or-string": true,
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "pattern": r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$"
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,165 @@
+//! The allocation record on a pod: which devices it was given, in the annotations of both dialects.
+//!
+//! Reads and writes annotations; whether a record agrees with an inventory is its reader's business.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::quantity::Quantity;
+
+/// Koordinator's record, JSON of [`DeviceAllocations`]; on every pod we place.
+pub const DEVICE_ALLOCATED: &str = "scheduling.koordinator.sh/device-allocated";
+/// When the pod was assumed, unix nanoseconds; on every pod we place.
+pub const BIND_TIMESTAMP: &str = "scheduling.koordinator.sh/bind-timestamp";
+/// Minor of the chosen GPU (gpushare).
+pub const MEM_IDX: &str = "ALIYUN_COM_GPU_MEM_IDX";
+/// Memory units of the pod (gpushare).
+pub const MEM_POD: &str = "ALIYUN_COM_GPU_MEM_POD";
+/// Memory units of the chosen GPU in all (gpushare).
+pub const MEM_DEV: &str = "ALIYUN_COM_GPU_MEM_DEV";
+/// `false` at bind, `true` once the containers have their device (gpushare).
+pub const MEM_ASSIGNED: &str = "ALIYUN_COM_GPU_MEM_ASSIGNED";
+/// When the pod was assumed, unix nanoseconds (gpushare).
+pub const MEM_ASSUME_TIME: &str = "ALIYUN_COM_GPU_MEM_ASSUME_TIME";
+/// Memory units of one container; in its environment only (gpushare).
+pub const MEM_CONTAINER: &str = "ALIYUN_COM_GPU_MEM_CONTAINER";
+
+/// Longest record that is read, in bytes; the API server allows 256 KiB of annotations in all.
+const MAX_RECORD_BYTES: usize = 256 * 1024;
+
+/// Allocations by device type, e.g. `gpu`.
+pub type DeviceAllocations = BTreeMap<String, Vec<DeviceAllocation>>;
+
+/// What a pod was given of one device.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct DeviceAllocation {
+    /// Minor number of the device.
+    pub minor: i32,
+    /// Amounts by resource name.
+    #[serde(default)]
+    pub resources: BTreeMap<String, Quantity>,
+    /// UUID of a GPU, PCI address of another device; empty in records of old writers.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub id: String,
+    /// Virtual functions and vendors' templates, passed through.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub extension: Option<serde_json::Value>,
+}
+
+/// gpushare's own annotations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GpushareRecord {
+    /// Minor of the chosen GPU.
+    pub idx: u32,
+    /// Memory units of the pod.
+    pub pod_units: u64,
+    /// Memory units of that GPU in all; 0 if the writer did not say.
+    pub device_units: u64,
+    /// Whether the plugin has handed the device over.
+    pub assigned: bool,
+}
+
+/// Everything that a pod's annotations say about its devices.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Record {
+    /// Koordinator's record; empty on pods that the old gpushare extender placed.
+    pub allocations: DeviceAllocations,
+    /// When the pod was assumed, unix nanoseconds; Koordinator itself writes it only on request.
+    pub assumed_at: Option<u64>,
+    /// gpushare's own annotations, on gpushare pods.
+    pub gpushare: Option<GpushareRecord>,
+}
+
+/// An annotation that does not parse.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("annotation {key} is {value:?}: {rule}")]
+pub struct RecordError {
+    key: &'static str,
+    value: String,
+    rule: String,
+}
+
+impl Record {
+    /// Reads a pod's annotations; `None` if none of them is a record.
+    ///
+    /// # Errors
+    /// The first annotation that does not parse. The pod must then be counted conservatively, not ignored.
+    pub fn read(annotations: &BTreeMap<String, String>) -> Result<Option<Self>, RecordError> {
+        let gpushare = read_gpushare(annotations)?;
+        let allocations = read_allocations(annotations)?;
+        if gpushare.is_none() && allocations.is_none() {
+            return Ok(None);
+        }
+        let assumed_at = match number(annotations, BIND_TIMESTAMP)? {
+            Some(nanos) => Some(nanos),
+            None => number(annotations, MEM_ASSUME_TIME)?,
+        };
+        Ok(Some(Self { allocations: allocations.unwrap_or_default(), assumed_at, gpushare }))
+    }
+
+    /// The annotations that say all this.
+    pub fn annotations(&self) -> BTreeMap<String, String> {
+        let mut annotations = BTreeMap::new();
+        let mut put = |key: &str, value: String| {
+            annotations.insert(key.to_owned(), value);
+        };
+        if let Ok(json) = serde_json::to_string(&self.allocations)
+            && !self.allocations.is_empty()
+        {
+            put(DEVICE_ALLOCATED, json);
+        }
+        if let Some(nanos) = self.assumed_at {
+            put(BIND_TIMESTAMP, nanos.to_string());
+        }
+        if let Some(gpushare) = self.gpushare {
+            put(MEM_IDX, gpushare.idx.to_string());
+            put(MEM_POD, gpushare.pod_units.to_string());
+            put(MEM_DEV, gpushare.device_units.to_string());
+            put(MEM_ASSIGNED, gpushare.assigned.to_string());
+            put(MEM_ASSUME_TIME, self.assumed_at.unwrap_or_default().to_string());
+        }
+        annotations
+    }
+}
+
+fn read_allocations(annotations: &BTreeMap<String, String>) -> Result<Option<DeviceAllocations>, RecordError> {
+    let Some(text) = annotations.get(DEVICE_ALLOCATED) else {
+        return Ok(None);
+    };
+    if text.len() > MAX_RECORD_BYTES {
+        return Err(error(DEVICE_ALLOCATED, text, format!("longer than {MAX_RECORD_BYTES} bytes")));
+    }
+    let allocations = serde_json::from_str(text).map_err(|cause| error(DEVICE_ALLOCATED, text, cause.to_string()))?;
+    Ok(Some(allocations))
+}
+
+fn read_gpushare(annotations: &BTreeMap<String, String>) -> Result<Option<GpushareRecord>, RecordError> {
+    let Some(text) = annotations.get(MEM_IDX) else {
+        return Ok(None);
+    };
+    let idx = text.parse().map_err(|_| error(MEM_IDX, text, "not the number of a GPU".to_owned()))?;
+    let assigned = match annotations.get(MEM_ASSIGNED).map(String::as_str) {
+        Some("true") => true,
+        None | Some("false") => false,
+        Some(other) => return Err(error(MEM_ASSIGNED, other, "neither true nor false".to_owned())),
+    };
+    Ok(Some(GpushareRecord {
+        idx,
+        pod_units: number(annotations, MEM_POD)?.unwrap_or_default(),
+        device_units: number(annotations, MEM_DEV)?.unwrap_or_default(),
+        assigned,
+    }))
+}
+
+fn number(annotations: &BTreeMap<String, String>, key: &'static str) -> Result<Option<u64>, RecordError> {
+    let parse = |text: &String| text.parse().map_err(|_| error(key, text, "not a whole number".to_owned()));
+    annotations.get(key).map(parse).transpose()
+}
+
+fn error(key: &'static str, value: &str, rule: String) -> RecordError {
+    RecordError { key, value: value.chars().take(64).collect(), rule }
+}
+
+#[cfg(test)]
+mod tests;
