@@ -1,7 +1,7 @@
 //! Decides from what a watch saw whether each GPU is healthy, and when a sick one has recovered.
 //!
-//! Pure: no clock, NVML or channel. The caller passes in the time (since any fixed moment) with each
-//! observation and acts on the [`HealthChange`]s that come out.
+//! Pure: no clock, NVML or channel. The caller passes in the time (since any fixed moment) with
+//! each observation and acts on the [`HealthChange`]s that come out.
 //!
 //! The rules:
 //!
@@ -63,7 +63,8 @@ pub enum Reason {
     Recovered,
 }
 
-/// One word, fit for a condition's or an event's reason: `Xid79`, `Lost`, `ProbeFailed`, `Recovered`.
+/// One word, fit for a condition's or an event's reason: `Xid79`, `Lost`, `ProbeFailed`,
+/// `Recovered`.
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -102,11 +103,7 @@ pub struct Policy {
 /// Three answers over at least a minute, and the XIDs that applications cause are ignored.
 impl Default for Policy {
     fn default() -> Self {
-        Self {
-            ignored_xids: IgnoredXids::default(),
-            answers: NonZeroU32::MIN.saturating_add(2),
-            quiet: Duration::from_secs(60),
-        }
+        Self { ignored_xids: IgnoredXids::default(), answers: NonZeroU32::MIN.saturating_add(2), quiet: Duration::from_secs(60) }
     }
 }
 

@@ -1,8 +1,9 @@
 //! The GPUs of this node: what they are, and a feed of what happens to them.
 //!
-//! A [`Source`] says which devices exist ([`Source::discover`]) and watches them from a thread of its own
-//! ([`Source::watch`]). It reports what it saw as [`Observation`]s and judges nothing: whether a device is healthy is
-//! decided in [`crate::health`]. It knows nothing of kubelet or of the API server either.
+//! A [`Source`] says which devices exist ([`Source::discover`]) and watches them from a thread of
+//! its own ([`Source::watch`]). It reports what it saw as [`Observation`]s and judges nothing:
+//! whether a device is healthy is decided in [`crate::health`]. It knows nothing of kubelet or of
+//! the API server either.
 //!
 //! Only `inventory/nvml.rs` uses NVML.
 
@@ -13,7 +14,7 @@ mod nvml;
 mod pci;
 mod uuid;
 
-use std::path::PathBuf;
+use std::{fmt, path::PathBuf};
 
 use tokio::sync::mpsc;
 
@@ -30,9 +31,11 @@ use crate::health::Observation;
 pub struct Gpu {
     /// What identifies the device everywhere.
     pub uuid: GpuUuid,
-    /// The number in the name of its device node, for display and for the annotations that demand it.
+    /// The number in the name of its device node, for display and for the annotations that demand
+    /// it.
     pub minor: u32,
-    /// Its place in the order of the source (NVML's enumeration, or the file's list); not the minor number.
+    /// Its place in the order of the source (NVML's enumeration, or the file's list); not the minor
+    /// number.
     pub index: u32,
     /// Total memory.
     pub memory_bytes: u64,
@@ -53,14 +56,37 @@ pub struct ExcludedGpu {
     pub index: u32,
     /// Its identity, unless the device is too sick to tell it.
     pub uuid: Option<GpuUuid>,
-    /// Why it is left out, for a person.
-    pub reason: String,
+    /// Why it is left out.
+    pub exclusion: Exclusion,
+}
+
+/// Why a GPU cannot be shared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Exclusion {
+    /// It is in MIG mode.
+    Mig,
+    /// The device does not tell what must be known of it; the text says what is missing.
+    Unreadable(String),
+}
+
+impl fmt::Display for ExcludedGpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GPU {}", self.index)?;
+        if let Some(uuid) = &self.uuid {
+            write!(f, " ({uuid})")?;
+        }
+        match &self.exclusion {
+            Exclusion::Mig => f.write_str(": it is in MIG mode, and sharing MIG instances is not supported"),
+            Exclusion::Unreadable(problem) => write!(f, ": {problem}"),
+        }
+    }
 }
 
 /// The devices of this node at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inventory {
-    /// The GPUs that can be shared, sorted by minor number; UUIDs and minors are distinct and memory is not zero.
+    /// The GPUs that can be shared, sorted by minor number; UUIDs and minors are distinct and
+    /// memory is not zero.
     pub gpus: Vec<Gpu>,
     /// GPUs that are present and left out, such as those in MIG mode.
     pub excluded: Vec<ExcludedGpu>,
@@ -74,6 +100,22 @@ impl Inventory {
     /// The GPU with this UUID.
     pub fn gpu(&self, uuid: &GpuUuid) -> Option<&Gpu> {
         self.gpus.iter().find(|gpu| gpu.uuid == *uuid)
+    }
+
+    /// Whether `now` has a device that this inventory lacks or describes otherwise. A device that
+    /// `now` lacks, and a new order of the others because of that, is not news: it is sick.
+    fn is_outdated_by(&self, now: &Self) -> bool {
+        let is_news = |gpu: &Gpu| {
+            let index = gpu.index;
+            self.gpu(&gpu.uuid).is_none_or(|before| Gpu { index, ..before.clone() } != *gpu)
+        };
+        let left_out = |excluded: &ExcludedGpu| {
+            excluded.exclusion == Exclusion::Mig && excluded.uuid.as_ref().is_some_and(|uuid| self.gpu(uuid).is_some())
+        };
+        self.driver_version != now.driver_version
+            || self.vendor != now.vendor
+            || now.gpus.iter().any(is_news)
+            || now.excluded.iter().any(left_out)
     }
 }
 
@@ -97,10 +139,11 @@ impl Source {
 
     /// Starts to watch the devices of `inventory` from a thread of its own.
     ///
-    /// Every device is probed at once and then at the source's interval, so that health which was bad from the start is
-    /// seen too, and recovery needs no other clock. When the devices themselves change (a GPU appears, or its memory is
-    /// another) the feed says [`ObservationKind::InventoryChanged`](crate::health::ObservationKind) once; it goes on
-    /// with the devices it was started for, and the caller discovers and watches anew.
+    /// Every device is probed at once and then at the source's interval, so that health which was
+    /// bad from the start is seen too, and recovery needs no other clock. When the devices
+    /// themselves change (a GPU appears, or its memory is another) the feed says
+    /// [`ObservationKind::InventoryChanged`](crate::health::ObservationKind) once; it goes on with
+    /// the devices it was started for, and the caller discovers and watches anew.
     pub fn watch(&self, inventory: &Inventory) -> Result<(Feed, mpsc::Receiver<Observation>), InventoryError> {
         match self {
             Self::Nvml(nvml) => nvml.watch(inventory),

@@ -75,10 +75,10 @@ pub enum InventoryError {
         source: serde_json::Error,
     },
     /// A field of a device cannot be accepted.
-    #[error("{place}: {device}, field {field}: {value} {problem}")]
+    #[error("the device file {}, {device}, field {field}: {value}: {problem}", path.display())]
     Field {
-        /// The library or the file.
-        place: String,
+        /// The file.
+        path: PathBuf,
         /// The device, by its place in the list and its UUID.
         device: String,
         /// The field.
@@ -98,14 +98,11 @@ pub enum InventoryError {
 }
 
 impl InventoryError {
-    /// Whether the machine simply has no devices (yet): no library, driver, file or GPU. Waiting can help, and a node
-    /// without GPUs is no fault; every other error wants a person.
+    /// Whether the machine simply has no devices (yet): no library, driver, file or GPU. Waiting
+    /// can help, and a node without GPUs is no fault; every other error wants a person.
     pub fn is_absence(&self) -> bool {
         match self {
-            Self::LibraryMissing { .. }
-            | Self::DriverNotLoaded { .. }
-            | Self::NoGpu { .. }
-            | Self::NothingToShare { .. } => true,
+            Self::LibraryMissing { .. } | Self::DriverNotLoaded { .. } | Self::NoGpu { .. } | Self::NothingToShare { .. } => true,
             Self::ReadFile { source, .. } => source.kind() == io::ErrorKind::NotFound,
             Self::Nvml { .. } | Self::FileForm { .. } | Self::Field { .. } | Self::Thread { .. } => false,
         }

@@ -1,7 +1,7 @@
 //! The thread behind a device watch, and the bounded channel it reports on.
 //!
-//! NVML waits for events by blocking, so a watch cannot be a task. What is watched is the business of the source; here
-//! is only how it starts, reports and stops.
+//! NVML waits for events by blocking, so a watch cannot be a task. What is watched is the business
+//! of the source; here is only how it starts, reports and stops.
 
 use std::{
     io,
@@ -25,7 +25,8 @@ const CAPACITY: usize = 64;
 /// How soon a full channel is tried again.
 const FULL_RETRY: Duration = Duration::from_millis(20);
 
-/// A running watch. Dropping it tells the thread to end, which it does within a second; [`Feed::stop`] waits for that.
+/// A running watch. Dropping it tells the thread to end, which it does within a second;
+/// [`Feed::stop`] waits for that.
 #[derive(Debug)]
 pub struct Feed {
     stop: Arc<AtomicBool>,
@@ -33,21 +34,25 @@ pub struct Feed {
 }
 
 impl Feed {
-    /// Starts `watch` on a thread of its own. It must return soon after a send or a pause answers that it is over.
+    /// Starts `watch` on a thread of its own. It must return soon after a send or a pause answers
+    /// that it is over.
     pub(super) fn start(
-        watch: impl FnOnce(&Outbox) + Send + 'static,
+        watch: impl FnOnce(&Outbox) -> Over + Send + 'static,
     ) -> Result<(Self, mpsc::Receiver<Observation>), InventoryError> {
         let (sender, receiver) = mpsc::channel(CAPACITY);
         let stop = Arc::new(AtomicBool::new(false));
         let outbox = Outbox { stop: Arc::clone(&stop), sender };
         let thread = thread::Builder::new()
             .name("gpu-watch".to_owned())
-            .spawn(move || watch(&outbox))
+            .spawn(move || {
+                let Over = watch(&outbox);
+            })
             .map_err(|source| InventoryError::Thread { source })?;
         Ok((Self { stop, thread: Some(thread) }, receiver))
     }
 
-    /// Ends the watch and waits for its thread, at most about a second. Blocks: call it off the async threads.
+    /// Ends the watch and waits for its thread, at most about a second. Blocks: call it off the
+    /// async threads.
     pub fn stop(mut self) -> io::Result<()> {
         self.signal();
         match self.thread.take().map(JoinHandle::join) {

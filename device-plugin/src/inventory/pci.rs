@@ -2,7 +2,8 @@
 
 use std::{fs, path::Path};
 
-/// A PCI address in the form of sysfs (`0000:3b:00.0`) from the one NVML gives (`00000000:3B:00.0`).
+/// A PCI address in the form of sysfs (`0000:3b:00.0`) from the one NVML gives
+/// (`00000000:3B:00.0`).
 ///
 /// `None` if it has not the form of an address, so that it can safely become part of a path.
 pub(super) fn address(bus_id: &str) -> Option<String> {

@@ -4,7 +4,8 @@ use std::{fmt, str::FromStr, sync::Arc};
 
 /// The UUID by which a GPU is known everywhere, such as `GPU-5a1d9f6c-…`.
 ///
-/// Not empty, at most 40 visible ASCII characters: it is part of device IDs and environment variables. Cheap to clone.
+/// Not empty, at most 40 visible ASCII characters: it is part of device IDs and environment
+/// variables. Cheap to clone.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GpuUuid(Arc<str>);
 
