@@ -215,16 +215,8 @@ impl Amounts {
             return Ok(None);
         }
         let rule = |rule: String| RequestError::Rule { place: "the pod".to_owned(), rule };
-        let devices = u32::try_from(self.shared).ok().filter(|devices| u64::from(*devices) <= MAX_DEVICES);
+        let devices = u32::try_from(self.shared).ok().filter(|_| self.shared <= MAX_DEVICES);
         let devices = devices.ok_or_else(|| rule(format!("{GPU_SHARED} ({}) is more than {MAX_DEVICES}", self.shared)))?;
-        for (name, value) in [(GPU_CORE, self.core), (GPU_MEMORY_RATIO, self.ratio)] {
-            if !value.is_multiple_of(self.shared) {
-                return Err(rule(format!("{name} ({value}) does not divide evenly over {GPU_SHARED} ({devices})")));
-            }
-            if value / self.shared > 100 {
-                return Err(rule(format!("{name} ({value}) over {GPU_SHARED} ({devices}) is more than 100 per device")));
-            }
-        }
         let memory = match (self.bytes, self.ratio) {
             (bytes, 0) => Memory::Bytes(bytes),
             (0, ratio) => Memory::Ratio(ratio),
@@ -234,6 +226,14 @@ impl Amounts {
                 )));
             }
         };
+        for (name, value) in [(GPU_CORE, self.core), (GPU_MEMORY_RATIO, self.ratio)] {
+            if !value.is_multiple_of(self.shared) {
+                return Err(rule(format!("{name} ({value}) does not divide evenly over {GPU_SHARED} ({devices})")));
+            }
+            if value / self.shared > 100 {
+                return Err(rule(format!("{name} ({value}) over {GPU_SHARED} ({devices}) is more than 100 per device")));
+            }
+        }
         Ok(Some(PodRequest { dialect: Dialect::Koordinator, devices, memory, core: self.core }))
     }
 }
