@@ -283,13 +283,13 @@ fn amount(container: &Container, resource: &str) -> Result<Option<u64>, RequestE
 }
 
 fn refuse_mixed_dialects(spec: &PodSpec, names: &ResourceNames) -> Result<(), RequestError> {
-    let named = |resource: &str| {
+    let asks = |resource: &str| {
         let mut containers = spec.init_containers.iter().chain(&spec.containers);
         containers.any(|c| c.resources.limits.contains_key(resource) || c.resources.requests.contains_key(resource))
     };
-    let koordinator = [GPU_SHARED, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_CORE, GPU].into_iter().find(|name| named(name));
-    let units = named(&names.memory).then_some(names.memory.as_str());
-    let vendor = VENDOR_GPUS.into_iter().find(|name| named(name));
+    let koordinator = [GPU_SHARED, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_CORE, GPU].into_iter().find(|name| asks(name));
+    let units = asks(&names.memory).then_some(names.memory.as_str());
+    let vendor = VENDOR_GPUS.into_iter().find(|name| asks(name));
     let mut present = [units, koordinator, vendor].into_iter().flatten();
     match (present.next(), present.next()) {
         (Some(one), Some(other)) => Err(RequestError::MixedDialects { one: one.to_owned(), other: other.to_owned() }),
