@@ -1,0 +1,40 @@
+//! Pure engine: which GPUs of a node have room for a request, how good a node is, and who holds what.
+//!
+//! Knows no Kubernetes, wire format, clock, file, network, environment or randomness: the same calls give the same
+//! answers. Callers bring inventories, facts (what watches say pods hold), decisions (what they are about to bind) and
+//! hints (what they expect to bind soon) into a [`Fleet`] and ask it.
+//!
+//! Amounts are per device: memory in hundredths of a byte ([`Memory`]), core in percent, slots in pods. Nothing wraps
+//! around: a device that holds more than it has simply has nothing free.
+
+mod amounts;
+mod charge;
+mod check;
+mod fit;
+mod fleet;
+mod gpu;
+mod holding;
+mod ident;
+mod memory;
+mod node;
+mod policy;
+mod rank;
+mod reason;
+mod request;
+mod reserve;
+mod view;
+
+pub use amounts::{Amounts, Dimension};
+pub use check::Violation;
+pub use fit::Hints;
+pub use fleet::{Fleet, NodeId};
+pub use gpu::{Gpu, Inventory, InventoryProblem};
+pub use holding::{GpuRef, HeldMemory, HeldShare, Holding, Origin, Placement, Share};
+pub use ident::{GpuUuid, OwnerId};
+pub use memory::Memory;
+pub use policy::{DevicePolicy, NodePolicy, Policies, PolicyError};
+pub use rank::Score;
+pub use reason::Reason;
+pub use request::{MemoryAsk, Request};
+pub use reserve::ReserveError;
+pub use view::{DeviceVerdict, Doubt, GpuView, HeldView, HolderView, NodeView};

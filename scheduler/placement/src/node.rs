@@ -1,0 +1,167 @@
+//! One node: its inventory, who holds what of it, and the dense rows that requests are compared with.
+
+use std::sync::Arc;
+
+use crate::amounts::Amounts;
+use crate::fit::Hints;
+use crate::gpu::{Gpu, Inventory};
+use crate::holding::{GpuRef, Holding, Origin, Placement};
+use crate::ident::OwnerId;
+
+/// A device as requests see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Row {
+    /// What a new share may take: nothing if the device is sick.
+    pub(crate) free: Amounts,
+    /// What the device has, sick or not.
+    pub(crate) total: Amounts,
+}
+
+/// What one owner holds of a node.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub(crate) owner: OwnerId,
+    pub(crate) origin: Origin,
+    pub(crate) holding: Holding,
+}
+
+/// What one owner is expected to take soon.
+#[derive(Debug)]
+pub(crate) struct Hint {
+    pub(crate) owner: OwnerId,
+    pub(crate) placement: Placement,
+    /// The placement's shares on the rows as they are now.
+    pub(crate) charges: Box<[(usize, Amounts)]>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) name: Arc<str>,
+    /// Sorted by minor; `None` while the node, or its report, is missing.
+    pub(crate) inventory: Option<Inventory>,
+    /// One per device of the inventory, in its order.
+    pub(crate) rows: Box<[Row]>,
+    /// Whether some device is sick.
+    pub(crate) any_sick: bool,
+    /// Sorted by owner.
+    pub(crate) held: Vec<Held>,
+    /// Sorted by owner.
+    pub(crate) hints: Vec<Hint>,
+}
+
+impl Node {
+    pub(crate) fn new(name: Arc<str>) -> Self {
+        Self { name, inventory: None, rows: Box::default(), any_sick: false, held: Vec::new(), hints: Vec::new() }
+    }
+
+    /// Whether nothing refers to this node any more.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.inventory.is_none() && self.held.is_empty() && self.hints.is_empty()
+    }
+
+    pub(crate) fn gpus(&self) -> &[Gpu] {
+        self.inventory.as_ref().map_or(&[], |inventory| &inventory.gpus)
+    }
+
+    pub(crate) fn unit_bytes(&self) -> Option<u64> {
+        self.inventory.as_ref()?.unit_bytes
+    }
+
+    pub(crate) fn held_by(&self, owner: &str) -> Option<&Held> {
+        let at = self.held.binary_search_by(|held| held.owner.as_str().cmp(owner)).ok()?;
+        self.held.get(at)
+    }
+
+    /// Puts a holding in, in place of one that the owner has here.
+    pub(crate) fn put(&mut self, mut held: Held) {
+        self.share_uuids(&mut held.holding);
+        match self.held.binary_search_by(|other| other.owner.cmp(&held.owner)) {
+            Ok(at) => self.held.splice(at..=at, [held]).for_each(drop),
+            Err(at) => self.held.insert(at, held),
+        }
+        self.recount();
+    }
+
+    /// Takes an owner's holding out.
+    pub(crate) fn take(&mut self, owner: &str) {
+        self.held.retain(|held| held.owner.as_str() != owner);
+        self.recount();
+    }
+
+    pub(crate) fn put_hint(&mut self, owner: OwnerId, placement: Placement) {
+        self.take_hint(owner.as_str());
+        let at = self.hints.partition_point(|hint| hint.owner < owner);
+        self.hints.insert(at, Hint { owner, placement, charges: Box::default() });
+        self.locate_hints();
+    }
+
+    pub(crate) fn take_hint(&mut self, owner: &str) {
+        self.hints.retain(|hint| hint.owner.as_str() != owner);
+    }
+
+    pub(crate) fn set_inventory(&mut self, inventory: Option<Inventory>) {
+        self.any_sick = inventory.iter().flat_map(|inventory| &inventory.gpus).any(|gpu| !gpu.healthy);
+        self.inventory = inventory;
+        self.recount();
+        self.locate_hints();
+    }
+
+    /// Rows with what is free under such hints.
+    #[inline]
+    pub(crate) fn rows_under<'a>(&'a self, hints: Hints<'a>) -> impl Iterator<Item = Row> + Clone + 'a {
+        let hinted = !self.hints.is_empty() && !matches!(hints, Hints::Ignore);
+        self.rows.iter().enumerate().map(move |(at, row)| if hinted { self.less_hints(at, *row, hints) } else { *row })
+    }
+
+    fn less_hints(&self, at: usize, row: Row, hints: Hints<'_>) -> Row {
+        let heeded = self.hints.iter().filter(|hint| hints.heeds(&hint.owner));
+        let charges = heeded.flat_map(|hint| &hint.charges).filter(|(row, _)| *row == at);
+        Row { free: charges.fold(row.free, |free, (_, amounts)| free.less(*amounts)), ..row }
+    }
+
+    /// Works all rows out anew from the inventory and the holdings.
+    fn recount(&mut self) {
+        let Some(inventory) = &self.inventory else {
+            self.rows = Box::default();
+            return;
+        };
+        if self.rows.len() != inventory.gpus.len() {
+            self.rows = vec![Row { free: Amounts::ZERO, total: Amounts::ZERO }; inventory.gpus.len()].into();
+        }
+        for (row, gpu) in self.rows.iter_mut().zip(&inventory.gpus) {
+            let total = gpu.total();
+            *row = Row { free: if gpu.healthy { total } else { Amounts::ZERO }, total };
+        }
+        for held in &self.held {
+            inventory.charge(&held.holding, &mut |charge| {
+                if let Some(row) = self.rows.get_mut(charge.row) {
+                    row.free = row.free.less(charge.amounts);
+                }
+            });
+        }
+    }
+
+    fn locate_hints(&mut self) {
+        let Some(inventory) = &self.inventory else {
+            self.hints.iter_mut().for_each(|hint| hint.charges = Box::default());
+            return;
+        };
+        for hint in &mut self.hints {
+            let locate = |gpu| inventory.gpus.iter().position(|candidate| candidate.uuid == gpu);
+            let shares = hint.placement.shares.iter();
+            hint.charges = shares.filter_map(|share| Some((locate(share.gpu.clone())?, share.amounts))).collect();
+        }
+    }
+
+    /// Lets a holding share the text of UUIDs that the inventory has anyway.
+    fn share_uuids(&self, holding: &mut Holding) {
+        let Holding::Shares(shares) = holding else { return };
+        shares.shrink_to_fit();
+        for share in shares {
+            let known = self.gpus().iter().find(|gpu| matches!(&share.gpu, GpuRef::Uuid(uuid) if *uuid == gpu.uuid));
+            if let Some(gpu) = known {
+                share.gpu = GpuRef::Uuid(gpu.uuid.clone());
+            }
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Which devices of a node to take, and how good a node is once they are taken.
+
+use crate::fit::Hints;
+use crate::fleet::{Fleet, NodeId};
+use crate::holding::{Placement, Share};
+use crate::node::{Node, Row};
+use crate::policy::{DevicePolicy, NodePolicy, Policies};
+use crate::reason::Reason;
+use crate::request::{Need, Request};
+
+/// How good a node is: 0 to 1,000,000, higher is better.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Score(u32);
+
+const SCALE: u32 = 1_000_000;
+
+impl Score {
+    /// Parts per million, for an order with few ties.
+    pub const fn parts_per_million(self) -> u32 {
+        self.0
+    }
+
+    /// Steps from 0 to 10, rounded to the nearest.
+    pub fn tenths(self) -> u8 {
+        let tenth = SCALE / 10;
+        u8::try_from((self.0 + tenth / 2) / tenth).unwrap_or(10).min(10)
+    }
+}
+
+impl Fleet {
+    /// The devices that a request should take on a node.
+    ///
+    /// # Errors
+    /// The reason that [`Fleet::fit`] gives.
+    pub fn choose(&self, node: NodeId, request: &Request, policy: DevicePolicy, hints: Hints<'_>) -> Result<Placement, Reason> {
+        let node = self.node(node).ok_or(Reason::NoDevice)?;
+        let need = node.fit(request, hints)?;
+        let chosen = Ranked::new(node, need, policy, hints).take(need.devices);
+        let share = |(at, row): (usize, Row)| {
+            let gpu = node.gpus().get(at)?;
+            Some(Share { gpu: gpu.uuid.clone(), minor: gpu.minor, amounts: need.on(row.total) })
+        };
+        let mut shares: Vec<Share> = chosen.filter_map(share).collect();
+        shares.sort_by_key(|share| share.minor);
+        Ok(Placement { shares })
+    }
+
+    /// How good a node would be for a request after the best choice of its devices; 0 if there is no room.
+    pub fn score(&self, node: NodeId, request: &Request, policies: Policies, hints: Hints<'_>) -> Score {
+        let Some(node) = self.node(node) else { return Score::default() };
+        let Ok(need) = node.fit(request, hints) else { return Score::default() };
+        let chosen = Ranked::new(node, need, policies.device, hints).take(need.devices);
+        let taken: u128 = chosen.map(|(_, row)| u128::from(need.on(row.total).memory.hundredths())).sum();
+        let (free, total) = node.memory_of_healthy(hints);
+        let part = match policies.node {
+            NodePolicy::Binpack => total.saturating_sub(free.saturating_sub(taken)),
+            NodePolicy::Spread => free.saturating_sub(taken),
+        };
+        let scaled = (part * u128::from(SCALE)).checked_div(total).unwrap_or(0);
+        Score(u32::try_from(scaled).unwrap_or(SCALE).min(SCALE))
+    }
+}
+
+impl Node {
+    /// Free and total memory of all healthy devices together, in hundredths of a byte.
+    fn memory_of_healthy(&self, hints: Hints<'_>) -> (u128, u128) {
+        let healthy = self.rows_under(hints).zip(self.gpus()).filter(|(_, gpu)| gpu.healthy);
+        healthy.fold((0, 0), |(free, total), (row, _)| {
+            (free + u128::from(row.free.memory.hundredths()), total + u128::from(row.total.memory.hundredths()))
+        })
+    }
+}
+
+/// Room that a device would have left: memory, core, slots; then the device's place.
+type Key = (u64, u32, u32, usize);
+
+impl DevicePolicy {
+    /// A key that is smaller for a device that is preferred; no two devices of a node have the same.
+    fn key(self, need: Need, at: usize, row: &Row) -> Key {
+        let left = row.free.less(need.on(row.total));
+        let (memory, core, slots) = (left.memory.hundredths(), left.core, left.slots);
+        match self {
+            Self::Binpack => (memory, core, slots, at),
+            Self::Spread => (!memory, !core, !slots, at),
+        }
+    }
+}
+
+/// The fitting devices of a node, best first.
+///
+/// Looks for the next best each time: a node has few devices, and so nothing is allocated.
+struct Ranked<R> {
+    rows: R,
+    need: Need,
+    policy: DevicePolicy,
+    last: Option<Key>,
+}
+
+impl Ranked<()> {
+    fn new<'a>(node: &'a Node, need: Need, policy: DevicePolicy, hints: Hints<'a>) -> Ranked<impl Iterator<Item = Row> + Clone + 'a> {
+        Ranked { rows: node.rows_under(hints), need, policy, last: None }
+    }
+}
+
+impl<R: Iterator<Item = Row> + Clone> Iterator for Ranked<R> {
+    type Item = (usize, Row);
+
+    fn next(&mut self) -> Option<(usize, Row)> {
+        let fitting = self.rows.clone().enumerate().filter(|(_, row)| self.need.on(row.total).within(row.free));
+        let keyed = fitting.map(|(at, row)| (self.policy.key(self.need, at, &row), at, row));
+        let remaining = keyed.filter(|(key, ..)| self.last.is_none_or(|last| *key > last));
+        let (key, at, row) = remaining.min_by_key(|(key, ..)| *key)?;
+        self.last = Some(key);
+        Some((at, row))
+    }
+}

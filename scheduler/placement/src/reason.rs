@@ -1,0 +1,94 @@
+//! Why a request is refused: the only ten texts that may reach a scheduler.
+
+use std::fmt;
+
+use crate::amounts::Dimension;
+
+/// Why a node, or a device, cannot take a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Reason {
+    /// The node is unknown, or has no GPU to share.
+    NoDevice,
+    /// There would be room if sick GPUs were well.
+    Unhealthy,
+    /// No single GPU has the memory free.
+    Memory,
+    /// No single GPU has the computing power free.
+    Core,
+    /// No single GPU has a place for another sharer.
+    Slots,
+    /// Some GPUs have room, but fewer than the request needs at once.
+    TooFew,
+    /// The node could not take the request even if it were empty.
+    TooLarge,
+    /// The amounts are not served, at all or by this node.
+    NotServed,
+    /// The pod mixes two ways of asking.
+    MixedDialects,
+    /// The request breaks a rule wherever it goes.
+    InvalidRequest,
+}
+
+impl Reason {
+    /// Every reason, in order.
+    pub const ALL: [Self; 10] = [
+        Self::NoDevice,
+        Self::Unhealthy,
+        Self::Memory,
+        Self::Core,
+        Self::Slots,
+        Self::TooFew,
+        Self::TooLarge,
+        Self::NotServed,
+        Self::MixedDialects,
+        Self::InvalidRequest,
+    ];
+
+    /// The text for people; it names no node, device or amount, so that equal refusals can be counted.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::NoDevice => "node is not known to gpushare or offers no shareable GPU",
+            Self::Unhealthy => "too few healthy GPUs on the node",
+            Self::Memory => "not enough free GPU memory on any one GPU of the node",
+            Self::Core => "not enough free GPU core on any one GPU of the node",
+            Self::Slots => "no GPU of the node may be shared by another pod",
+            Self::TooFew => "too few GPUs of the node have room at the same time",
+            Self::TooLarge => "request is larger than the node's GPUs even when they are empty",
+            Self::NotServed => "pod asks for GPU amounts in a form that is not served: ask for gpu.shared or for memory units of the node",
+            Self::MixedDialects => "pod mixes GPU resources that exclude each other",
+            Self::InvalidRequest => "pod's GPU request breaks a rule and fits nowhere",
+        }
+    }
+
+    /// A short word for metrics.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::NoDevice => "no_device",
+            Self::Unhealthy => "unhealthy",
+            Self::Memory => "memory",
+            Self::Core => "core",
+            Self::Slots => "slots",
+            Self::TooFew => "too_few",
+            Self::TooLarge => "too_large",
+            Self::NotServed => "not_served",
+            Self::MixedDialects => "mixed_dialects",
+            Self::InvalidRequest => "invalid_request",
+        }
+    }
+}
+
+impl From<Dimension> for Reason {
+    fn from(dimension: Dimension) -> Self {
+        match dimension {
+            Dimension::Memory => Self::Memory,
+            Dimension::Core => Self::Core,
+            Dimension::Slots => Self::Slots,
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
