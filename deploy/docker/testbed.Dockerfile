@@ -1,0 +1,21 @@
+# docker build -f deploy/docker/testbed.Dockerfile -t gpushare-testbed . && docker run --rm gpushare-testbed demo
+FROM rust:1.95-bookworm AS build
+WORKDIR /src
+COPY . .
+RUN --mount=type=cache,target=/usr/local/cargo/registry \
+    --mount=type=cache,target=/src/target \
+    cargo build --release --locked -p testbed -p scheduler -p device-plugin --bins \
+    && mkdir /out \
+    && cp target/release/testbed target/release/gpushare-scheduler target/release/gpushare-device-plugin /out/
+
+FROM gcr.io/distroless/cc-debian12:nonroot
+LABEL org.opencontainers.image.title="gpushare-testbed" \
+      org.opencontainers.image.description="In-process Kubernetes to run gpushare without a cluster or a GPU" \
+      org.opencontainers.image.licenses="Apache-2.0"
+# Side by side: the testbed starts the daemons that lie next to it.
+COPY --from=build /out/ /usr/local/bin/
+COPY deploy/samples/ /gpushare/deploy/samples/
+WORKDIR /gpushare
+USER 65532:65532
+ENTRYPOINT ["/usr/local/bin/testbed"]
+CMD ["demo"]

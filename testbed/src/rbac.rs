@@ -1,0 +1,327 @@
+//! What the RBAC objects of a deployment allow, and which requests the daemons make.
+//!
+//! Knows resource rules and the bindings of users, groups and service accounts; aggregated roles, wildcards inside a
+//! group's name and non-resource URLs are not read. The two tables are what a deployment has to allow, and a record
+//! of real requests may hold nothing else.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef, Subject};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+/// Group of the Device object.
+const DEVICES_GROUP: &str = "scheduling.koordinator.sh";
+/// Group that Events are written to.
+const EVENTS_GROUP: &str = "events.k8s.io";
+
+/// Something that a request does to a kind of object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Access<'a> {
+    /// API group, empty for the core group.
+    pub group: &'a str,
+    /// Plural name of the kind.
+    pub resource: &'a str,
+    /// Subresource, empty for the object itself.
+    pub subresource: &'a str,
+    /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete` or `deletecollection`.
+    pub verb: &'a str,
+}
+
+/// Which object a request is about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Target<'a> {
+    /// Its namespace; empty for cluster-wide requests.
+    pub namespace: &'a str,
+    /// Its name; empty where a request names none.
+    pub name: &'a str,
+}
+
+const fn access(group: &'static str, resource: &'static str, subresource: &'static str, verb: &'static str) -> Access<'static> {
+    Access { group, resource, subresource, verb }
+}
+
+/// Every kind of request that the scheduler makes.
+pub const SCHEDULER: &[Access<'static>] = &[
+    access("", "nodes", "", "list"),
+    access("", "nodes", "", "watch"),
+    access("", "pods", "", "get"),
+    access("", "pods", "", "list"),
+    access("", "pods", "", "watch"),
+    access("", "pods", "binding", "create"),
+    access(DEVICES_GROUP, "devices", "", "list"),
+    access(DEVICES_GROUP, "devices", "", "watch"),
+    access(EVENTS_GROUP, "events", "", "create"),
+    access(EVENTS_GROUP, "events", "", "patch"),
+];
+
+/// Every kind of request that a node's device plugin makes.
+pub const DEVICE_PLUGIN: &[Access<'static>] = &[
+    access("", "nodes", "", "get"),
+    access("", "nodes", "", "list"),
+    access("", "nodes", "", "watch"),
+    access("", "nodes", "", "patch"),
+    access("", "nodes", "status", "patch"),
+    access("", "pods", "", "get"),
+    access("", "pods", "", "list"),
+    access("", "pods", "", "watch"),
+    access("", "pods", "", "patch"),
+    access(DEVICES_GROUP, "devices", "", "get"),
+    access(DEVICES_GROUP, "devices", "", "create"),
+    access(DEVICES_GROUP, "devices", "", "patch"),
+    access(EVENTS_GROUP, "events", "", "create"),
+    access(EVENTS_GROUP, "events", "", "patch"),
+];
+
+/// The roles and bindings of a deployment.
+#[derive(Clone, Debug, Default)]
+pub struct Rbac {
+    roles: Vec<Rules>,
+    bindings: Vec<Binding>,
+}
+
+/// The rules of a role; a ClusterRole has no namespace.
+#[derive(Clone, Debug)]
+struct Rules {
+    namespace: String,
+    name: String,
+    rules: Vec<PolicyRule>,
+}
+
+/// Who has the rules of a role; a ClusterRoleBinding has no namespace.
+#[derive(Clone, Debug)]
+struct Binding {
+    namespace: String,
+    role: RoleRef,
+    subjects: Vec<Subject>,
+}
+
+/// An object that says it is a role or a binding and is not.
+#[derive(Debug, thiserror::Error)]
+#[error("{kind} {name:?} is not what its kind says")]
+pub struct RbacError {
+    kind: String,
+    name: String,
+    #[source]
+    source: serde_json::Error,
+}
+
+impl Rbac {
+    /// Reads the roles and bindings among the objects of a deployment.
+    ///
+    /// # Errors
+    /// The first of them that is malformed.
+    pub fn of(objects: &[Value]) -> Result<Self, RbacError> {
+        let mut rbac = Self::default();
+        for object in objects {
+            rbac.read(object)?;
+        }
+        Ok(rbac)
+    }
+
+    fn read(&mut self, object: &Value) -> Result<(), RbacError> {
+        match object.get("kind").and_then(Value::as_str) {
+            Some("ClusterRole") => {
+                let role: ClusterRole = parse(object)?;
+                self.roles.push(Rules::new(role.metadata.namespace, role.metadata.name, role.rules));
+            }
+            Some("Role") => {
+                let role: Role = parse(object)?;
+                self.roles.push(Rules::new(role.metadata.namespace, role.metadata.name, role.rules));
+            }
+            Some("ClusterRoleBinding") => {
+                let binding: ClusterRoleBinding = parse(object)?;
+                self.bindings.push(Binding::new(None, binding.role_ref, binding.subjects));
+            }
+            Some("RoleBinding") => {
+                let binding: RoleBinding = parse(object)?;
+                self.bindings.push(Binding::new(binding.metadata.namespace, binding.role_ref, binding.subjects));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Whether a user, such as `system:serviceaccount:gpushare-system:gpushare-scheduler`, may do this to that.
+    pub fn allows(&self, user: &str, access: Access<'_>, target: Target<'_>) -> bool {
+        self.rules_of(user).any(|(namespace, rule)| {
+            let here = namespace.is_empty() || namespace == target.namespace;
+            here && is_named(rule, target.name) && covers(rule, access)
+        })
+    }
+
+    /// Everything that a user may do to some object somewhere.
+    pub fn granted(&self, user: &str) -> BTreeSet<Access<'_>> {
+        self.rules_of(user).flat_map(|(_, rule)| expand(rule)).collect()
+    }
+
+    /// The rules that a user has, each with the namespace it is confined to, if any.
+    fn rules_of(&self, user: &str) -> impl Iterator<Item = (&str, &PolicyRule)> {
+        let groups = groups_of(user);
+        self.bindings.iter().filter(move |binding| binding.subjects.iter().any(|s| is_meant(s, user, &groups))).flat_map(|binding| {
+            let rules = self.roles.iter().filter(|role| binding.refers_to(role)).flat_map(|role| &role.rules);
+            rules.map(|rule| (binding.namespace.as_str(), rule))
+        })
+    }
+}
+
+impl Rules {
+    fn new(namespace: Option<String>, name: Option<String>, rules: Option<Vec<PolicyRule>>) -> Self {
+        Self { namespace: namespace.unwrap_or_default(), name: name.unwrap_or_default(), rules: rules.unwrap_or_default() }
+    }
+}
+
+impl Binding {
+    fn new(namespace: Option<String>, role: RoleRef, subjects: Option<Vec<Subject>>) -> Self {
+        Self { namespace: namespace.unwrap_or_default(), role, subjects: subjects.unwrap_or_default() }
+    }
+
+    fn refers_to(&self, role: &Rules) -> bool {
+        let namespace = if self.role.kind == "Role" { self.namespace.as_str() } else { "" };
+        role.name == self.role.name && role.namespace == namespace
+    }
+}
+
+impl fmt::Display for Access<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.verb, self.resource)?;
+        if !self.subresource.is_empty() {
+            write!(f, "/{}", self.subresource)?;
+        }
+        if !self.group.is_empty() {
+            write!(f, " of {}", self.group)?;
+        }
+        Ok(())
+    }
+}
+
+fn parse<T: DeserializeOwned>(object: &Value) -> Result<T, RbacError> {
+    T::deserialize(object).map_err(|source| {
+        let text = |pointer| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
+        RbacError { kind: text("/kind"), name: text("/metadata/name"), source }
+    })
+}
+
+/// The groups that the API server adds to a service account's name.
+fn groups_of(user: &str) -> Vec<String> {
+    let mut groups = vec!["system:authenticated".to_owned()];
+    if let Some((namespace, _)) = user.strip_prefix("system:serviceaccount:").and_then(|rest| rest.split_once(':')) {
+        groups.push("system:serviceaccounts".to_owned());
+        groups.push(format!("system:serviceaccounts:{namespace}"));
+    }
+    groups
+}
+
+fn is_meant(subject: &Subject, user: &str, groups: &[String]) -> bool {
+    match subject.kind.as_str() {
+        "ServiceAccount" => {
+            let namespace = subject.namespace.as_deref().unwrap_or_default();
+            user.strip_prefix("system:serviceaccount:") == Some(&format!("{namespace}:{}", subject.name))
+        }
+        "User" => subject.name == user,
+        "Group" => groups.contains(&subject.name),
+        _ => false,
+    }
+}
+
+fn is_named(rule: &PolicyRule, name: &str) -> bool {
+    rule.resource_names.as_ref().is_none_or(|names| names.is_empty() || names.iter().any(|allowed| allowed == name))
+}
+
+fn covers(rule: &PolicyRule, access: Access<'_>) -> bool {
+    let has = |words: Option<&Vec<String>>, word: &str| words.is_some_and(|words| words.iter().any(|w| w == word || w == "*"));
+    let resource = match access.subresource {
+        "" => access.resource.to_owned(),
+        subresource => format!("{}/{subresource}", access.resource),
+    };
+    let any_parent = format!("*/{}", access.subresource);
+    has(rule.api_groups.as_ref(), access.group)
+        && (has(rule.resources.as_ref(), &resource) || has(rule.resources.as_ref(), &any_parent))
+        && has(Some(&rule.verbs), access.verb)
+}
+
+fn expand(rule: &PolicyRule) -> Vec<Access<'_>> {
+    let words = |words: &'_ Option<Vec<String>>| words.iter().flatten().cloned().collect::<Vec<_>>();
+    let (n_groups, n_resources) = (words(&rule.api_groups).len(), words(&rule.resources).len());
+    let mut all = Vec::with_capacity(n_groups * n_resources * rule.verbs.len());
+    for group in rule.api_groups.iter().flatten() {
+        for resource in rule.resources.iter().flatten() {
+            let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+            all.extend(rule.verbs.iter().map(|verb| Access { group, resource, subresource, verb }));
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    use super::{Access, Rbac, Target};
+
+    const READER: &str = "system:serviceaccount:team:reader";
+
+    fn objects() -> Vec<Value> {
+        let subject = json!([{"kind": "ServiceAccount", "name": "reader", "namespace": "team"}]);
+        let role = |kind: &str, name: &str| json!({"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name});
+        vec![
+            json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "read"}, "rules": [
+                {"apiGroups": [""], "resources": ["pods", "pods/status"], "verbs": ["get", "list"]},
+                {"apiGroups": ["apps"], "resources": ["*"], "verbs": ["*"], "resourceNames": ["mine"]}]}),
+            json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role",
+                "metadata": {"name": "lead", "namespace": "team"}, "rules": [
+                {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["update"], "resourceNames": ["a"]}]}),
+            json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": "read"},
+                "roleRef": role("ClusterRole", "read"), "subjects": subject}),
+            json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding",
+                "metadata": {"name": "lead", "namespace": "team"}, "roleRef": role("Role", "lead"), "subjects": subject}),
+            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team"}}),
+        ]
+    }
+
+    #[rstest]
+    #[case::object(READER, "get", "", "pods", "", "other", "p", true)]
+    #[case::subresource(READER, "get", "", "pods", "status", "other", "p", true)]
+    #[case::other_subresource(READER, "get", "", "pods", "binding", "other", "p", false)]
+    #[case::other_verb(READER, "delete", "", "pods", "", "other", "p", false)]
+    #[case::other_group(READER, "get", "apps", "pods", "", "other", "p", false)]
+    #[case::other_user("system:serviceaccount:team:writer", "get", "", "pods", "", "other", "p", false)]
+    #[case::same_name_elsewhere("system:serviceaccount:other:reader", "get", "", "pods", "", "other", "p", false)]
+    #[case::wildcard(READER, "delete", "apps", "deployments", "", "other", "mine", true)]
+    #[case::wildcard_other_name(READER, "delete", "apps", "deployments", "", "other", "yours", false)]
+    #[case::role(READER, "update", "coordination.k8s.io", "leases", "", "team", "a", true)]
+    #[case::role_elsewhere(READER, "update", "coordination.k8s.io", "leases", "", "other", "a", false)]
+    #[case::role_without_name(READER, "update", "coordination.k8s.io", "leases", "", "team", "", false)]
+    #[expect(clippy::too_many_arguments, reason = "a table")]
+    fn allows(
+        #[case] user: &str,
+        #[case] verb: &str,
+        #[case] group: &str,
+        #[case] resource: &str,
+        #[case] subresource: &str,
+        #[case] namespace: &str,
+        #[case] name: &str,
+        #[case] expected: bool,
+    ) {
+        let rbac = Rbac::of(&objects()).unwrap();
+        let access = Access { group, resource, subresource, verb };
+        assert_eq!(rbac.allows(user, access, Target { namespace, name }), expected, "{access}");
+    }
+
+    #[test]
+    fn granted_lists_every_rule_of_the_user() {
+        let rbac = Rbac::of(&objects()).unwrap();
+        let granted: Vec<String> = rbac.granted(READER).iter().map(ToString::to_string).collect();
+        let expected = ["get pods", "list pods", "get pods/status", "list pods/status", "* * of apps"];
+        assert_eq!(granted, [&expected[..], &["update leases of coordination.k8s.io"]].concat());
+        assert!(rbac.granted("system:serviceaccount:team:writer").is_empty());
+    }
+
+    #[test]
+    fn a_malformed_role_is_named() {
+        let role = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": "r"}, "rules": 3});
+        assert_eq!(Rbac::of(&[role]).unwrap_err().to_string(), "Role \"r\" is not what its kind says");
+    }
+}
