@@ -2,6 +2,10 @@
 //!
 //! Shares no arithmetic with the dense rows: it would otherwise repeat their mistakes.
 
+mod recount;
+
+use std::collections::BTreeMap;
+
 use crate::amounts::Dimension;
 use crate::fleet::Fleet;
 use crate::ident::{GpuUuid, OwnerId};
@@ -63,7 +67,79 @@ pub enum Violation {
 
 impl Fleet {
     /// Every invariant that does not hold; empty if all is well.
+    ///
+    /// Shares whose device, amount or record is in doubt do not count as oversubscription. What is held of a sick
+    /// device, or of a node that is gone, breaks nothing.
     pub fn check(&self) -> Vec<Violation> {
-        Vec::new()
+        let mut violations = self.check_names();
+        violations.extend(self.check_owners());
+        violations.extend(self.check_hints());
+        for node in self.slots.iter().filter_map(|slot| slot.node.as_ref()) {
+            violations.extend(recount::check_node(node));
+        }
+        violations
     }
+
+    fn check_names(&self) -> Vec<Violation> {
+        let mut violations = Vec::new();
+        let nodes = || (0_u32..).zip(&self.slots).filter_map(|(index, slot)| Some((index, slot.node.as_ref()?)));
+        for (index, node) in nodes() {
+            if self.names.get(&node.name) != Some(&index) {
+                violations.push(index_error(format!("the name {} does not lead to its node", node.name)));
+            }
+            if node.is_idle() {
+                violations.push(index_error(format!("nothing refers to node {}, but it is still there", node.name)));
+            }
+        }
+        if self.names.len() != nodes().count() {
+            violations.push(index_error(format!("{} names for {} nodes", self.names.len(), nodes().count())));
+        }
+        violations
+    }
+
+    fn check_owners(&self) -> Vec<Violation> {
+        let mut violations = Vec::new();
+        let mut found: BTreeMap<&OwnerId, Vec<u32>> = BTreeMap::new();
+        for (index, slot) in (0..).zip(&self.slots) {
+            let held = slot.node.iter().flat_map(|node| &node.held);
+            held.for_each(|held| found.entry(&held.owner).or_default().push(index));
+        }
+        for (owner, indices) in &found {
+            if indices.len() > 1 {
+                let nodes = indices.iter().filter_map(|&index| Some(self.at(index)?.name.to_string())).collect();
+                violations.push(Violation::OwnerOnSeveralNodes { owner: (*owner).clone(), nodes });
+            }
+            if indices.first() != self.owners.get(*owner) {
+                violations.push(index_error(format!("owner {owner} is not found on the node where it is")));
+            }
+        }
+        if found.len() != self.owners.len() {
+            violations.push(index_error(format!("{} owners are known, {} hold something", self.owners.len(), found.len())));
+        }
+        violations
+    }
+
+    fn check_hints(&self) -> Vec<Violation> {
+        let mut violations = Vec::new();
+        let mut n_hints = 0;
+        for (index, slot) in (0..).zip(&self.slots) {
+            for hint in slot.node.iter().flat_map(|node| &node.hints) {
+                n_hints += 1;
+                if self.hinted.get(&hint.owner) != Some(&index) {
+                    violations.push(index_error(format!("the hint of {} is not found on the node where it is", hint.owner)));
+                }
+                if self.owners.contains_key(&hint.owner) {
+                    violations.push(index_error(format!("{} has both a holding and a hint", hint.owner)));
+                }
+            }
+        }
+        if n_hints != self.hinted.len() {
+            violations.push(index_error(format!("{} hints are known, {n_hints} are out", self.hinted.len())));
+        }
+        violations
+    }
+}
+
+fn index_error(detail: String) -> Violation {
+    Violation::Index { detail }
 }

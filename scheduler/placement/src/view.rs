@@ -6,7 +6,7 @@ use crate::fleet::{Fleet, NodeId};
 use crate::gpu::{Gpu, Inventory};
 use crate::holding::{GpuRef, HeldMemory, HeldShare, Holding, Origin};
 use crate::ident::{GpuUuid, OwnerId};
-use crate::node::{Held, Node};
+use crate::node::{Held, Node, Row};
 use crate::reason::Reason;
 use crate::request::{MemoryAsk, Request};
 
@@ -136,7 +136,7 @@ impl Fleet {
     pub fn explain(&self, node: NodeId, request: &Request, hints: Hints<'_>) -> Result<Vec<DeviceVerdict<'_>>, Reason> {
         let node = self.node(node).ok_or(Reason::NoDevice)?;
         let need = node.need(request)?;
-        let verdict = |(row, gpu): (crate::node::Row, _)| {
+        let verdict = |(row, gpu): (Row, _)| {
             let need = need.on(row.total);
             DeviceVerdict { gpu, free: row.free, total: row.total, need, fit: judge(gpu, row.free, need) }
         };

@@ -1,0 +1,193 @@
+//! The naive count of one node: for each device, a sum over every share there is.
+
+use super::Violation;
+use crate::amounts::{Amounts, Dimension};
+use crate::gpu::Gpu;
+use crate::holding::{GpuRef, HeldMemory, HeldShare, Holding};
+use crate::ident::OwnerId;
+use crate::node::{Hint, Node, Row};
+use crate::request::MemoryAsk;
+
+/// Sums wide enough that nothing that is added up can exceed them: memory (hundredths of a byte), core, slots.
+type Sums = [u128; 3];
+
+const DIMENSIONS: [Dimension; 3] = [Dimension::Memory, Dimension::Core, Dimension::Slots];
+
+/// One part of a holding, as if holdings were a flat list.
+struct Part<'a> {
+    owner: &'a OwnerId,
+    /// `None` if it is not known which device it is.
+    gpu: Option<&'a GpuRef>,
+    memory: HeldMemory,
+    core: u32,
+    slots: u32,
+    trusted: bool,
+}
+
+pub(super) fn check_node(node: &Node) -> Vec<Violation> {
+    let mut violations = check_shape(node);
+    let parts: Vec<Part<'_>> = parts(node).collect();
+    for (at, gpu) in node.gpus().iter().enumerate() {
+        let (certain, suspect) = count(node, gpu, &parts);
+        violations.extend(oversubscription(node, gpu, certain));
+        violations.extend(check_row(node, gpu, node.rows.get(at), certain, suspect));
+        violations.extend(shared_twice(node, gpu, &parts));
+    }
+    if node.inventory.is_some() {
+        violations.extend(missing(node, &parts));
+    }
+    violations.extend(node.hints.iter().filter_map(|hint| check_hint(node, hint)));
+    violations
+}
+
+fn parts(node: &Node) -> impl Iterator<Item = Part<'_>> {
+    node.held.iter().flat_map(|held| {
+        let owner = &held.owner;
+        let parts: Vec<Part<'_>> = match &held.holding {
+            Holding::Shares(shares) => shares
+                .iter()
+                .map(|HeldShare { gpu, memory, core, slots, trusted }| {
+                    let (memory, core, slots, trusted) = (*memory, *core, *slots, *trusted);
+                    Part { owner, gpu: Some(gpu), memory, core, slots, trusted }
+                })
+                .collect(),
+            Holding::Anywhere(request) => {
+                let memory = HeldMemory::Ask(request.memory);
+                vec![Part { owner, gpu: None, memory, core: request.core, slots: request.slots, trusted: false }]
+            }
+        };
+        parts
+    })
+}
+
+fn names(reference: &GpuRef, gpu: &Gpu) -> bool {
+    match reference {
+        GpuRef::Uuid(uuid) => gpu.uuid == *uuid,
+        GpuRef::Minor(minor) => gpu.minor == *minor,
+    }
+}
+
+/// What is certainly taken of a device, and what may be taken of it besides.
+fn count(node: &Node, gpu: &Gpu, parts: &[Part<'_>]) -> (Sums, Sums) {
+    let (mut certain, mut suspect) = (Sums::default(), Sums::default());
+    for part in parts {
+        let named = part.gpu.is_some_and(|reference| names(reference, gpu));
+        let everywhere = match part.gpu {
+            None => true,
+            Some(GpuRef::Uuid(_)) => false,
+            Some(GpuRef::Minor(minor)) => node.gpus().iter().all(|gpu| gpu.minor != *minor),
+        };
+        if !named && !everywhere {
+            continue;
+        }
+        let (memory, known) = memory_on(gpu, part.memory, node.unit_bytes());
+        let sums = if named && known && part.trusted { &mut certain } else { &mut suspect };
+        for (sum, amount) in sums.iter_mut().zip([memory, part.core.into(), part.slots.into()]) {
+            *sum += amount;
+        }
+    }
+    (certain, suspect)
+}
+
+/// Hundredths of a byte, and whether that is more than a guess.
+fn memory_on(gpu: &Gpu, memory: HeldMemory, unit_bytes: Option<u64>) -> (u128, bool) {
+    let bytes = u128::from(gpu.memory_bytes);
+    match memory {
+        HeldMemory::Exact(memory) => (memory.hundredths().into(), true),
+        HeldMemory::Ask(MemoryAsk::Bytes(asked)) => (u128::from(asked) * 100, true),
+        HeldMemory::Ask(MemoryAsk::Ratio(percent)) => (u128::from(percent) * bytes, true),
+        HeldMemory::Ask(MemoryAsk::Units(units)) => match unit_bytes {
+            // Two factors of 64 bits and 100 may exceed 128 bits.
+            Some(unit) => ((u128::from(units) * u128::from(unit)).saturating_mul(100).min(1 << 100), true),
+            None => (bytes * 100, false),
+        },
+    }
+}
+
+fn totals(gpu: &Gpu) -> Sums {
+    [u128::from(gpu.memory_bytes) * 100, gpu.core.into(), gpu.slots.into()]
+}
+
+fn sums(amounts: Amounts) -> Sums {
+    [amounts.memory.hundredths().into(), amounts.core.into(), amounts.slots.into()]
+}
+
+fn oversubscription(node: &Node, gpu: &Gpu, certain: Sums) -> impl Iterator<Item = Violation> {
+    let all = DIMENSIONS.into_iter().zip(certain.into_iter().zip(totals(gpu)));
+    all.filter(|(_, (used, total))| used > total).map(|(dimension, (used, total))| Violation::Oversubscribed {
+        node: node.name.to_string(),
+        gpu: gpu.uuid.clone(),
+        dimension,
+        used,
+        total,
+    })
+}
+
+fn check_row(node: &Node, gpu: &Gpu, row: Option<&Row>, certain: Sums, suspect: Sums) -> Option<Violation> {
+    let differs = |detail| Some(Violation::RowDiffers { node: node.name.to_string(), detail });
+    let Some(row) = row else { return differs(format!("GPU {} has no row", gpu.uuid)) };
+    let total = totals(gpu);
+    let mut free = Sums::default();
+    if gpu.healthy {
+        let taken = certain.into_iter().zip(suspect).map(|(certain, suspect)| certain + suspect);
+        for (free, (total, taken)) in free.iter_mut().zip(total.into_iter().zip(taken)) {
+            *free = total.saturating_sub(taken);
+        }
+    }
+    if sums(row.total) == total && sums(row.free) == free {
+        return None;
+    }
+    differs(format!("GPU {} is kept as {row:?}, but {free:?} of {total:?} is free", gpu.uuid))
+}
+
+fn shared_twice(node: &Node, gpu: &Gpu, parts: &[Part<'_>]) -> Vec<Violation> {
+    let mut owners: Vec<&OwnerId> = Vec::new();
+    owners.extend(parts.iter().filter(|part| part.gpu.is_some_and(|reference| names(reference, gpu))).map(|part| part.owner));
+    let pairs = owners.iter().zip(owners.iter().skip(1));
+    let twice = pairs.filter(|(one, next)| one == next).map(|(owner, _)| (*owner).clone());
+    twice.map(|owner| Violation::SameGpuTwice { node: node.name.to_string(), owner, gpu: gpu.uuid.clone() }).collect()
+}
+
+fn missing(node: &Node, parts: &[Part<'_>]) -> Vec<Violation> {
+    let missing = |part: &Part<'_>| {
+        let reference = part.gpu.filter(|reference| node.gpus().iter().all(|gpu| !names(reference, gpu)))?;
+        let gpu = match reference {
+            GpuRef::Uuid(uuid) => uuid.to_string(),
+            GpuRef::Minor(minor) => format!("minor {minor}"),
+        };
+        Some(Violation::MissingGpu { node: node.name.to_string(), owner: part.owner.clone(), gpu })
+    };
+    parts.iter().filter_map(missing).collect()
+}
+
+fn check_hint(node: &Node, hint: &Hint) -> Option<Violation> {
+    let mut expected = Vec::new();
+    for share in &hint.placement.shares {
+        for (at, gpu) in node.gpus().iter().enumerate() {
+            if gpu.uuid == share.gpu {
+                expected.push((at, share.amounts));
+            }
+        }
+    }
+    let detail = || format!("the hint of {} is kept as {:?} instead of {expected:?}", hint.owner, hint.charges);
+    (*hint.charges != *expected).then(|| Violation::RowDiffers { node: node.name.to_string(), detail: detail() })
+}
+
+/// The orders and sizes that look-ups rely on.
+fn check_shape(node: &Node) -> Vec<Violation> {
+    let mut violations = Vec::new();
+    let mut demand = |holds: bool, what: &str| {
+        if !holds {
+            violations.push(Violation::Index { detail: format!("node {}: {what}", node.name) });
+        }
+    };
+    let (gpus, rows) = (node.gpus(), node.rows.len());
+    demand(rows == gpus.len(), "there is not one row per GPU");
+    demand(gpus.is_sorted_by(|one, next| one.minor < next.minor), "GPUs are not ordered by minor");
+    let distinct = |(at, gpu): (usize, &Gpu)| gpus.iter().skip(at + 1).all(|other| other.uuid != gpu.uuid);
+    demand(gpus.iter().enumerate().all(distinct), "two GPUs have one UUID");
+    demand(node.any_sick == gpus.iter().any(|gpu| !gpu.healthy), "it is not noted whether a GPU is sick");
+    demand(node.held.is_sorted_by(|one, next| one.owner < next.owner), "holdings are not ordered by owner");
+    demand(node.hints.is_sorted_by(|one, next| one.owner < next.owner), "hints are not ordered by owner");
+    violations
+}
