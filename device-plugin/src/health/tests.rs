@@ -1,1 +1,222 @@
+//! Tables for each rule, and random histories against a model that looks at the whole history.
 
+use proptest::prelude::*;
+use rstest::rstest;
+
+use super::*;
+
+const A: &str = "GPU-a";
+const B: &str = "GPU-b";
+
+fn uuid(text: &str) -> GpuUuid {
+    text.parse().unwrap()
+}
+
+fn seconds(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
+
+fn of(device: &str, kind: ObservationKind) -> Observation {
+    Observation { device: Some(uuid(device)), kind }
+}
+
+fn failed() -> ObservationKind {
+    ObservationKind::Failed("no".to_owned())
+}
+
+fn two_devices() -> Health {
+    Health::new(Policy::default(), [uuid(A), uuid(B)])
+}
+
+/// Observes `history` (seconds and what was seen) of device A and says its changes, each with its
+/// time.
+fn changes(health: &mut Health, history: &[(u64, ObservationKind)]) -> Vec<(u64, bool, String)> {
+    let observe = |(at, kind): &(u64, ObservationKind)| {
+        let change = health.observe(seconds(*at), &of(A, kind.clone()))?;
+        assert_eq!(change.uuid, uuid(A));
+        Some((*at, change.healthy, change.reason.to_string()))
+    };
+    history.iter().filter_map(observe).collect()
+}
+
+#[rstest]
+#[case::critical_xid(ObservationKind::Xid(79), Some(Reason::Xid(79)))]
+#[case::unnamed_xid(ObservationKind::Xid(999), Some(Reason::Xid(999)))]
+#[case::graphics_exception(ObservationKind::Xid(13), None)]
+#[case::page_fault(ObservationKind::Xid(31), None)]
+#[case::stopped_processing(ObservationKind::Xid(43), None)]
+#[case::preemptive_cleanup(ObservationKind::Xid(45), None)]
+#[case::video_exception(ObservationKind::Xid(68), None)]
+#[case::preemption_timeout(ObservationKind::Xid(109), None)]
+#[case::lost(ObservationKind::Lost, Some(Reason::Lost))]
+#[case::failed(failed(), Some(Reason::ProbeFailed))]
+#[case::answered(ObservationKind::Answered, None)]
+#[case::inventory(ObservationKind::InventoryChanged, None)]
+fn one_observation_of_a_healthy_device(#[case] kind: ObservationKind, #[case] expected: Option<Reason>) {
+    let mut health = two_devices();
+    let change = health.observe(seconds(1), &of(A, kind));
+    assert_eq!(change.map(|change| (change.uuid, change.healthy, change.reason)), expected.map(|reason| (uuid(A), false, reason)));
+    assert_eq!(health.illness(&uuid(A)), expected);
+    assert_eq!(health.is_healthy(&uuid(A)), expected.is_none());
+    assert!(health.is_healthy(&uuid(B)));
+}
+
+/// Neither takes the node's devices away: the watch probes them, and those that fail are sick.
+#[rstest]
+#[case::of_no_device(None)]
+#[case::of_another_device(Some("GPU-elsewhere"))]
+fn trouble_of_no_known_device_changes_nothing(#[case] device: Option<&str>) {
+    let mut health = two_devices();
+    for kind in [ObservationKind::Xid(79), ObservationKind::Lost, failed()] {
+        assert_eq!(health.observe(seconds(1), &Observation { device: device.map(uuid), kind }), None);
+    }
+    assert!(health.is_healthy(&uuid(A)) && health.is_healthy(&uuid(B)));
+}
+
+#[rstest]
+#[case::enough_answers_and_quiet(&[30, 60, 90], Some(90))]
+#[case::quiet_passes_between_answers(&[10, 20, 30, 59, 60], Some(60))]
+#[case::not_quiet_for_long_enough(&[10, 20, 30, 59], None)]
+#[case::too_few_answers(&[60, 120], None)]
+#[case::late_answers(&[1000, 1001, 1002], Some(1002))]
+fn recovery_takes_answers_and_quiet(#[case] answers: &[u64], #[case] recovered: Option<u64>) {
+    for trouble in [ObservationKind::Xid(79), ObservationKind::Lost, failed()] {
+        let mut health = two_devices();
+        assert!(health.observe(seconds(0), &of(A, trouble)).is_some());
+        let answers: Vec<_> = answers.iter().map(|at| (*at, ObservationKind::Answered)).collect();
+        let expected: Vec<_> = recovered.iter().map(|at| (*at, true, "Recovered".to_owned())).collect();
+        assert_eq!(changes(&mut health, &answers), expected);
+        assert_eq!(health.is_healthy(&uuid(A)), recovered.is_some());
+    }
+}
+
+#[rstest]
+#[case::xid_again(ObservationKind::Xid(79), 3, 131)]
+#[case::failed_probe(failed(), 3, 131)]
+#[case::ignored_xid(ObservationKind::Xid(31), 0, 73)]
+fn trouble_during_recovery_begins_it_anew(#[case] trouble: ObservationKind, #[case] extra: u64, #[case] at: u64) {
+    let mut health = two_devices();
+    let answers = |from: u64, n: u64| (from..from + n).map(|at| (at, ObservationKind::Answered));
+    let history: Vec<_> = [(0, ObservationKind::Xid(79)), (70, ObservationKind::Answered)]
+        .into_iter()
+        .chain([(71, trouble)])
+        .chain(answers(72, 2 + extra))
+        .chain(answers(131, 1))
+        .collect();
+    let recovered: Vec<_> = changes(&mut health, &history).into_iter().filter(|(_, healthy, _)| *healthy).collect();
+    assert_eq!(recovered, [(at, true, "Recovered".to_owned())]);
+}
+
+/// One message per change: the old plugin sent one for every virtual device.
+#[test]
+fn repeated_trouble_is_reported_once_and_another_reason_again() {
+    let history = [
+        (1, ObservationKind::Xid(79)),
+        (2, ObservationKind::Xid(79)),
+        (3, ObservationKind::Lost),
+        (4, ObservationKind::Lost),
+        (5, ObservationKind::Xid(48)),
+    ];
+    let expected = [(1, "Xid79"), (3, "Lost"), (5, "Xid48")].map(|(at, reason)| (at, false, reason.to_owned()));
+    assert_eq!(changes(&mut two_devices(), &history), expected);
+}
+
+#[test]
+fn messages_are_for_people() {
+    let policy = Policy { quiet: seconds(5), ..Policy::default() };
+    let mut health = Health::new(policy, [uuid(A)]);
+    let mut message = |at, kind| health.observe(seconds(at), &of(A, kind)).map(|change| change.message);
+    insta::assert_snapshot!(message(0, failed()).unwrap(), @"the device does not answer: no");
+    insta::assert_snapshot!(message(0, ObservationKind::Lost).unwrap(), @"the device fell off the bus or is not listed any more");
+    insta::assert_snapshot!(message(1, ObservationKind::Xid(79)).unwrap(), @"the driver reported critical error XID 79");
+    assert_eq!(message(5, ObservationKind::Answered), None);
+    assert_eq!(message(6, ObservationKind::Answered), None);
+    insta::assert_snapshot!(message(7, ObservationKind::Answered).unwrap(), @"the device answered 3 probes in 6 s without trouble since Xid79");
+}
+
+#[test]
+fn other_devices_keep_the_state_of_those_that_stay() {
+    let mut health = two_devices();
+    health.observe(seconds(0), &of(A, ObservationKind::Lost));
+    health.observe(seconds(0), &of(B, ObservationKind::Lost));
+    health.retarget([uuid(A), uuid("GPU-c")]);
+    assert_eq!(health.illness(&uuid(A)), Some(Reason::Lost));
+    assert!(health.is_healthy(&uuid("GPU-c")));
+    assert!(!health.is_healthy(&uuid(B)), "a device that is not there is not healthy");
+    health.retarget([uuid(B)]);
+    assert!(health.is_healthy(&uuid(B)), "its old state is forgotten");
+}
+
+#[test]
+fn time_that_runs_backwards_is_no_quiet() {
+    let history: Vec<_> = (0..5).map(|_| (10, ObservationKind::Answered)).collect();
+    let mut health = two_devices();
+    health.observe(seconds(100), &of(A, ObservationKind::Lost));
+    assert_eq!(changes(&mut health, &history), []);
+}
+
+/// The illness that a device's whole history amounts to: that of its last trouble, unless later
+/// some answer was at least the `answers`th since then and came after the quiet time.
+fn model(policy: &Policy, history: &[(Duration, ObservationKind)]) -> Option<Reason> {
+    let reason = |kind: &ObservationKind| match kind {
+        ObservationKind::Xid(xid) if !policy.ignored_xids.contains(*xid) => Some(Reason::Xid(*xid)),
+        ObservationKind::Lost => Some(Reason::Lost),
+        ObservationKind::Failed(_) => Some(Reason::ProbeFailed),
+        _ => None,
+    };
+    let last = history.iter().rposition(|(_, kind)| reason(kind).is_some())?;
+    let (since, trouble) = &history[last];
+    let answers = history[last + 1..].iter().filter(|(_, kind)| *kind == ObservationKind::Answered);
+    let is_over = answers.skip(policy.answers.get() as usize - 1).any(|(at, _)| *at >= *since + policy.quiet);
+    if is_over { None } else { reason(trouble) }
+}
+
+fn any_kind() -> impl Strategy<Value = ObservationKind> {
+    prop_oneof![
+        8 => Just(ObservationKind::Answered),
+        1 => prop::sample::select(vec![13, 31, 48, 79, 999]).prop_map(ObservationKind::Xid),
+        1 => Just(ObservationKind::Lost),
+        1 => Just(failed()),
+        1 => Just(ObservationKind::InventoryChanged),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn agrees_with_the_whole_history(
+        steps in prop::collection::vec((0..20_u64, prop::option::weighted(0.9, 0..3_usize), any_kind()), 0..80),
+        answers in 1..4_u32,
+        quiet in 0..40_u64,
+        ignored in prop::sample::select(vec!["all", "none", "13,31"]),
+    ) {
+        let policy = Policy {
+            ignored_xids: ignored.parse().unwrap(),
+            answers: NonZeroU32::new(answers).unwrap(),
+            quiet: seconds(quiet),
+        };
+        // The third device is not ours.
+        let uuids = [uuid(A), uuid(B), uuid("GPU-c")];
+        let mut health = Health::new(policy.clone(), uuids[..2].iter().cloned());
+        let mut histories = vec![Vec::new(); 3];
+        let mut now = Duration::ZERO;
+        for (wait, device, kind) in steps {
+            now += seconds(wait);
+            let before = uuids.clone().map(|uuid| health.illness(&uuid));
+            let observation = Observation { device: device.map(|at| uuids[at].clone()), kind: kind.clone() };
+            let change = health.observe(now, &observation);
+            if let Some(at) = device {
+                histories[at].push((now, kind));
+            }
+            for at in 0..2 {
+                prop_assert_eq!(health.illness(&uuids[at]), model(&policy, &histories[at]));
+            }
+            let changed = (0..3).find(|at| health.illness(&uuids[*at]) != before[*at]);
+            prop_assert_eq!(change.as_ref().map(|change| &change.uuid), changed.map(|at| &uuids[at]));
+            if let Some(change) = change {
+                let illness = health.illness(&change.uuid);
+                prop_assert_eq!(change.healthy, illness.is_none());
+                prop_assert_eq!(change.reason, illness.unwrap_or(Reason::Recovered));
+            }
+        }
+    }
+}

@@ -63,26 +63,24 @@ pub enum InventoryError {
         #[source]
         source: io::Error,
     },
-    /// The file of simulated devices is not JSON of the expected form.
-    #[error("the device file {}, {part}, does not have the expected form", path.display())]
+    /// The file of simulated devices is not a JSON object.
+    #[error("the device file {} is not a JSON object", path.display())]
     FileForm {
         /// The file.
         path: PathBuf,
-        /// The part of it: `top level`, or the device.
-        part: String,
         /// What the parser said, with the place or the field.
         #[source]
         source: serde_json::Error,
     },
-    /// A field of a device cannot be accepted.
+    /// A field of the file of simulated devices cannot be accepted.
     #[error("the device file {}, {device}, field {field}: {value}: {problem}", path.display())]
     Field {
         /// The file.
         path: PathBuf,
-        /// The device, by its place in the list and its UUID.
+        /// The device, by its place in the list and its UUID, or `top level`.
         device: String,
         /// The field.
-        field: &'static str,
+        field: String,
         /// What it holds.
         value: String,
         /// What is wrong with that.

@@ -19,8 +19,8 @@ use std::{
 };
 
 use proto::quantity::Quantity;
-use serde::Deserialize;
-use serde_json::Value;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
 use tokio::sync::mpsc;
 use tracing::warn;
 
@@ -37,45 +37,6 @@ pub struct FileSource {
     pub path: PathBuf,
     /// How often a watch looks at it; each look probes every device.
     pub interval: Duration,
-}
-
-/// The file as it is written.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Document {
-    driver_version: Option<String>,
-    #[serde(default = "nvidia")]
-    vendor: String,
-    /// Read one by one, so that an error can name the device.
-    gpus: Vec<Value>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Entry {
-    uuid: String,
-    minor: u32,
-    /// A quantity; Kubernetes also writes it as a bare number.
-    memory: Value,
-    #[serde(default = "simulated")]
-    model: String,
-    #[serde(default = "healthy")]
-    health: String,
-    bus_id: Option<String>,
-    numa_node: Option<i32>,
-    device_node: Option<PathBuf>,
-}
-
-fn nvidia() -> String {
-    "nvidia".to_owned()
-}
-
-fn simulated() -> String {
-    "Simulated".to_owned()
-}
-
-fn healthy() -> String {
-    "Healthy".to_owned()
 }
 
 /// What the file says about a device's health.
@@ -200,30 +161,26 @@ fn with_sources(error: &dyn std::error::Error) -> String {
 }
 
 fn parse(path: &Path, text: &[u8]) -> Result<Reading, InventoryError> {
-    let form = |part: String| move |source| InventoryError::FileForm { path: path.to_owned(), part, source };
-    let document: Document = serde_json::from_slice(text).map_err(form("top level".to_owned()))?;
-    if document.gpus.is_empty() {
+    let object = serde_json::from_slice(text).map_err(|source| InventoryError::FileForm { path: path.to_owned(), source })?;
+    let at_top = |fault: Fault| fault.at(path, "top level");
+    let mut document = Fields(object);
+    let driver_version = document.take("driverVersion").map_err(at_top)?;
+    let vendor = document.take("vendor").map_err(at_top)?.unwrap_or_else(|| "nvidia".to_owned());
+    let gpus = document.need::<Vec<Value>>("gpus").map_err(at_top)?;
+    document.finish().map_err(at_top)?;
+    if gpus.is_empty() {
         return Err(InventoryError::NoGpu { place: path.to_owned() });
     }
     let mut devices = Vec::<(Gpu, Ailment)>::new();
-    for (index, value) in (0..).zip(document.gpus) {
+    for (index, value) in (0..).zip(gpus) {
         let device = name(index, &value);
-        let entry: Entry = serde_json::from_value(value).map_err(form(device.clone()))?;
-        let understood = understand(index, &entry).and_then(|(gpu, ailment)| {
-            is_distinct(&devices, &gpu)?;
-            Ok((gpu, ailment))
-        });
-        devices.push(understood.map_err(|fault| fault.at(path, device))?);
+        let understood = understand(index, value, &devices).map_err(|fault| fault.at(path, &device));
+        devices.push(understood?);
     }
     devices.sort_by_key(|(gpu, _)| gpu.minor);
     let ailments = devices.iter().map(|(gpu, ailment)| (gpu.uuid.clone(), *ailment)).collect();
-    let inventory = Inventory {
-        gpus: devices.into_iter().map(|(gpu, _)| gpu).collect(),
-        excluded: Vec::new(),
-        driver_version: document.driver_version,
-        vendor: document.vendor,
-    };
-    Ok(Reading { inventory, ailments })
+    let gpus = devices.into_iter().map(|(gpu, _)| gpu).collect();
+    Ok(Reading { inventory: Inventory { gpus, excluded: Vec::new(), driver_version, vendor }, ailments })
 }
 
 /// How an error calls a device: its place in the list, and its UUID if it has one.
@@ -236,46 +193,69 @@ fn name(index: u32, value: &Value) -> String {
 
 /// A value that cannot be accepted.
 struct Fault {
-    field: &'static str,
+    field: String,
     value: String,
     problem: String,
 }
 
 impl Fault {
-    fn new(field: &'static str, value: impl ToString, problem: impl ToString) -> Self {
-        Self { field, value: value.to_string(), problem: problem.to_string() }
+    fn new(field: &str, value: &dyn ToString, problem: &dyn ToString) -> Self {
+        Self { field: field.to_owned(), value: value.to_string(), problem: problem.to_string() }
     }
 
-    fn at(self, path: &Path, device: String) -> InventoryError {
+    fn at(self, path: &Path, device: &str) -> InventoryError {
         let Self { field, value, problem } = self;
-        InventoryError::Field { path: path.to_owned(), device, field, value, problem }
+        InventoryError::Field { path: path.to_owned(), device: device.to_owned(), field, value, problem }
     }
 }
 
-fn understand(index: u32, entry: &Entry) -> Result<(Gpu, Ailment), Fault> {
-    let Entry { minor, .. } = *entry;
-    let uuid = entry.uuid.parse().map_err(|error| Fault::new("uuid", &entry.uuid, error))?;
-    let default_node = || PathBuf::from(format!("/dev/nvidia{minor}"));
+/// An object whose fields are taken out one by one, so that an error can name the field.
+struct Fields(Map<String, Value>);
+
+impl Fields {
+    fn take<T: DeserializeOwned>(&mut self, field: &str) -> Result<Option<T>, Fault> {
+        let Some(value) = self.0.remove(field) else { return Ok(None) };
+        T::deserialize(&value).map(Some).map_err(|problem| Fault::new(field, &value, &problem))
+    }
+
+    fn need<T: DeserializeOwned>(&mut self, field: &str) -> Result<T, Fault> {
+        self.take(field)?.ok_or_else(|| Fault::new(field, &"missing", &"must be given"))
+    }
+
+    /// Everything must have been taken.
+    fn finish(self) -> Result<(), Fault> {
+        match self.0.into_iter().next() {
+            Some((field, value)) => Err(Fault::new(&field, &value, &"no such field")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// One device, which must differ from those `before` it.
+fn understand(index: u32, value: Value, before: &[(Gpu, Ailment)]) -> Result<(Gpu, Ailment), Fault> {
+    let Value::Object(object) = value else { return Err(Fault::new("gpus", &value, &"must be an object")) };
+    let mut fields = Fields(object);
+    let uuid: String = fields.need("uuid")?;
+    let minor = fields.need("minor")?;
+    let health = fields.take("health")?.unwrap_or_else(|| "Healthy".to_owned());
     let gpu = Gpu {
-        uuid,
+        uuid: uuid.parse().map_err(|error| Fault::new("uuid", &uuid, &error))?,
         minor,
         index,
-        memory_bytes: memory(&entry.memory)?,
-        model: entry.model.clone(),
-        bus_id: entry.bus_id.clone(),
-        numa_node: entry.numa_node,
-        device_node: entry.device_node.clone().unwrap_or_else(default_node),
+        memory_bytes: memory(fields.need("memory")?)?,
+        model: fields.take("model")?.unwrap_or_else(|| "Simulated".to_owned()),
+        bus_id: fields.take("busId")?,
+        numa_node: fields.take("numaNode")?,
+        device_node: fields.take("deviceNode")?.unwrap_or_else(|| PathBuf::from(format!("/dev/nvidia{minor}"))),
     };
-    Ok((gpu, ailment(&entry.health)?))
+    fields.finish()?;
+    is_distinct(before, &gpu)?;
+    Ok((gpu, ailment(&health)?))
 }
 
-fn memory(value: &Value) -> Result<u64, Fault> {
-    let fault = |problem: &dyn ToString| Fault::new("memory", value, problem.to_string());
-    let quantity: Quantity = Deserialize::deserialize(value).map_err(|error: serde_json::Error| fault(&error))?;
-    match quantity.unsigned() {
-        Some(bytes) if bytes > 0 => Ok(bytes),
-        _ => Err(fault(&"must be a whole number of bytes above zero")),
-    }
+fn memory(quantity: Quantity) -> Result<u64, Fault> {
+    let bytes = quantity.unsigned().filter(|bytes| *bytes > 0);
+    bytes.ok_or_else(|| Fault::new("memory", &quantity, &"must be a whole number of bytes above zero"))
 }
 
 fn ailment(text: &str) -> Result<Ailment, Fault> {
@@ -283,9 +263,7 @@ fn ailment(text: &str) -> Result<Ailment, Fault> {
     match text {
         "Healthy" => Ok(Ailment::Healthy),
         "Lost" => Ok(Ailment::Lost),
-        _ => xid()
-            .map(Ailment::Xid)
-            .ok_or_else(|| Fault::new("health", format_args!("{text:?}"), "must be `Healthy`, `Lost` or `Xid <number>`")),
+        _ => xid().map(Ailment::Xid).ok_or_else(|| Fault::new("health", &text, &"must be `Healthy`, `Lost` or `Xid <number>`")),
     }
 }
 
@@ -293,11 +271,14 @@ fn is_distinct(before: &[(Gpu, Ailment)], gpu: &Gpu) -> Result<(), Fault> {
     let taken = |other: &Gpu| format!("is that of gpus[{}] already", other.index);
     for (other, _) in before {
         if other.uuid == gpu.uuid {
-            return Err(Fault::new("uuid", &gpu.uuid, taken(other)));
+            return Err(Fault::new("uuid", &gpu.uuid, &taken(other)));
         }
         if other.minor == gpu.minor {
-            return Err(Fault::new("minor", gpu.minor, taken(other)));
+            return Err(Fault::new("minor", &gpu.minor, &taken(other)));
         }
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -30,6 +30,9 @@ const GPU_NOT_FOUND: u32 = 28;
 /// The XID that NVML reports when it does not know which.
 const UNKNOWN_XID: u64 = 999;
 
+/// How much rarer new sessions become while they find nothing.
+const MAX_PATIENCE: u32 = 16;
+
 /// Longest wait inside NVML, and so the longest a stopped watch goes on.
 const WAIT: Duration = Duration::from_millis(500);
 
@@ -42,7 +45,8 @@ pub struct NvmlSource {
     pub sysfs: PathBuf,
     /// How often a watch probes each device.
     pub probe_interval: Duration,
-    /// How often a watch that misses a device begins a new session to look for it.
+    /// How often a watch compares the devices with those it knows; one that misses a device begins a
+    /// new session for that, and rarer while that does not help.
     pub reopen_interval: Duration,
 }
 
@@ -72,7 +76,7 @@ impl NvmlSource {
     }
 
     pub(super) fn watch(&self, inventory: &Inventory) -> Result<(Feed, mpsc::Receiver<Observation>), InventoryError> {
-        let mut watch = Watch { source: self.clone(), known: inventory.clone(), announced: false, complaint: None };
+        let mut watch = Watch { source: self.clone(), known: inventory.clone(), announced: false, patience: 1, complaint: None };
         Feed::start(move |outbox| watch.run(outbox))
     }
 
@@ -98,8 +102,8 @@ impl NvmlSource {
     /// One device, or why it cannot be shared: a sick device does not hide the others.
     fn look_at(&self, nvml: &Nvml, index: u32) -> Result<Gpu, ExcludedGpu> {
         let nameless = |problem: String| ExcludedGpu { index, uuid: None, exclusion: Exclusion::Unreadable(problem) };
-        let device = nvml.device_by_index(index).map_err(|error| nameless(no("handle", error)))?;
-        let uuid = device.uuid().map_err(|error| nameless(no("UUID", error)))?;
+        let device = nvml.device_by_index(index).map_err(|error| nameless(no("handle", &error)))?;
+        let uuid = device.uuid().map_err(|error| nameless(no("UUID", &error)))?;
         let uuid: GpuUuid = uuid.parse().map_err(|error: InvalidGpuUuid| nameless(error.to_string()))?;
         let excluded = |exclusion| ExcludedGpu { index, uuid: Some(uuid.clone()), exclusion };
         // GPUs that cannot do MIG answer with an error.
@@ -110,14 +114,14 @@ impl NvmlSource {
     }
 
     fn describe(&self, device: &Device<'_>, index: u32, uuid: &GpuUuid) -> Result<Gpu, String> {
-        let minor = device.minor_number().map_err(|error| no("minor number", error))?;
+        let minor = device.minor_number().map_err(|error| no("minor number", &error))?;
         let memory_bytes = match device.memory_info() {
             Ok(memory) if memory.total > 0 => memory.total,
             Ok(_) => return Err("it reports no memory".to_owned()),
             Err(NvmlError::FailedToLoadSymbol(_)) => {
                 return Err("the driver is too old to tell its memory: it needs 510 or newer".to_owned());
             }
-            Err(error) => return Err(no("memory", error)),
+            Err(error) => return Err(no("memory", &error)),
         };
         let bus_id = device.pci_info().ok().and_then(|pci| pci::address(&pci.bus_id));
         let numa_node = bus_id.as_deref().and_then(|at| pci::numa_node(&self.sysfs, at));
@@ -126,7 +130,7 @@ impl NvmlSource {
             minor,
             index,
             memory_bytes,
-            model: device.name().map_err(|error| no("name", error))?,
+            model: device.name().map_err(|error| no("name", &error))?,
             bus_id,
             numa_node,
             device_node: PathBuf::from(format!("/dev/nvidia{minor}")),
@@ -143,7 +147,7 @@ fn distinct(before: &[Gpu], gpu: Gpu) -> Result<Gpu, ExcludedGpu> {
     Err(ExcludedGpu { index: gpu.index, uuid: Some(gpu.uuid), exclusion })
 }
 
-fn no(what: &str, error: NvmlError) -> String {
+fn no(what: &str, error: &NvmlError) -> String {
     format!("its {what} cannot be read: {error}")
 }
 
@@ -172,6 +176,8 @@ struct Watch {
     known: Inventory,
     /// Whether the reader has been told that the devices are others now.
     announced: bool,
+    /// How many of the source's intervals a session lasts in which a device is missing.
+    patience: u32,
     /// The last failure that was logged.
     complaint: Option<String>,
 }
@@ -211,7 +217,8 @@ impl Watch {
         self.compare(nvml, outbox)?;
         let events = self.register(nvml);
         let mut is_missing = self.probe(nvml, outbox)?;
-        let (mut probed, mut compared) = (Instant::now(), Instant::now());
+        let opened = Instant::now();
+        let (mut probed, mut compared) = (opened, opened);
         loop {
             let until_probe = self.source.probe_interval.saturating_sub(probed.elapsed());
             let until_compare = self.source.reopen_interval.saturating_sub(compared.elapsed());
@@ -222,13 +229,28 @@ impl Watch {
                 probed = Instant::now();
             }
             if compared.elapsed() >= self.source.reopen_interval {
-                if is_missing {
+                if self.wants_other_session(is_missing, opened.elapsed()) {
                     return Ok(());
                 }
                 self.compare(nvml, outbox)?;
                 compared = Instant::now();
             }
         }
+    }
+
+    /// Whether to look for a missing device in a new session. As events can be missed meanwhile and
+    /// a dead device makes it slow, it becomes rarer while that does not help.
+    fn wants_other_session(&mut self, is_missing: bool, age: Duration) -> bool {
+        let unreadable = |excluded: &ExcludedGpu| matches!(excluded.exclusion, Exclusion::Unreadable(_));
+        if !is_missing && !self.known.excluded.iter().any(unreadable) {
+            self.patience = 1;
+            return false;
+        }
+        let is_time = age >= self.source.reopen_interval.saturating_mul(self.patience);
+        if is_time {
+            self.patience = (self.patience * 2).min(MAX_PATIENCE);
+        }
+        is_time
     }
 
     /// Says once when the devices are not the known ones any more. One that is merely missing is

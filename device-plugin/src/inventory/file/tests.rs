@@ -1,0 +1,203 @@
+//! What the file may say, what it may not, and what a watch of it sees.
+
+use std::{fmt::Write as _, io::ErrorKind};
+
+use proptest::prelude::*;
+use rstest::rstest;
+use tempfile::TempDir;
+
+use super::*;
+
+/// How long a test waits for what must happen.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+const T4: &str = r#"{"uuid": "GPU-a", "minor": 0, "memory": "16276Mi", "model": "T4"}"#;
+
+fn document(gpus: &[&str]) -> String {
+    format!(r#"{{"gpus": [{}]}}"#, gpus.join(", "))
+}
+
+fn read(text: &str) -> Result<Reading, InventoryError> {
+    parse(Path::new("gpus.json"), text.as_bytes())
+}
+
+fn device(health: &str) -> String {
+    format!(r#"{{"uuid": "GPU-a", "minor": 0, "memory": "1Gi", "health": "{health}"}}"#)
+}
+
+#[test]
+fn reads_every_field_and_sorts_by_minor() {
+    let second = r#"{"uuid": "GPU-b", "minor": 1, "memory": 1000, "model": "A10", "busId": "0000:3b:00.0",
+        "numaNode": 1, "deviceNode": "/tmp/gpu", "health": "Xid 79"}"#;
+    let text = format!(r#"{{"driverVersion": "550", "vendor": "acme", "gpus": [{second}, {T4}]}}"#);
+    let reading = read(&text).unwrap();
+    let gpu_a = Gpu {
+        uuid: "GPU-a".parse().unwrap(),
+        minor: 0,
+        index: 1,
+        memory_bytes: 16276 << 20,
+        model: "T4".to_owned(),
+        bus_id: None,
+        numa_node: None,
+        device_node: PathBuf::from("/dev/nvidia0"),
+    };
+    let gpu_b = Gpu {
+        uuid: "GPU-b".parse().unwrap(),
+        minor: 1,
+        index: 0,
+        memory_bytes: 1000,
+        model: "A10".to_owned(),
+        bus_id: Some("0000:3b:00.0".to_owned()),
+        numa_node: Some(1),
+        device_node: PathBuf::from("/tmp/gpu"),
+    };
+    let ailments = [(gpu_a.uuid.clone(), Ailment::Healthy), (gpu_b.uuid.clone(), Ailment::Xid(79))];
+    assert_eq!(reading.ailments, ailments);
+    let driver_version = Some("550".to_owned());
+    let expected = Inventory { gpus: vec![gpu_a, gpu_b], excluded: Vec::new(), driver_version, vendor: "acme".to_owned() };
+    assert_eq!(reading.inventory, expected);
+}
+
+/// Every error names the file, the device, the field and the value.
+#[test]
+fn refusals() {
+    let other = |from: &str, to: &str| T4.replace(from, to);
+    let bad = [
+        String::new(),
+        "[]".to_owned(),
+        r#"{"gpus": [], "gpu": 1}"#.to_owned(),
+        document(&[]),
+        document(&["7"]),
+        document(&[T4, r#"{"uuid": "GPU-b", "memory": "1Gi"}"#]),
+        document(&[&other("}", r#", "healthy": true}"#)]),
+        document(&[&other(": 0", ": -1")]),
+        document(&[&other(r#""T4""#, "4")]),
+        r#"{"vendor": 7, "gpus": []}"#.to_owned(),
+        r#"{"driverVersion": "550"}"#.to_owned(),
+        r#"{"gpus": {}}"#.to_owned(),
+        document(&[&other("GPU-a", "GPU a")]),
+        document(&[&other("16276Mi", "16276MB")]),
+        document(&[&other("16276Mi", "0")]),
+        document(&[&other("16276Mi", "-1Gi")]),
+        document(&[&other("16276Mi", "100m")]),
+        document(&[&other(r#""16276Mi""#, "[1]")]),
+        document(&[T4, &other("0,", "1,")]),
+        document(&[T4, &other("GPU-a", "GPU-b")]),
+        document(&[&device("Sick")]),
+        document(&[&device("Xid seven")]),
+    ];
+    let mut told = String::new();
+    for text in bad {
+        let error = read(&text).expect_err(&text);
+        writeln!(told, "{text}\n  {}", with_sources(&error)).unwrap();
+    }
+    insta::assert_snapshot!(told);
+}
+
+#[test]
+fn no_file_is_absence() {
+    let source = FileSource { path: PathBuf::from("/nonexistent/gpus.json"), interval: Duration::ZERO };
+    let error = source.discover().unwrap_err();
+    assert!(error.is_absence());
+    assert!(matches!(error, InventoryError::ReadFile { source, .. } if source.kind() == ErrorKind::NotFound));
+}
+
+#[rstest]
+#[case::no_gpu(&document(&[]), true)]
+#[case::broken("{", false)]
+fn absence_is_not_brokenness(#[case] text: &str, #[case] is_absence: bool) {
+    assert_eq!(read(text).unwrap_err().is_absence(), is_absence);
+}
+
+proptest! {
+    #[test]
+    fn never_panics(text in r#"[\[\]{}":, a-zA-Z0-9-]{0,60}"#) {
+        let _ = read(&text);
+    }
+
+    #[test]
+    fn accepts_exactly_distinct_devices_with_memory(gpus in prop::collection::vec((0..5_u32, 0..5_u32, 0..4_u64), 1..4)) {
+        let entries: Vec<_> = gpus
+            .iter()
+            .map(|(uuid, minor, memory)| format!(r#"{{"uuid": "GPU-{uuid}", "minor": {minor}, "memory": "{memory}Gi"}}"#))
+            .collect();
+        let entries: Vec<_> = entries.iter().map(String::as_str).collect();
+        let is_fine = gpus.iter().enumerate().all(|(at, (uuid, minor, memory))| {
+            *memory > 0 && gpus[..at].iter().all(|(other, other_minor, _)| other != uuid && other_minor != minor)
+        });
+        prop_assert_eq!(read(&document(&entries)).is_ok(), is_fine);
+    }
+}
+
+/// A file, and a watch of it that looks all the time.
+struct Watched {
+    folder: TempDir,
+    feed: Feed,
+    observations: mpsc::Receiver<Observation>,
+}
+
+impl Watched {
+    fn start(text: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let source = FileSource { path: folder.path().join("gpus.json"), interval: Duration::from_millis(2) };
+        fs::write(&source.path, text).unwrap();
+        let (feed, observations) = source.watch(&source.discover().unwrap()).unwrap();
+        Self { folder, feed, observations }
+    }
+
+    /// Replaces the file as an atomic writer does.
+    fn write(&self, text: &str) {
+        let draft = self.folder.path().join("draft");
+        fs::write(&draft, text).unwrap();
+        fs::rename(draft, self.folder.path().join("gpus.json")).unwrap();
+    }
+
+    /// Reads on until `kind` is seen of `device`.
+    async fn until(&mut self, device: Option<&str>, kind: ObservationKind) {
+        let expected = Observation { device: device.map(|uuid| uuid.parse().unwrap()), kind };
+        let read = async { while self.observations.recv().await.expect("the feed has ended") != expected {} };
+        tokio::time::timeout(DEADLINE, read).await.unwrap_or_else(|_| panic!("never saw {expected:?}"));
+    }
+}
+
+#[tokio::test]
+async fn health_follows_the_file() {
+    let mut watched = Watched::start(&document(&[&device("Lost")]));
+    watched.until(Some("GPU-a"), ObservationKind::Lost).await;
+    watched.write(&document(&[&device("Healthy")]));
+    watched.until(Some("GPU-a"), ObservationKind::Answered).await;
+    watched.write(&document(&[&device("Xid 79")]));
+    watched.until(Some("GPU-a"), ObservationKind::Xid(79)).await;
+    watched.write(&document(&[&device("Healthy"), T4.replace("GPU-a", "GPU-b").replace(": 0", ": 1").as_str()]));
+    watched.until(None, ObservationKind::InventoryChanged).await;
+    watched.write(&document(&[T4.replace("GPU-a", "GPU-b").as_str()]));
+    watched.until(Some("GPU-a"), ObservationKind::Lost).await;
+    watched.feed.stop().unwrap();
+}
+
+/// Another length or time is not needed to notice a change, and a broken file changes nothing.
+#[tokio::test]
+async fn a_broken_file_keeps_the_last_state() {
+    let mut watched = Watched::start(&document(&[&device("Xid 79")]));
+    watched.until(Some("GPU-a"), ObservationKind::Xid(79)).await;
+    for broken in ["{", "", r#"{"gpus": []}"#] {
+        watched.write(broken);
+        for _ in 0..200 {
+            let seen = watched.observations.recv().await.unwrap().kind;
+            assert!(matches!(seen, ObservationKind::Xid(79) | ObservationKind::Answered), "{seen:?}");
+        }
+    }
+    fs::remove_file(watched.folder.path().join("gpus.json")).unwrap();
+    watched.until(Some("GPU-a"), ObservationKind::Xid(79)).await;
+    watched.write(&document(&[&device("Xid 48")]));
+    watched.until(Some("GPU-a"), ObservationKind::Xid(48)).await;
+}
+
+#[tokio::test]
+async fn a_watch_ends_when_nobody_reads_it() {
+    let Watched { feed, observations, folder } = Watched::start(&document(&[T4]));
+    drop(observations);
+    let stopped = tokio::task::spawn_blocking(|| feed.stop());
+    tokio::time::timeout(DEADLINE, stopped).await.unwrap().unwrap().unwrap();
+    drop(folder);
+}

@@ -1,0 +1,406 @@
+//! The NVML source against a stand-in for libnvidia-ml that is loaded as the real library is.
+
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a failed step fails the test")]
+
+#[path = "stand_in/machine.rs"]
+mod machine;
+
+use std::{
+    fs,
+    num::NonZeroU32,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use device_plugin::{
+    health::{Health, HealthChange, Observation, ObservationKind, Policy, Reason},
+    inventory::{ExcludedGpu, Exclusion, Feed, Gpu, GpuUuid, Inventory, InventoryError, NvmlSource, Source},
+};
+use machine::{Card, LOST, Machine, card};
+use rstest::rstest;
+use tokio::sync::mpsc;
+
+/// How long a test waits for what must happen.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// An interval at which a watch looks again and again during a test.
+const OFTEN: Duration = Duration::from_millis(5);
+
+fn uuid(handle: u32) -> GpuUuid {
+    format!("GPU-{handle}").parse().unwrap()
+}
+
+fn seen(handle: u32, kind: ObservationKind) -> Observation {
+    Observation { device: Some(uuid(handle)), kind }
+}
+
+/// A running watch and the health that follows from it.
+struct Watched {
+    feed: Feed,
+    observations: mpsc::Receiver<Observation>,
+    health: Health,
+    started: Instant,
+}
+
+impl Watched {
+    fn start(source: &Source) -> Self {
+        let inventory = source.discover().unwrap();
+        let (feed, observations) = source.watch(&inventory).unwrap();
+        let answers = NonZeroU32::new(3).unwrap();
+        let policy = Policy { answers, quiet: Duration::ZERO, ..Policy::default() };
+        let health = Health::new(policy, inventory.gpus.into_iter().map(|gpu| gpu.uuid));
+        Self { feed, observations, health, started: Instant::now() }
+    }
+
+    /// The next observation, and the change of health that it makes.
+    async fn next(&mut self) -> (Observation, Option<HealthChange>) {
+        let next = tokio::time::timeout(DEADLINE, self.observations.recv()).await;
+        let observation = next.expect("nothing was observed in time").expect("the feed has ended");
+        assert!(self.started.elapsed() < DEADLINE, "not observed in time; now {observation:?}");
+        let change = self.health.observe(self.started.elapsed(), &observation);
+        (observation, change)
+    }
+
+    /// The next `n` observations.
+    async fn take(&mut self, n: usize) -> Vec<Observation> {
+        let mut observations = Vec::new();
+        while observations.len() < n {
+            observations.push(self.next().await.0);
+        }
+        observations
+    }
+
+    /// Reads on until `expected` is observed.
+    async fn until(&mut self, expected: &Observation) {
+        while self.next().await.0 != *expected {}
+    }
+
+    /// Reads on until the health of a device changes.
+    async fn change(&mut self) -> HealthChange {
+        loop {
+            if let (_, Some(change)) = self.next().await {
+                return change;
+            }
+        }
+    }
+}
+
+/// The source that probes and compares all the time.
+fn eager(machine: &Machine) -> Source {
+    Source::Nvml(NvmlSource { probe_interval: OFTEN, reopen_interval: OFTEN, ..machine.nvml() })
+}
+
+fn n_calls(machine: &Machine, call: &str) -> usize {
+    machine.calls().iter().filter(|line| *line == call).count()
+}
+
+/// NVML's order, the minor numbers and the sizes of devices are three different things, and a device
+/// is known by its UUID: the old plugin took the first GPU's memory for all of them.
+#[test]
+fn lists_unequal_gpus_by_minor_number() {
+    let first = Card { minor: 1, memory: 24 << 30, model: "RTX 6000".to_owned(), ..card(0) };
+    let second = Card { minor: 0, memory: 15_843_721_216, ..card(1) };
+    let machine = Machine::new(&[first, second]);
+    machine.set_numa_node("0000:3b:00.0", 1);
+    machine.set_numa_node("0000:3c:00.0", -1);
+
+    let expected = Inventory {
+        gpus: vec![
+            Gpu {
+                uuid: uuid(1),
+                minor: 0,
+                index: 1,
+                memory_bytes: 15_843_721_216,
+                model: "Tesla T4".to_owned(),
+                bus_id: Some("0000:3c:00.0".to_owned()),
+                numa_node: None,
+                device_node: PathBuf::from("/dev/nvidia0"),
+            },
+            Gpu {
+                uuid: uuid(0),
+                minor: 1,
+                index: 0,
+                memory_bytes: 24 << 30,
+                model: "RTX 6000".to_owned(),
+                bus_id: Some("0000:3b:00.0".to_owned()),
+                numa_node: Some(1),
+                device_node: PathBuf::from("/dev/nvidia1"),
+            },
+        ],
+        excluded: Vec::new(),
+        driver_version: Some("550.54.15".to_owned()),
+        vendor: "nvidia".to_owned(),
+    };
+    assert_eq!(machine.source().discover().unwrap(), expected);
+    assert_eq!(machine.calls(), ["init 0", "shutdown"]);
+}
+
+#[rstest]
+#[case::mig(Card { mig: true, ..card(0) }, Some(0), "it is in MIG mode, and sharing MIG instances is not supported")]
+#[case::lost(Card { code: LOST, ..card(0) }, None,
+    "its handle cannot be read: device fell off the bus or has otherwise become inacessible")]
+#[case::no_memory(Card { memory: 0, ..card(0) }, Some(0), "it reports no memory")]
+#[case::same_minor(Card { minor: 1, ..card(0) }, Some(0), "GPU 0 has the same UUID or minor number 1")]
+#[case::same_uuid(Card { handle: 0, ..card(1) }, Some(1), "GPU 0 has the same UUID or minor number 1")]
+#[case::long_uuid(Card { uuid: "G".repeat(41), ..card(0) }, None,
+    "\"GGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGG\" is not a GPU UUID: it is longer than 40 characters")]
+fn one_unusable_gpu_does_not_hide_another(#[case] unusable: Card, #[case] named: Option<u32>, #[case] problem: &str) {
+    let inventory = Machine::new(&[card(1), unusable]).source().discover().unwrap();
+    assert_eq!(inventory.gpus.iter().map(|gpu| &gpu.uuid).collect::<Vec<_>>(), [&uuid(1)]);
+    let [excluded] = inventory.excluded.as_slice() else { panic!("{:?}", inventory.excluded) };
+    assert_eq!((excluded.index, &excluded.uuid), (1, &named.map(uuid)));
+    let text = excluded.to_string();
+    assert_eq!(text.split_once(": ").map(|(_, problem)| problem), Some(problem), "{text}");
+}
+
+#[test]
+fn says_when_no_gpu_can_be_shared() {
+    let machine = Machine::new(&[Card { mig: true, ..card(0) }, Card { memory: 0, ..card(1) }]);
+    let error = machine.source().discover().unwrap_err();
+    assert!(error.is_absence());
+    let InventoryError::NothingToShare { reasons, .. } = error else { panic!("{error}") };
+    insta::assert_snapshot!(reasons, @"GPU 0 (GPU-0): it is in MIG mode, and sharing MIG instances is not supported; GPU 1 (GPU-1): it reports no memory");
+}
+
+#[test]
+fn no_library_is_absence() {
+    let library = PathBuf::from("/nonexistent/libnvidia-ml.so.1");
+    let source = Source::Nvml(NvmlSource { library, ..NvmlSource::default() });
+    let error = source.discover().unwrap_err();
+    assert!(error.is_absence());
+    assert!(matches!(error, InventoryError::LibraryMissing { .. }), "{error:?}");
+    insta::assert_snapshot!(error, @"cannot load the NVIDIA management library /nonexistent/libnvidia-ml.so.1: install the NVIDIA driver on this node, run this container with the NVIDIA runtime so that the library is mounted, or name the library with --nvml-library");
+}
+
+/// Neither a text file nor another library is NVML.
+#[test]
+fn what_is_no_nvml_library_is_refused() {
+    let machine = Machine::new(&[card(0)]);
+    fs::write(machine.library(), "not a library").unwrap();
+    let other = NvmlSource { library: PathBuf::from("libc.so.6"), ..machine.nvml() };
+    for source in [machine.source(), Source::Nvml(other)] {
+        let error = source.discover().unwrap_err();
+        assert!(matches!(error, InventoryError::LibraryMissing { .. }), "{error:?}");
+    }
+}
+
+#[test]
+fn zero_gpus_is_absence() {
+    let error = Machine::new(&[]).source().discover().unwrap_err();
+    assert!(error.is_absence());
+    assert!(matches!(error, InventoryError::NoGpu { .. }), "{error:?}");
+}
+
+#[rstest]
+#[case::driver_not_loaded(9, true, "is present but the NVIDIA kernel driver is not loaded")]
+#[case::no_permission(4, false, "NVML: cannot begin a session")]
+fn a_session_that_cannot_begin(#[case] code: u32, #[case] is_absence: bool, #[case] text: &str) {
+    let machine = Machine::new(&[card(0)]);
+    machine.answer_init(code);
+    let error = machine.source().discover().unwrap_err();
+    assert_eq!(error.is_absence(), is_absence);
+    assert!(error.to_string().contains(text), "{error}");
+}
+
+/// The old plugin registered once per virtual device and answered one XID with thousands of messages.
+#[tokio::test]
+async fn an_xid_makes_its_device_sick_and_no_other() {
+    let machine = Machine::new(&[card(0), card(1)]);
+    let mut watched = Watched::start(&machine.source());
+    watched.take(2).await;
+    machine.xid(1, 79);
+    assert_eq!(watched.next().await.0, seen(1, ObservationKind::Xid(79)));
+    assert!(watched.health.is_healthy(&uuid(0)));
+    assert_eq!(watched.health.illness(&uuid(1)), Some(Reason::Xid(79)));
+    for handle in 0..2 {
+        assert_eq!(n_calls(&machine, &format!("register GPU-{handle} 8")), 1);
+    }
+}
+
+#[tokio::test]
+async fn an_ignored_xid_changes_nothing() {
+    let machine = Machine::new(&[card(0)]);
+    let mut watched = Watched::start(&machine.source());
+    watched.take(1).await;
+    machine.xid(0, 31);
+    assert_eq!(watched.next().await, (seen(0, ObservationKind::Xid(31)), None));
+    assert!(watched.health.is_healthy(&uuid(0)));
+}
+
+#[tokio::test]
+async fn an_xid_that_nvml_cannot_name_counts() {
+    let machine = Machine::new(&[card(0)]);
+    let mut watched = Watched::start(&machine.source());
+    machine.xid(0, 999);
+    assert_eq!(watched.change().await.reason, Reason::Xid(999));
+}
+
+/// Others take every GPU of the node away then. Here the devices are asked, long before their next
+/// probe would be due, and only the one that does not answer is sick.
+#[rstest]
+#[case::no_device(-1)]
+#[case::unknown_device(100)]
+#[tokio::test]
+async fn an_event_of_no_known_device_has_every_device_probed(#[case] handle: i32) {
+    let cards = [card(0), card(1), card(2)];
+    let machine = Machine::new(&cards);
+    let mut watched = Watched::start(&machine.source());
+    watched.take(3).await;
+    let [first, second, third] = cards;
+    machine.insert(&[first, Card { code: LOST, ..second }, third]);
+    machine.xid(handle, 79);
+    let expected = [
+        Observation { device: None, kind: ObservationKind::Xid(79) },
+        seen(0, ObservationKind::Answered),
+        seen(1, ObservationKind::Lost),
+        seen(2, ObservationKind::Answered),
+    ];
+    assert_eq!(watched.take(4).await, expected);
+    let healthy = [0, 1, 2].map(|handle| watched.health.is_healthy(&uuid(handle)));
+    assert_eq!(healthy, [true, false, true]);
+}
+
+/// NVML keeps a device lost for as long as the session lasts, so this needs a new one.
+#[tokio::test]
+async fn a_lost_device_comes_back() {
+    let machine = Machine::new(&[card(0), card(1)]);
+    let mut watched = Watched::start(&eager(&machine));
+    machine.insert(&[card(0), Card { code: LOST, ..card(1) }]);
+    let lost = watched.change().await;
+    assert_eq!((lost.uuid, lost.healthy, lost.reason), (uuid(1), false, Reason::Lost));
+    machine.insert(&[card(0), card(1)]);
+    let back = watched.change().await;
+    assert_eq!((back.uuid, back.healthy, back.reason), (uuid(1), true, Reason::Recovered));
+    // The new session's events arrive.
+    machine.xid(1, 48);
+    assert_eq!(watched.change().await.reason, Reason::Xid(48));
+    watched.feed.stop().unwrap();
+    assert_eq!(n_calls(&machine, "init 0"), n_calls(&machine, "shutdown"));
+    assert_eq!(n_calls(&machine, "set create"), n_calls(&machine, "set free"));
+}
+
+/// A card that was pulled is not listed by the next session.
+#[tokio::test]
+async fn a_device_that_disappears_is_lost() {
+    let machine = Machine::new(&[card(0), card(1)]);
+    let mut watched = Watched::start(&eager(&machine));
+    machine.insert(&[card(1)]);
+    let gone = watched.change().await;
+    assert_eq!((gone.uuid, gone.reason), (uuid(0), Reason::Lost));
+    watched.take(20).await;
+    assert!(watched.health.is_healthy(&uuid(1)));
+    assert!(!watched.health.is_healthy(&uuid(0)));
+}
+
+#[tokio::test]
+async fn a_device_that_fails_a_probe_is_sick_until_it_answers_again() {
+    let machine = Machine::new(&[card(0), card(1)]);
+    let mut watched = Watched::start(&eager(&machine));
+    machine.insert(&[Card { code: 16, ..card(0) }, card(1)]);
+    let sick = watched.change().await;
+    assert_eq!((sick.uuid, sick.reason), (uuid(0), Reason::ProbeFailed));
+    assert!(sick.message.contains("requires a reset"), "{}", sick.message);
+    machine.insert(&[card(0), card(1)]);
+    assert_eq!(watched.change().await.reason, Reason::Recovered);
+}
+
+/// The driver is unloaded for an upgrade: every device is sick, and well when it is back.
+#[tokio::test]
+async fn a_driver_that_goes_away_takes_its_devices_along() {
+    let machine = Machine::new(&[card(0), card(1)]);
+    let mut watched = Watched::start(&eager(&machine));
+    machine.answer_init(9);
+    machine.insert(&[card(0), Card { code: LOST, ..card(1) }]);
+    while watched.health.illness(&uuid(0)) != Some(Reason::ProbeFailed) {
+        watched.change().await;
+    }
+    machine.insert(&[card(0), card(1)]);
+    machine.answer_init(0);
+    while !(watched.health.is_healthy(&uuid(0)) && watched.health.is_healthy(&uuid(1))) {
+        watched.change().await;
+    }
+}
+
+/// `NOT_SUPPORTED` for events is no illness: the device is probed, and others report their XIDs.
+#[rstest]
+#[case::not_offered(0, 1)]
+#[case::refused_when_registering(2, 2)]
+#[tokio::test]
+async fn a_device_without_events_is_probed(#[case] events: u32, #[case] n_sets: usize) {
+    let without = Card { events, ..card(0) };
+    let machine = Machine::new(&[without.clone(), card(1)]);
+    let nvml = NvmlSource { probe_interval: OFTEN, ..machine.nvml() };
+    let mut watched = Watched::start(&Source::Nvml(nvml));
+    machine.xid(1, 79);
+    watched.until(&seen(1, ObservationKind::Xid(79))).await;
+    assert!(watched.health.is_healthy(&uuid(0)));
+    assert_eq!(n_calls(&machine, "set create"), n_sets);
+    machine.insert(&[Card { code: LOST, ..without }, card(1)]);
+    watched.until(&seen(0, ObservationKind::Lost)).await;
+}
+
+#[tokio::test]
+async fn a_machine_without_any_events_is_probed() {
+    let machine = Machine::new(&[Card { events: 2, ..card(0) }]);
+    let nvml = NvmlSource { probe_interval: OFTEN, ..machine.nvml() };
+    let mut watched = Watched::start(&Source::Nvml(nvml));
+    let answered = seen(0, ObservationKind::Answered);
+    assert_eq!(watched.take(5).await, vec![answered; 5]);
+    watched.feed.stop().unwrap();
+}
+
+/// A GPU that was unreadable at the start, or was switched to MIG, is news for the plugin.
+#[rstest]
+#[case::becomes_readable(Card { memory: 0, ..card(1) }, card(1))]
+#[case::switched_to_mig(card(1), Card { mig: true, ..card(1) })]
+#[case::other_memory(card(1), Card { memory: 1 << 30, ..card(1) })]
+#[tokio::test]
+async fn other_devices_are_announced_once(#[case] before: Card, #[case] after: Card) {
+    let machine = Machine::new(&[card(0), before]);
+    let mut watched = Watched::start(&eager(&machine));
+    watched.take(10).await;
+    machine.insert(&[card(0), after]);
+    let changed = Observation { device: None, kind: ObservationKind::InventoryChanged };
+    watched.until(&changed).await;
+    assert!(!watched.take(20).await.contains(&changed));
+}
+
+/// A GPU that was lost when the daemon started is found by a later session.
+#[tokio::test]
+async fn a_gpu_that_was_lost_at_the_start_is_announced() {
+    let machine = Machine::new(&[card(0), Card { code: LOST, ..card(1) }]);
+    let source = eager(&machine);
+    let excluded = source.discover().unwrap().excluded;
+    assert!(matches!(excluded.as_slice(), [ExcludedGpu { uuid: None, exclusion: Exclusion::Unreadable(_), .. }]));
+    let mut watched = Watched::start(&source);
+    watched.take(10).await;
+    machine.insert(&[card(0), card(1)]);
+    watched.until(&Observation { device: None, kind: ObservationKind::InventoryChanged }).await;
+}
+
+/// The old plugin left its watcher behind, blocked on a channel, at every restart.
+#[rstest]
+#[case::waiting_for_events(machine::NEVER, 1)]
+#[case::without_events(machine::NEVER, 0)]
+#[case::blocked_on_a_full_channel(Duration::ZERO, 1)]
+#[tokio::test]
+async fn a_stopped_watch_ends(#[case] probe_interval: Duration, #[case] events: u32) {
+    let machine = Machine::new(&[Card { events, ..card(0) }]);
+    let nvml = NvmlSource { probe_interval, ..machine.nvml() };
+    let mut watched = Watched::start(&Source::Nvml(nvml));
+    watched.take(1).await;
+    let stopped = tokio::task::spawn_blocking(|| watched.feed.stop());
+    tokio::time::timeout(DEADLINE, stopped).await.unwrap().unwrap().unwrap();
+    assert_eq!(machine.calls().last().map(String::as_str), Some("shutdown"));
+    while watched.observations.try_recv().is_ok() {}
+    assert_eq!(watched.observations.try_recv(), Err(mpsc::error::TryRecvError::Disconnected));
+}
+
+#[tokio::test]
+async fn a_dropped_watch_ends() {
+    let machine = Machine::new(&[card(0)]);
+    let Watched { feed, mut observations, .. } = Watched::start(&machine.source());
+    drop(feed);
+    let drained = async { while observations.recv().await.is_some() {} };
+    tokio::time::timeout(DEADLINE, drained).await.unwrap();
+}
