@@ -42,6 +42,11 @@ impl Quantity {
         (self.nanos % NANOS == 0).then(|| i64::try_from(self.nanos / NANOS).ok()).flatten()
     }
 
+    /// The value in thousandths of a unit, rounded up as Kubernetes does.
+    pub fn thousandths(self) -> i128 {
+        self.nanos.div_euclid(NANOS / 1000) + i128::from(self.nanos.rem_euclid(NANOS / 1000) != 0)
+    }
+
     /// The value if it is a whole number of units and not negative.
     pub fn unsigned(self) -> Option<u64> {
         self.integer().and_then(|units| u64::try_from(units).ok())

@@ -49,6 +49,16 @@ fn a_fraction_is_not_an_integer() {
     assert_eq!("-1".parse::<Quantity>().unwrap().unsigned(), None);
 }
 
+#[rstest]
+#[case("250m", 250)]
+#[case("4", 4_000)]
+#[case("1n", 1)]
+#[case("-1500u", -1)]
+#[case("16Gi", 17_179_869_184_000)]
+fn thousandths_are_rounded_up(#[case] text: &str, #[case] thousandths: i128) {
+    assert_eq!(text.parse::<Quantity>().unwrap().thousandths(), thousandths);
+}
+
 #[test]
 fn json_takes_strings_and_numbers() {
     let values: Vec<Quantity> = serde_json::from_str(r#"["16Gi", 100, 0.5]"#).unwrap();

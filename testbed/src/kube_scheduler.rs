@@ -1,0 +1,339 @@
+//! A scheduling loop that behaves as kube-scheduler does towards pods, nodes and extenders.
+//!
+//! It reads a real `KubeSchedulerConfiguration`, watches the API server over HTTP, and calls extenders over HTTP:
+//! one scheduling cycle at a time, binding cycles beside it. It never preempts, but says where preemption would be tried.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client, ResourceExt};
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
+use tracing::debug;
+
+use amounts::Amounts;
+use binding::Binder;
+use cache::Cache;
+use cycle::{Cycle, Failure};
+use queue::Queue;
+use report::{News, Report};
+
+pub use configuration::{Configuration, ConfigurationError, ExtenderConfiguration, ManagedResource};
+pub use diagnosis::{Diagnosis, Refusal};
+pub use extender::{Extender, ExtenderError, Filtered};
+
+mod amounts;
+mod binding;
+mod cache;
+mod configuration;
+mod cycle;
+mod diagnosis;
+mod extender;
+mod fit;
+mod queue;
+mod report;
+
+/// How an attempt to schedule a pod ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The pod is on this node.
+    Bound(String),
+    /// No node fits.
+    NoFit(Diagnosis),
+    /// An extender or the API server failed.
+    Error(String),
+}
+
+/// One attempt to schedule a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attempt {
+    /// `namespace/name`.
+    pub pod: String,
+    /// How it ended.
+    pub outcome: Outcome,
+}
+
+/// What is not in the configuration.
+#[derive(Debug, Default)]
+pub struct Options {
+    /// Seed of the choice among nodes of equal score; the first name wins without one.
+    pub seed: Option<u64>,
+    /// Where to tell every attempt.
+    pub journal: Option<mpsc::UnboundedSender<Attempt>>,
+}
+
+/// A running loop; dropped, it stops at once, with whatever it had in flight.
+#[derive(Debug)]
+pub struct KubeScheduler {
+    _loop: AbortOnDropHandle<()>,
+}
+
+impl KubeScheduler {
+    /// Starts a loop on the API server that `client` talks to.
+    pub fn start(client: &Client, configuration: &Configuration, options: Options) -> Result<Self, ConfigurationError> {
+        configuration.check_reachable()?;
+        let state = Loop::new(client.clone(), configuration, options);
+        Ok(Self { _loop: AbortOnDropHandle::new(tokio::spawn(state.run(client.clone()))) })
+    }
+}
+
+/// What happens to the loop.
+#[derive(Debug)]
+enum Input {
+    Node(Box<watcher::Event<Node>>),
+    Pod(Box<watcher::Event<Pod>>),
+    BindingEnded { uid: String, pod: Arc<Pod>, node: String, result: Result<(), String> },
+}
+
+/// Names or UIDs seen since a list began.
+#[derive(Debug, Default)]
+struct Listing {
+    seen: BTreeSet<String>,
+    synced: bool,
+}
+
+struct Loop {
+    configuration: Configuration,
+    cache: Cache,
+    queue: Queue,
+    cycle: Cycle,
+    binder: Binder,
+    bindings: JoinSet<()>,
+    nodes: Listing,
+    pods: Listing,
+    journal: Option<mpsc::UnboundedSender<Attempt>>,
+    reports: Option<mpsc::UnboundedSender<Report>>,
+    own_inbox: Option<mpsc::UnboundedSender<Input>>,
+}
+
+impl Loop {
+    fn new(client: Client, configuration: &Configuration, options: Options) -> Self {
+        let extenders: Vec<Extender> = configuration.extenders.iter().cloned().map(Extender::new).collect();
+        Self {
+            cache: Cache::default(),
+            queue: Queue::new(configuration.initial_backoff, configuration.max_backoff),
+            binder: Binder::new(client, &extenders),
+            cycle: Cycle { extenders, ignored: configuration.ignored_resources(), ties: options.seed.map(StdRng::seed_from_u64) },
+            configuration: configuration.clone(),
+            bindings: JoinSet::new(),
+            nodes: Listing::default(),
+            pods: Listing::default(),
+            journal: options.journal,
+            reports: None,
+            own_inbox: None,
+        }
+    }
+
+    async fn run(mut self, client: Client) {
+        let (sender, mut inbox) = mpsc::unbounded_channel();
+        let (reports, written) = mpsc::unbounded_channel();
+        let component = self.configuration.schedulers.first().cloned().unwrap_or_default();
+        self.reports = Some(reports);
+        self.own_inbox = Some(sender.clone());
+        let _helpers = [
+            AbortOnDropHandle::new(tokio::spawn(watch(Api::<Node>::all(client.clone()), Input::Node, sender.clone()))),
+            AbortOnDropHandle::new(tokio::spawn(watch(Api::<Pod>::all(client.clone()), Input::Pod, sender))),
+            AbortOnDropHandle::new(tokio::spawn(report::write_all(client, component, written))),
+        ];
+        loop {
+            while let Ok(input) = inbox.try_recv() {
+                self.take(input);
+            }
+            while self.bindings.try_join_next().is_some() {}
+            let ready = self.nodes.synced && self.pods.synced;
+            if let Some((uid, pod)) = ready.then(|| self.queue.pop(Instant::now())).flatten() {
+                self.schedule(&uid, pod).await;
+                continue;
+            }
+            let wake = self.queue.next_change();
+            let timer = async {
+                match wake {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                input = inbox.recv() => if let Some(input) = input { self.take(input) },
+                () = timer => {}
+            }
+        }
+    }
+
+    fn take(&mut self, input: Input) {
+        match input {
+            Input::Node(event) => self.take_node(*event),
+            Input::Pod(event) => self.take_pod(*event),
+            Input::BindingEnded { uid, pod, node, result } => self.end_binding(&uid, &pod, node, result),
+        }
+    }
+
+    fn take_node(&mut self, event: watcher::Event<Node>) {
+        let changed = match event {
+            watcher::Event::Init => {
+                self.nodes.seen.clear();
+                false
+            }
+            watcher::Event::InitApply(node) => {
+                self.nodes.seen.insert(node.name_any());
+                self.cache.put_node(&node.name_any(), node)
+            }
+            watcher::Event::InitDone => {
+                self.nodes.synced = true;
+                let gone: Vec<String> = self.cache.node_names().filter(|name| !self.nodes.seen.contains(*name)).cloned().collect();
+                gone.iter().filter(|name| self.cache.remove_node(name)).count() > 0
+            }
+            watcher::Event::Apply(node) => self.cache.put_node(&node.name_any(), node),
+            watcher::Event::Delete(node) => self.cache.remove_node(&node.name_any()),
+        };
+        self.wake_if(changed);
+    }
+
+    fn take_pod(&mut self, event: watcher::Event<Pod>) {
+        match event {
+            watcher::Event::Init => self.pods.seen.clear(),
+            watcher::Event::InitApply(pod) => {
+                self.pods.seen.extend(pod.uid());
+                self.put_pod(pod);
+            }
+            watcher::Event::InitDone => {
+                self.pods.synced = true;
+                let known: BTreeSet<String> = self.cache.uids().chain(self.queue.uids()).cloned().collect();
+                for uid in known.difference(&std::mem::take(&mut self.pods.seen)) {
+                    self.forget(uid);
+                }
+            }
+            watcher::Event::Apply(pod) => self.put_pod(pod),
+            watcher::Event::Delete(pod) => self.forget(&pod.uid().unwrap_or_default()),
+        }
+    }
+
+    fn put_pod(&mut self, pod: Pod) {
+        let Some(uid) = pod.uid() else { return };
+        let spec = pod.spec.as_ref();
+        let node = spec.and_then(|spec| spec.node_name.clone()).filter(|name| !name.is_empty());
+        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+        if matches!(phase, Some("Succeeded" | "Failed")) {
+            self.forget(&uid);
+        } else if let Some(node) = node {
+            self.queue.remove(&uid);
+            let new = self.cache.bind(&uid, &node, &pod);
+            self.wake_if(new);
+        } else if pod.metadata.deletion_timestamp.is_some() {
+            if !self.cache.is_assumed(&uid) {
+                self.forget(&uid);
+            }
+        } else if self.is_ours(&pod) {
+            self.queue.put(&uid, Arc::new(pod), Instant::now());
+        }
+    }
+
+    fn is_ours(&self, pod: &Pod) -> bool {
+        let spec = pod.spec.as_ref();
+        let scheduler = spec.and_then(|spec| spec.scheduler_name.as_deref()).unwrap_or("default-scheduler");
+        let gated = spec.and_then(|spec| spec.scheduling_gates.as_ref()).is_some_and(|gates| !gates.is_empty());
+        self.configuration.schedulers.contains(scheduler) && !gated
+    }
+
+    fn forget(&mut self, uid: &str) {
+        self.queue.remove(uid);
+        let held = self.cache.release(uid);
+        self.wake_if(held);
+    }
+
+    fn wake_if(&mut self, something_changed: bool) {
+        if something_changed {
+            self.queue.wake_all(Instant::now());
+        }
+    }
+
+    async fn schedule(&mut self, uid: &str, pod: Arc<Pod>) {
+        let found = match Amounts::of_pod(&pod) {
+            Ok(request) => self.cycle.place(&pod, &request, &self.cache.snapshot()).await.map(|node| (node, request)),
+            Err(error) => Err(Failure::Error(error.to_string())),
+        };
+        match found {
+            Ok((node, request)) => {
+                self.cache.assume(uid, &node, request);
+                self.start_binding(uid.to_owned(), pod, node);
+            }
+            Err(Failure::NoFit(diagnosis)) => {
+                self.queue.park(uid, Instant::now());
+                self.report(uid, &pod, News::Unschedulable(diagnosis.message()));
+                self.tell(&pod, Outcome::NoFit(diagnosis));
+            }
+            Err(Failure::Error(message)) => self.fail(uid, &pod, message),
+        }
+    }
+
+    fn start_binding(&mut self, uid: String, pod: Arc<Pod>, node: String) {
+        let Some(inbox) = self.own_inbox.clone() else { return };
+        let binder = self.binder.clone();
+        self.bindings.spawn(async move {
+            let result = binder.bind(&pod, &uid, &node).await;
+            // The loop is gone if nobody listens; there is nothing left to tell.
+            let _ = inbox.send(Input::BindingEnded { uid, pod, node, result });
+        });
+    }
+
+    /// After a failed binding the pod is tried again, unless the watch has shown meanwhile that it is bound after all.
+    fn end_binding(&mut self, uid: &str, pod: &Arc<Pod>, node: String, result: Result<(), String>) {
+        match result {
+            Ok(()) => {
+                self.report(uid, pod, News::Scheduled(node.clone()));
+                self.tell(pod, Outcome::Bound(node));
+            }
+            Err(message) if self.cache.is_assumed(uid) => {
+                self.cache.release(uid);
+                self.queue.wake_all(Instant::now());
+                self.fail(uid, pod, message);
+            }
+            Err(message) => debug!(pod = pod.name_any(), message, "the binding failed, but the pod is bound or gone"),
+        }
+    }
+
+    fn fail(&mut self, uid: &str, pod: &Arc<Pod>, message: String) {
+        self.queue.retry(uid, Instant::now());
+        self.report(uid, pod, News::Failed(message.clone()));
+        self.tell(pod, Outcome::Error(message));
+    }
+
+    fn report(&self, uid: &str, pod: &Arc<Pod>, news: News) {
+        let newest = self.queue.get(uid).unwrap_or(pod);
+        if let Some(reports) = &self.reports {
+            // The writer ends only with the loop.
+            let _ = reports.send((Arc::clone(newest), news));
+        }
+    }
+
+    fn tell(&self, pod: &Pod, outcome: Outcome) {
+        if let Some(journal) = &self.journal {
+            let attempt = Attempt { pod: format!("{}/{}", report::namespace(pod), pod.name_any()), outcome };
+            // Whoever kept the journal may have stopped reading it.
+            let _ = journal.send(attempt);
+        }
+    }
+}
+
+async fn watch<K>(api: Api<K>, wrap: fn(Box<watcher::Event<K>>) -> Input, inbox: mpsc::UnboundedSender<Input>)
+where
+    K: kube::Resource + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
+{
+    let mut events = watcher(api, watcher::Config::default()).default_backoff().boxed();
+    while let Some(event) = events.next().await {
+        match event {
+            Ok(event) => {
+                if inbox.send(wrap(Box::new(event))).is_err() {
+                    return;
+                }
+            }
+            Err(error) => debug!(%error, "a watch of the scheduling loop starts again"),
+        }
+    }
+}

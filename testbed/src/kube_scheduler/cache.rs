@@ -1,0 +1,162 @@
+//! What the loop knows of nodes and of the pods on them, assumed ones included.
+//!
+//! Pure. A pod counts on its node from the moment it is assumed until it is terminal, gone or forgotten.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Node, Pod};
+
+use super::amounts::Amounts;
+
+/// One node as the filters see it.
+#[derive(Clone, Debug)]
+pub(super) struct NodeView {
+    pub(super) node: Arc<Node>,
+    pub(super) allocatable: Amounts,
+    pub(super) used: Amounts,
+}
+
+#[derive(Debug)]
+struct Holding {
+    node: String,
+    amounts: Amounts,
+    assumed: bool,
+}
+
+/// Nodes by name and the holdings of pods by UID.
+#[derive(Debug, Default)]
+pub(super) struct Cache {
+    nodes: BTreeMap<String, (Arc<Node>, Amounts)>,
+    used: HashMap<String, Amounts>,
+    holdings: HashMap<String, Holding>,
+}
+
+impl Cache {
+    /// Takes note of a node; tells whether anything that scheduling looks at is new.
+    pub(super) fn put_node(&mut self, name: &str, node: Node) -> bool {
+        let changed = self.nodes.get(name).is_none_or(|(old, _)| is_changed(old, &node));
+        let allocatable = Amounts::allocatable(&node);
+        self.nodes.insert(name.to_owned(), (Arc::new(node), allocatable));
+        changed
+    }
+
+    pub(super) fn remove_node(&mut self, name: &str) -> bool {
+        self.nodes.remove(name).is_some()
+    }
+
+    pub(super) fn node_names(&self) -> impl Iterator<Item = &String> {
+        self.nodes.keys()
+    }
+
+    pub(super) fn uids(&self) -> impl Iterator<Item = &String> {
+        self.holdings.keys()
+    }
+
+    /// All nodes, by name.
+    pub(super) fn snapshot(&self) -> BTreeMap<String, NodeView> {
+        let view = |name: &String, node: &Arc<Node>, allocatable: &Amounts| NodeView {
+            node: Arc::clone(node),
+            allocatable: allocatable.clone(),
+            used: self.used.get(name).cloned().unwrap_or_default(),
+        };
+        self.nodes.iter().map(|(name, (node, allocatable))| (name.clone(), view(name, node, allocatable))).collect()
+    }
+
+    /// Counts a pod on a node before it is bound.
+    pub(super) fn assume(&mut self, uid: &str, node: &str, amounts: Amounts) {
+        self.hold(uid, Holding { node: node.to_owned(), amounts, assumed: true });
+    }
+
+    /// Counts a bound pod; tells whether that was not known.
+    pub(super) fn bind(&mut self, uid: &str, node: &str, pod: &Pod) -> bool {
+        let known = self.holdings.get(uid).is_some_and(|held| held.node == node && !held.assumed);
+        if !known {
+            // The API server has accepted the pod, so its quantities parse.
+            let amounts = Amounts::of_pod(pod).unwrap_or_default();
+            self.hold(uid, Holding { node: node.to_owned(), amounts, assumed: false });
+        }
+        !known
+    }
+
+    pub(super) fn is_assumed(&self, uid: &str) -> bool {
+        self.holdings.get(uid).is_some_and(|held| held.assumed)
+    }
+
+    /// Stops counting a pod; tells whether it was counted.
+    pub(super) fn release(&mut self, uid: &str) -> bool {
+        let Some(held) = self.holdings.remove(uid) else { return false };
+        if let Some(used) = self.used.get_mut(&held.node) {
+            used.subtract(&held.amounts);
+        }
+        true
+    }
+
+    fn hold(&mut self, uid: &str, holding: Holding) {
+        self.release(uid);
+        self.used.entry(holding.node.clone()).or_default().add(&holding.amounts);
+        self.holdings.insert(uid.to_owned(), holding);
+    }
+}
+
+fn is_changed(old: &Node, new: &Node) -> bool {
+    let allocatable = |node: &Node| node.status.as_ref().and_then(|status| status.allocatable.clone());
+    let (before, after) = (&old.metadata, &new.metadata);
+    old.spec != new.spec
+        || before.labels != after.labels
+        || before.annotations != after.annotations
+        || allocatable(old) != allocatable(new)
+        || conditions(old) != conditions(new)
+}
+
+/// Types and values of a node's conditions, without their heartbeats.
+fn conditions(node: &Node) -> BTreeMap<&str, &str> {
+    let all = node.status.iter().filter_map(|status| status.conditions.as_ref()).flatten();
+    all.map(|condition| (condition.type_.as_str(), condition.status.as_str())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn node(gpu_mem: u32) -> Node {
+        let allocatable = json!({"a/b": gpu_mem.to_string()});
+        let status = json!({"allocatable": allocatable, "conditions": [{"type": "Ready", "status": "True"}]});
+        serde_json::from_value(json!({"metadata": {"name": "n"}, "status": status})).unwrap()
+    }
+
+    fn pod(amount: &str) -> Pod {
+        let containers = json!([{"name": "c", "resources": {"requests": {"a/b": amount}}}]);
+        serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": {"containers": containers}})).unwrap()
+    }
+
+    fn used(cache: &Cache) -> i128 {
+        cache.snapshot()["n"].used.get("a/b")
+    }
+
+    #[test]
+    fn a_pod_counts_once_from_assumption_to_release() {
+        let mut cache = Cache::default();
+        assert!(cache.put_node("n", node(10)));
+        cache.assume("u", "n", Amounts::of_pod(&pod("3")).unwrap());
+        assert_eq!(used(&cache), 3_000);
+        assert!(cache.is_assumed("u"));
+        assert!(cache.bind("u", "n", &pod("3")));
+        assert!(!cache.bind("u", "n", &pod("3")), "seen already");
+        assert_eq!(used(&cache), 3_000);
+        assert!(cache.release("u") && !cache.release("u"));
+        assert_eq!(used(&cache), 0);
+    }
+
+    #[test]
+    fn a_heartbeat_is_no_change() {
+        let mut cache = Cache::default();
+        cache.put_node("n", node(10));
+        let mut beat = node(10);
+        beat.metadata.resource_version = Some("7".to_owned());
+        assert!(!cache.put_node("n", beat));
+        assert!(cache.put_node("n", node(11)));
+    }
+}

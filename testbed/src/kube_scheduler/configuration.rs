@@ -1,0 +1,268 @@
+//! A `KubeSchedulerConfiguration` (`kubescheduler.config.k8s.io/v1`), read as kube-scheduler reads it.
+//!
+//! Keeps what the loop acts on: the profiles' names, the back-off and the extenders. Plugins and their arguments
+//! are not simulated, so they are read over; an extender's fields are all checked, because a misspelt one matters.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, Error as _};
+
+const API_VERSION: &str = "kubescheduler.config.k8s.io/v1";
+const KIND: &str = "KubeSchedulerConfiguration";
+const DEFAULT_SCHEDULER: &str = "default-scheduler";
+/// What kube-scheduler waits for an extender that names no timeout.
+const DEFAULT_HTTP_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The part of the configuration that the loop acts on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Configuration {
+    /// `schedulerName` of every profile: pods of other schedulers are left alone.
+    pub schedulers: BTreeSet<String>,
+    /// In the order in which they are called: as written, ignorable ones last.
+    pub extenders: Vec<ExtenderConfiguration>,
+    /// Wait after a pod's first failed attempt; doubled with each further one.
+    pub initial_backoff: Duration,
+    /// The longest wait.
+    pub max_backoff: Duration,
+}
+
+/// One extender.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ExtenderConfiguration {
+    /// Where it is, without the verbs.
+    pub url_prefix: String,
+    /// Path of `filter`; empty if it does not filter.
+    #[serde(default)]
+    pub filter_verb: String,
+    /// Path of `preempt`; read but never called, the loop does not preempt.
+    #[serde(default)]
+    pub preempt_verb: String,
+    /// Path of `prioritize`; empty if it does not score.
+    #[serde(default)]
+    pub prioritize_verb: String,
+    /// Factor of its scores.
+    #[serde(default)]
+    pub weight: i64,
+    /// Path of `bind`; empty if it does not bind.
+    #[serde(default)]
+    pub bind_verb: String,
+    /// Whether it is reached over TLS, which the loop cannot do: see [`Configuration::with_extenders_at`].
+    #[serde(default, rename = "enableHTTPS")]
+    pub enable_https: bool,
+    /// Certificates for TLS.
+    #[serde(default, rename = "tlsConfig")]
+    tls_config: Option<serde_json::Value>,
+    /// How long one call may take.
+    #[serde(default = "default_http_timeout", deserialize_with = "duration")]
+    pub http_timeout: Duration,
+    /// Whether it is sent names of nodes instead of nodes.
+    #[serde(default)]
+    pub node_cache_capable: bool,
+    /// It is asked about pods that name one of these; about all pods if empty.
+    #[serde(default)]
+    pub managed_resources: Vec<ManagedResource>,
+    /// Whether scheduling goes on when it fails.
+    #[serde(default)]
+    pub ignorable: bool,
+}
+
+/// A resource that an extender manages.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ManagedResource {
+    /// Its name.
+    pub name: String,
+    /// Whether the loop itself leaves it out when it checks the fit.
+    #[serde(default)]
+    pub ignored_by_scheduler: bool,
+}
+
+/// Why a configuration is refused.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigurationError {
+    /// The file cannot be read.
+    #[error("cannot read {path}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The text is no configuration.
+    #[error("not a KubeSchedulerConfiguration")]
+    Parse(#[source] serde_yaml_ng::Error),
+    /// A rule that kube-scheduler applies at its start.
+    #[error("{field}: {rule}")]
+    Rule {
+        /// The field.
+        field: String,
+        /// What is wrong with it.
+        rule: String,
+    },
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Document {
+    api_version: String,
+    kind: String,
+    #[serde(default)]
+    profiles: Vec<Profile>,
+    #[serde(default)]
+    extenders: Vec<ExtenderConfiguration>,
+    pod_initial_backoff_seconds: Option<u64>,
+    pod_max_backoff_seconds: Option<u64>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Profile {
+    scheduler_name: Option<String>,
+}
+
+impl Configuration {
+    /// Reads a file.
+    pub fn read(path: &Path) -> Result<Self, ConfigurationError> {
+        let fail = |source| ConfigurationError::Read { path: path.to_owned(), source };
+        std::fs::read_to_string(path).map_err(fail)?.parse()
+    }
+
+    /// The same configuration with every extender at an `http://` address: scheme, host, port and TLS are replaced,
+    /// the path stays.
+    #[must_use]
+    pub fn with_extenders_at(mut self, origin: &str) -> Self {
+        for extender in &mut self.extenders {
+            let path = extender.url_prefix.split_once("://").and_then(|(_, rest)| rest.split_once('/'));
+            extender.url_prefix = format!("{origin}/{}", path.map_or("", |(_, path)| path));
+            extender.enable_https = false;
+            extender.tls_config = None;
+        }
+        self
+    }
+
+    /// Refuses what the loop cannot do although kube-scheduler can.
+    pub(super) fn check_reachable(&self) -> Result<(), ConfigurationError> {
+        match self.extenders.iter().position(|extender| extender.enable_https) {
+            Some(idx) => {
+                let text = "the testbed's scheduling loop reaches extenders over plain HTTP only".to_owned();
+                Err(rule(&format!("extenders[{idx}].enableHTTPS"), text))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Resources that are left out of the aggregate fit.
+    pub(super) fn ignored_resources(&self) -> BTreeSet<String> {
+        let managed = self.extenders.iter().flat_map(|e| &e.managed_resources);
+        managed.filter(|m| m.ignored_by_scheduler).map(|m| m.name.clone()).collect()
+    }
+}
+
+impl FromStr for Configuration {
+    type Err = ConfigurationError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigurationError> {
+        let document: Document = serde_yaml_ng::from_str(text).map_err(ConfigurationError::Parse)?;
+        document.check()?;
+        let names = document.profiles.into_iter().map(|p| p.scheduler_name.unwrap_or_else(|| DEFAULT_SCHEDULER.to_owned()));
+        let mut schedulers: BTreeSet<String> = names.collect();
+        if schedulers.is_empty() {
+            schedulers.insert(DEFAULT_SCHEDULER.to_owned());
+        }
+        let mut extenders = document.extenders;
+        extenders.sort_by_key(|extender| extender.ignorable);
+        Ok(Self {
+            schedulers,
+            extenders,
+            initial_backoff: Duration::from_secs(document.pod_initial_backoff_seconds.unwrap_or(1)),
+            max_backoff: Duration::from_secs(document.pod_max_backoff_seconds.unwrap_or(10)),
+        })
+    }
+}
+
+impl Document {
+    fn check(&self) -> Result<(), ConfigurationError> {
+        if self.api_version != API_VERSION || self.kind != KIND {
+            return Err(rule("apiVersion", format!("is {} {}, not {API_VERSION} {KIND}", self.api_version, self.kind)));
+        }
+        let mut managed = BTreeSet::new();
+        for (idx, extender) in self.extenders.iter().enumerate() {
+            extender.check().map_err(|(field, text)| rule(&format!("extenders[{idx}].{field}"), text))?;
+            let names = extender.managed_resources.iter().map(|m| &m.name);
+            if let Some(twice) = names.filter(|name| !managed.insert(*name)).max() {
+                return Err(rule(&format!("extenders[{idx}].managedResources"), format!("{twice} is managed twice")));
+            }
+        }
+        if self.extenders.iter().filter(|e| !e.bind_verb.is_empty()).count() > 1 {
+            return Err(rule("extenders", "more than one of them binds".to_owned()));
+        }
+        Ok(())
+    }
+}
+
+impl ExtenderConfiguration {
+    fn check(&self) -> Result<(), (&'static str, String)> {
+        let scheme = if self.enable_https { "https://" } else { "http://" };
+        if !self.url_prefix.starts_with(scheme) {
+            return Err(("urlPrefix", format!("{:?} does not begin with {scheme}", self.url_prefix)));
+        }
+        if self.tls_config.is_some() && !self.enable_https {
+            return Err(("tlsConfig", "has no meaning without enableHTTPS".to_owned()));
+        }
+        if !self.prioritize_verb.is_empty() && self.weight <= 0 {
+            return Err(("weight", "an extender that prioritizes needs a positive weight".to_owned()));
+        }
+        match self.managed_resources.iter().find(|m| !m.name.contains('/')) {
+            Some(plain) => Err(("managedResources", format!("{:?} is no extended resource", plain.name))),
+            None => Ok(()),
+        }
+    }
+}
+
+fn rule(field: &str, rule: String) -> ConfigurationError {
+    ConfigurationError::Rule { field: field.to_owned(), rule }
+}
+
+fn default_http_timeout() -> Duration {
+    DEFAULT_HTTP_TIMEOUT
+}
+
+/// A duration as Go writes it; zero means the default.
+fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let parsed = parse_duration(&text).ok_or_else(|| D::Error::custom(format!("{text:?} is no duration such as 500ms or 1m30s")))?;
+    Ok(if parsed.is_zero() { DEFAULT_HTTP_TIMEOUT } else { parsed })
+}
+
+fn parse_duration(text: &str) -> Option<Duration> {
+    if text == "0" {
+        return Some(Duration::ZERO);
+    }
+    let mut rest = text;
+    let mut total = Duration::ZERO;
+    while !rest.is_empty() {
+        let number_len = rest.bytes().take_while(|b| b.is_ascii_digit() || *b == b'.').count();
+        let (number, tail) = rest.split_at(number_len);
+        let unit_len = tail.bytes().take_while(u8::is_ascii_alphabetic).count();
+        let (unit, tail) = tail.split_at(unit_len);
+        let seconds = match unit {
+            "ms" => 0.001,
+            "s" => 1.0,
+            "m" => 60.0,
+            "h" => 3600.0,
+            _ => return None,
+        };
+        total += Duration::try_from_secs_f64(number.parse::<f64>().ok()? * seconds).ok()?;
+        rest = tail;
+    }
+    (!text.is_empty()).then_some(total)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,94 @@
+use std::error::Error;
+use std::time::Duration;
+
+use rstest::rstest;
+
+use super::{Configuration, parse_duration};
+
+const HEAD: &str = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n";
+
+fn with(extender: &str) -> String {
+    format!("{HEAD}extenders:\n- urlPrefix: http://127.0.0.1:1/gpushare-scheduler\n{extender}")
+}
+
+#[test]
+fn everything_that_is_written_is_read() {
+    let text = format!(
+        "{HEAD}leaderElection: {{leaderElect: false}}
+podMaxBackoffSeconds: 3
+profiles: [{{schedulerName: gpushare}}, {{pluginConfig: []}}]
+extenders:
+- urlPrefix: http://a:1/x
+  ignorable: true
+- urlPrefix: http://b:2/y
+  filterVerb: filter
+  prioritizeVerb: prioritize
+  weight: 2
+  bindVerb: bind
+  httpTimeout: 1m0.5s
+  nodeCacheCapable: true
+  managedResources: [{{name: aliyun.com/gpu-mem, ignoredByScheduler: true}}]
+"
+    );
+    let configuration: Configuration = text.parse().unwrap();
+    let prefixes: Vec<_> = configuration.extenders.iter().map(|e| e.url_prefix.as_str()).collect();
+    assert_eq!(prefixes, ["http://b:2/y", "http://a:1/x"], "ignorable extenders are called last");
+    let timeouts: Vec<_> = configuration.extenders.iter().map(|e| e.http_timeout).collect();
+    assert_eq!(timeouts, [Duration::from_millis(60_500), Duration::from_secs(5)]);
+    assert_eq!(configuration.schedulers.iter().collect::<Vec<_>>(), ["default-scheduler", "gpushare"]);
+    assert_eq!(configuration.ignored_resources().iter().collect::<Vec<_>>(), ["aliyun.com/gpu-mem"]);
+    assert_eq!((configuration.initial_backoff, configuration.max_backoff), (Duration::from_secs(1), Duration::from_secs(3)));
+}
+
+#[test]
+fn another_address_keeps_the_path() {
+    let configuration: Configuration = with("").parse().unwrap();
+    let moved = configuration.with_extenders_at("http://127.0.0.1:4242");
+    assert_eq!(moved.extenders[0].url_prefix, "http://127.0.0.1:4242/gpushare-scheduler");
+}
+
+#[test]
+fn tls_is_refused_unless_the_address_is_replaced() {
+    let text =
+        format!("{HEAD}extenders:\n- urlPrefix: https://x.svc:12345/gpushare-scheduler\n  enableHTTPS: true\n  tlsConfig: {{caFile: /ca}}");
+    let configuration: Configuration = text.parse().unwrap();
+    let error = configuration.check_reachable().unwrap_err().to_string();
+    assert_eq!(error, "extenders[0].enableHTTPS: the testbed's scheduling loop reaches extenders over plain HTTP only");
+    let moved = configuration.with_extenders_at("http://127.0.0.1:1");
+    assert_eq!(moved.extenders[0].url_prefix, "http://127.0.0.1:1/gpushare-scheduler");
+    moved.check_reachable().unwrap();
+}
+
+#[rstest]
+#[case::scheme("  enableHTTPS: true", "extenders[0].urlPrefix: \"http://127.0.0.1:1/gpushare-scheduler\" does not begin with https://")]
+#[case::certificates("  tlsConfig: {insecure: true}", "extenders[0].tlsConfig: has no meaning without enableHTTPS")]
+#[case::no_weight("  prioritizeVerb: p", "extenders[0].weight: an extender that prioritizes needs a positive weight")]
+#[case::core_resource("  managedResources: [{name: cpu}]", "extenders[0].managedResources: \"cpu\" is no extended resource")]
+#[case::managed_twice("  managedResources: [{name: a/b}, {name: a/b}]", "extenders[0].managedResources: a/b is managed twice")]
+#[case::two_binders("  bindVerb: b\n- urlPrefix: http://x\n  bindVerb: b", "extenders: more than one of them binds")]
+fn rules_of_kube_scheduler(#[case] extender: &str, #[case] message: &str) {
+    assert_eq!(with(extender).parse::<Configuration>().unwrap_err().to_string(), message);
+}
+
+#[rstest]
+#[case::misspelt("  filterverb: filter", "unknown field `filterverb`")]
+#[case::bad_timeout("  httpTimeout: 5", "no duration")]
+fn malformed(#[case] extender: &str, #[case] cause: &str) {
+    let error = with(extender).parse::<Configuration>().unwrap_err();
+    let source = error.source().unwrap().to_string();
+    assert!(source.contains(cause), "{source}");
+}
+
+#[rstest]
+#[case("5s", Some(5_000))]
+#[case("100ms", Some(100))]
+#[case("1h2m3s", Some(3_723_000))]
+#[case("0", Some(0))]
+#[case("", None)]
+#[case("5", None)]
+#[case("s", None)]
+#[case("5 s", None)]
+#[case("-1s", None)]
+fn durations(#[case] text: &str, #[case] millis: Option<u64>) {
+    assert_eq!(parse_duration(text), millis.map(Duration::from_millis));
+}

@@ -1,0 +1,87 @@
+//! Why a pod found no node: per node its reasons, and the sentence that kube-scheduler makes of them.
+
+use std::collections::BTreeMap;
+
+/// Why one node was refused.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Refusal {
+    /// In the filters' or the extender's words.
+    pub reasons: Vec<String>,
+    /// Whether evicting pods cannot help.
+    pub unresolvable: bool,
+}
+
+/// Refusals by node; every node that was looked at is here.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Diagnosis {
+    /// Number of nodes in the cluster.
+    pub n_nodes: usize,
+    /// By node name.
+    pub refusals: BTreeMap<String, Refusal>,
+}
+
+impl Diagnosis {
+    /// Nodes on which kube-scheduler would try to preempt.
+    pub fn preemption_candidates(&self) -> Vec<&str> {
+        self.refusals.iter().filter(|(_, refusal)| !refusal.unresolvable).map(|(name, _)| name.as_str()).collect()
+    }
+
+    /// Adds a reason of an extender; a node that anybody calls unresolvable stays so.
+    pub(super) fn refuse(&mut self, node: &str, reason: &str, unresolvable: bool) {
+        let refusal = self.refusals.entry(node.to_owned()).or_default();
+        refusal.reasons.push(reason.to_owned());
+        refusal.unresolvable |= unresolvable;
+    }
+
+    /// The message of the pod's condition and event. As nothing is preempted, no victim is ever found.
+    pub fn message(&self) -> String {
+        let n_nodes = self.n_nodes;
+        if n_nodes == 0 {
+            return "no nodes available to schedule pods".to_owned();
+        }
+        let n_candidates = self.preemption_candidates().len();
+        let preemption = histogram([
+            ("No preemption victims found for incoming pod", n_candidates),
+            ("Preemption is not helpful for scheduling", n_nodes.saturating_sub(n_candidates)),
+        ]);
+        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        for reason in self.refusals.values().flat_map(|refusal| &refusal.reasons) {
+            *counts.entry(reason).or_default() += 1;
+        }
+        let head = format!("0/{n_nodes} nodes are available:");
+        format!("{head} {}. preemption: {head} {preemption}.", histogram(counts))
+    }
+}
+
+/// `1 this, 2 that`, sorted as text.
+fn histogram<'a>(counts: impl IntoIterator<Item = (&'a str, usize)>) -> String {
+    let counts = counts.into_iter().filter(|(_, count)| *count > 0);
+    let mut parts: Vec<String> = counts.map(|(reason, count)| format!("{count} {reason}")).collect();
+    parts.sort();
+    parts.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sentence_of_kube_scheduler() {
+        let mut diagnosis = Diagnosis { n_nodes: 3, ..Diagnosis::default() };
+        diagnosis.refuse("n1", "Insufficient aliyun.com/gpu-mem", false);
+        diagnosis.refuse("n2", "no GPU fits", true);
+        diagnosis.refuse("n3", "no GPU fits", true);
+        assert_eq!(
+            diagnosis.message(),
+            "0/3 nodes are available: 1 Insufficient aliyun.com/gpu-mem, 2 no GPU fits. \
+             preemption: 0/3 nodes are available: 1 No preemption victims found for incoming pod, \
+             2 Preemption is not helpful for scheduling."
+        );
+        assert_eq!(diagnosis.preemption_candidates(), ["n1"]);
+    }
+
+    #[test]
+    fn no_nodes_at_all() {
+        assert_eq!(Diagnosis::default().message(), "no nodes available to schedule pods");
+    }
+}

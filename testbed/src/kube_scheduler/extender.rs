@@ -1,0 +1,254 @@
+//! The client side of an extender: kube-scheduler's JSON over HTTP, and what it makes of the answers.
+//!
+//! Written from the scheduler's point of view and on its own, so that a mistake in the daemon's half shows.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Method, Request, StatusCode, header};
+use http_body_util::{BodyExt, Full};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use k8s_openapi::api::core::v1::{Container, Node, Pod};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::configuration::ExtenderConfiguration;
+
+/// Factor from an extender's 0..10 to the 0..100 of plugins.
+const SCORE_FACTOR: i64 = 10;
+
+/// An extender that can be called.
+#[derive(Clone, Debug)]
+pub struct Extender {
+    configuration: ExtenderConfiguration,
+    client: Client<HttpConnector, Full<Bytes>>,
+}
+
+/// Why a call of an extender failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ExtenderError {
+    /// The call took longer than `httpTimeout`.
+    #[error("post {url}: no answer within {timeout:?}")]
+    Timeout {
+        /// What was called.
+        url: String,
+        /// The limit.
+        timeout: Duration,
+    },
+    /// No connection, or it broke.
+    #[error("post {url}: {cause}")]
+    Transport {
+        /// What was called.
+        url: String,
+        /// Why.
+        cause: String,
+    },
+    /// Anything but 200; the body is not looked at.
+    #[error("failed {verb} with extender at URL {url}, code {code}")]
+    Status {
+        /// The verb.
+        verb: String,
+        /// What was called.
+        url: String,
+        /// HTTP status.
+        code: u16,
+    },
+    /// The answer is not the JSON that the verb calls for.
+    #[error("answer of {url}: {cause}")]
+    Answer {
+        /// What was called.
+        url: String,
+        /// Why.
+        cause: String,
+    },
+    /// The extender says so.
+    #[error("{0}")]
+    Refused(String),
+    /// A node in the answer that was not in the question.
+    #[error("extender {url:?} claims a filtered node {node:?} which is not found in the input node list")]
+    UnknownNode {
+        /// The extender.
+        url: String,
+        /// The node.
+        node: String,
+    },
+}
+
+/// What `filter` answered.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Filtered {
+    /// Nodes that fit.
+    pub passed: BTreeSet<String>,
+    /// Nodes that do not, with the reason.
+    pub failed: BTreeMap<String, String>,
+    /// Nodes that do not and where preemption cannot help, with the reason.
+    pub unresolvable: BTreeMap<String, String>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct Args<'a> {
+    pod: &'a Pod,
+    nodes: Option<Nodes<'a>>,
+    node_names: Option<Vec<&'a str>>,
+}
+
+#[derive(Serialize)]
+struct Nodes<'a> {
+    metadata: BTreeMap<&'a str, &'a str>,
+    items: Vec<&'a Node>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct FilterResult {
+    nodes: Option<NodesAnswer>,
+    node_names: Option<Vec<String>>,
+    failed_nodes: Option<BTreeMap<String, String>>,
+    failed_and_unresolvable_nodes: Option<BTreeMap<String, String>>,
+    #[serde(default)]
+    error: String,
+}
+
+#[derive(Deserialize)]
+struct NodesAnswer {
+    items: Option<Vec<Node>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct HostPriority {
+    host: String,
+    score: i64,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct BindingArgs<'a> {
+    pod_name: &'a str,
+    pod_namespace: &'a str,
+    #[serde(rename = "PodUID")]
+    pod_uid: &'a str,
+    node: &'a str,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct BindingResult {
+    #[serde(default)]
+    error: String,
+}
+
+impl Extender {
+    /// A client of the extender that the configuration names; nothing is sent yet.
+    pub fn new(configuration: ExtenderConfiguration) -> Self {
+        Self { configuration, client: Client::builder(TokioExecutor::new()).build(HttpConnector::new()) }
+    }
+
+    pub(super) fn is_ignorable(&self) -> bool {
+        self.configuration.ignorable
+    }
+
+    pub(super) fn is_filter(&self) -> bool {
+        !self.configuration.filter_verb.is_empty()
+    }
+
+    pub(super) fn is_prioritizer(&self) -> bool {
+        !self.configuration.prioritize_verb.is_empty()
+    }
+
+    pub(super) fn is_binder(&self) -> bool {
+        !self.configuration.bind_verb.is_empty()
+    }
+
+    /// Whether the extender wants to be asked about a pod.
+    pub fn is_interested(&self, pod: &Pod) -> bool {
+        let managed = &self.configuration.managed_resources;
+        let names = |container: &Container| {
+            let resources = container.resources.as_ref();
+            let named = |map: Option<&BTreeMap<String, _>>| map.is_some_and(|m| managed.iter().any(|r| m.contains_key(&r.name)));
+            named(resources.and_then(|r| r.requests.as_ref())) || named(resources.and_then(|r| r.limits.as_ref()))
+        };
+        let spec = pod.spec.as_ref();
+        let containers = spec.into_iter().flat_map(|s| s.containers.iter().chain(s.init_containers.iter().flatten()));
+        managed.is_empty() || containers.into_iter().any(names)
+    }
+
+    /// Asks which of the nodes fit.
+    pub async fn filter(&self, pod: &Pod, nodes: &BTreeMap<&str, &Node>) -> Result<Filtered, ExtenderError> {
+        let verb = &self.configuration.filter_verb;
+        let result: FilterResult = self.post(verb, &self.args(pod, nodes)).await?;
+        if !result.error.is_empty() {
+            return Err(ExtenderError::Refused(result.error));
+        }
+        let names = match (self.configuration.node_cache_capable, result.node_names, result.nodes) {
+            (true, Some(names), _) => names,
+            (_, _, Some(whole)) => whole.items.unwrap_or_default().into_iter().filter_map(|node| node.metadata.name).collect(),
+            _ => Vec::new(),
+        };
+        if let Some(unknown) = names.iter().find(|name| !nodes.contains_key(name.as_str())) {
+            return Err(ExtenderError::UnknownNode { url: self.configuration.url_prefix.clone(), node: unknown.clone() });
+        }
+        Ok(Filtered {
+            passed: names.into_iter().collect(),
+            failed: result.failed_nodes.unwrap_or_default(),
+            unresolvable: result.failed_and_unresolvable_nodes.unwrap_or_default(),
+        })
+    }
+
+    /// Asks for scores; they come weighted, on the scale of the loop's own.
+    pub async fn prioritize(&self, pod: &Pod, nodes: &BTreeMap<&str, &Node>) -> Result<BTreeMap<String, i64>, ExtenderError> {
+        let verb = &self.configuration.prioritize_verb;
+        let scores: Vec<HostPriority> = self.post(verb, &self.args(pod, nodes)).await?;
+        let weight = self.configuration.weight * SCORE_FACTOR;
+        Ok(scores.into_iter().map(|s| (s.host, s.score.saturating_mul(weight))).collect())
+    }
+
+    /// Has the extender bind a pod.
+    pub async fn bind(&self, namespace: &str, name: &str, uid: &str, node: &str) -> Result<(), ExtenderError> {
+        let args = BindingArgs { pod_name: name, pod_namespace: namespace, pod_uid: uid, node };
+        let result: BindingResult = self.post(&self.configuration.bind_verb, &args).await?;
+        if result.error.is_empty() { Ok(()) } else { Err(ExtenderError::Refused(result.error)) }
+    }
+
+    fn args<'a>(&self, pod: &'a Pod, nodes: &BTreeMap<&'a str, &'a Node>) -> Args<'a> {
+        if self.configuration.node_cache_capable {
+            Args { pod, nodes: None, node_names: Some(nodes.keys().copied().collect()) }
+        } else {
+            let items = nodes.values().copied().collect();
+            Args { pod, nodes: Some(Nodes { metadata: BTreeMap::new(), items }), node_names: None }
+        }
+    }
+
+    async fn post<A: DeserializeOwned>(&self, verb: &str, args: &impl Serialize) -> Result<A, ExtenderError> {
+        let url = format!("{}/{verb}", self.configuration.url_prefix.trim_end_matches('/'));
+        let timeout = self.configuration.http_timeout;
+        match tokio::time::timeout(timeout, self.exchange(&url, args)).await {
+            Err(_) => Err(ExtenderError::Timeout { url, timeout }),
+            Ok(Err(cause)) => Err(ExtenderError::Transport { url, cause }),
+            Ok(Ok((StatusCode::OK, body))) => {
+                serde_json::from_slice(&body).map_err(|error| ExtenderError::Answer { url, cause: error.to_string() })
+            }
+            Ok(Ok((status, _))) => Err(ExtenderError::Status { verb: verb.to_owned(), url, code: status.as_u16() }),
+        }
+    }
+
+    async fn exchange(&self, url: &str, args: &impl Serialize) -> Result<(StatusCode, Bytes), String> {
+        let body = serde_json::to_vec(args).map_err(|error| error.to_string())?;
+        let request = Request::builder().method(Method::POST).uri(url).header(header::CONTENT_TYPE, "application/json");
+        let request = request.body(Full::from(body)).map_err(|error| error.to_string())?;
+        let response = self.client.request(request).await.map_err(|error| chain(&error))?;
+        let status = response.status();
+        let body = response.into_body().collect().await.map_err(|error| chain(&error))?;
+        Ok((status, body.to_bytes()))
+    }
+}
+
+/// An error with its causes, innermost last.
+fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}

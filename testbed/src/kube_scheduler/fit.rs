@@ -1,0 +1,118 @@
+//! The in-tree filters that matter to gpushare, in kube-scheduler's order and words.
+//!
+//! Node affinity, volumes, ports and topology spread are not simulated.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::{Node, Pod, Taint, Toleration};
+
+use super::amounts::Amounts;
+use super::cache::NodeView;
+use super::diagnosis::Refusal;
+
+const UNSCHEDULABLE_TAINT: &str = "node.kubernetes.io/unschedulable";
+
+/// Why a node cannot take a pod; `None` if it can.
+pub(super) fn refusal(pod: &Pod, request: &Amounts, view: &NodeView, ignored: &BTreeSet<String>) -> Option<Refusal> {
+    let node = &*view.node;
+    let for_good = |reason: String| Some(Refusal { reasons: vec![reason], unresolvable: true });
+    if is_cordoned(node) && !tolerates_cordon(pod) {
+        return for_good("node(s) were unschedulable".to_owned());
+    }
+    if let Some(taint) = untolerated(pod, node) {
+        let value = taint.value.as_deref().unwrap_or_default();
+        return for_good(format!("node(s) had untolerated taint {{{}: {value}}}", taint.key));
+    }
+    if !selects(pod, node) {
+        return for_good("node(s) didn't match Pod's node affinity/selector".to_owned());
+    }
+    let (reasons, unresolvable) = request.shortages(&view.allocatable, &view.used, ignored);
+    (!reasons.is_empty()).then_some(Refusal { reasons, unresolvable })
+}
+
+fn is_cordoned(node: &Node) -> bool {
+    node.spec.as_ref().and_then(|spec| spec.unschedulable).unwrap_or(false)
+}
+
+fn tolerates_cordon(pod: &Pod) -> bool {
+    let effect = "NoSchedule".to_owned();
+    let taint = Taint { key: UNSCHEDULABLE_TAINT.to_owned(), effect, ..Taint::default() };
+    tolerations(pod).any(|toleration| tolerates(toleration, &taint))
+}
+
+fn untolerated<'a>(pod: &Pod, node: &'a Node) -> Option<&'a Taint> {
+    let taints = node.spec.iter().filter_map(|spec| spec.taints.as_ref()).flatten();
+    let mut blocking = taints.filter(|taint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute"));
+    blocking.find(|taint| !tolerations(pod).any(|toleration| tolerates(toleration, taint)))
+}
+
+fn tolerations(pod: &Pod) -> impl Iterator<Item = &Toleration> {
+    pod.spec.iter().filter_map(|spec| spec.tolerations.as_ref()).flatten()
+}
+
+/// An absent key, effect or operator stands for every key, every effect and `Equal`.
+fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
+    let given = |field: &Option<String>| field.clone().filter(|text| !text.is_empty());
+    let effect_matches = given(&toleration.effect).is_none_or(|effect| effect == taint.effect);
+    let key_matches = given(&toleration.key).is_none_or(|key| key == taint.key);
+    let exists = toleration.operator.as_deref() == Some("Exists");
+    let value_matches = exists || toleration.value.clone().unwrap_or_default() == taint.value.clone().unwrap_or_default();
+    effect_matches && key_matches && value_matches && (exists || given(&toleration.key).is_some())
+}
+
+fn selects(pod: &Pod, node: &Node) -> bool {
+    let labels: BTreeMap<String, String> = node.metadata.labels.clone().unwrap_or_default();
+    let mut wanted = pod.spec.iter().filter_map(|spec| spec.node_selector.as_ref()).flatten();
+    wanted.all(|(key, value)| labels.get(key) == Some(value))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn refused(pod_spec: &Value, node: &Value) -> Option<Refusal> {
+        let pod: Pod = serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": pod_spec})).unwrap();
+        let node: Node = serde_json::from_value(node.clone()).unwrap();
+        let allocatable = Amounts::allocatable(&node);
+        let view = NodeView { node: Arc::new(node), allocatable, used: Amounts::default() };
+        refusal(&pod, &Amounts::of_pod(&pod).unwrap(), &view, &BTreeSet::new())
+    }
+
+    fn node(spec: &Value) -> Value {
+        json!({"metadata": {"name": "n", "labels": {"zone": "a"}}, "spec": spec, "status": {"allocatable": {"pods": "10", "a/b": "4"}}})
+    }
+
+    fn spec(extra: &Value) -> Value {
+        let mut spec = json!({"containers": [{"name": "c", "resources": {"requests": {"a/b": "4"}}}]});
+        spec.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        spec
+    }
+
+    #[rstest]
+    #[case::plain(json!({}), json!({}), None)]
+    #[case::selected(json!({"nodeSelector": {"zone": "a"}}), json!({}), None)]
+    #[case::other_zone(json!({"nodeSelector": {"zone": "b"}}), json!({}), Some("node(s) didn't match Pod's node affinity/selector"))]
+    #[case::cordoned(json!({}), json!({"unschedulable": true}), Some("node(s) were unschedulable"))]
+    #[case::tainted(json!({}), json!({"taints": [{"key": "k", "value": "v", "effect": "NoSchedule"}]}), Some("node(s) had untolerated taint {k: v}"))]
+    #[case::preferred_taint(json!({}), json!({"taints": [{"key": "k", "effect": "PreferNoSchedule"}]}), None)]
+    #[case::tolerated(json!({"tolerations": [{"key": "k", "operator": "Exists"}]}), json!({"taints": [{"key": "k", "value": "v", "effect": "NoSchedule"}]}), None)]
+    #[case::other_value(json!({"tolerations": [{"key": "k", "value": "w"}]}), json!({"taints": [{"key": "k", "value": "v", "effect": "NoSchedule"}]}), Some("node(s) had untolerated taint {k: v}"))]
+    #[case::everything_tolerated(json!({"tolerations": [{"operator": "Exists"}]}), json!({"unschedulable": true, "taints": [{"key": "k", "effect": "NoSchedule"}]}), None)]
+    fn filters(#[case] pod: Value, #[case] node_spec: Value, #[case] reason: Option<&str>) {
+        let found = refused(&spec(&pod), &node(&node_spec));
+        assert_eq!(found.as_ref().map(|r| r.reasons.join("|")), reason.map(str::to_owned));
+        assert!(found.is_none_or(|r| r.unresolvable));
+    }
+
+    #[test]
+    fn too_much_for_the_empty_node_is_unresolvable() {
+        let pod = json!({"containers": [{"name": "c", "resources": {"requests": {"a/b": "5"}}}]});
+        let refusal = refused(&pod, &node(&json!({}))).unwrap();
+        assert_eq!(refusal, Refusal { reasons: vec!["Insufficient a/b".to_owned()], unresolvable: true });
+    }
+}

@@ -1,0 +1,264 @@
+//! The scheduling queue: which pod is next, and when a pod that failed is tried again.
+//!
+//! Pure: the caller tells the time. As in kube-scheduler, a pod that found no node waits for any event and then out
+//! its back-off; one that met an error only waits out its back-off.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use tokio::time::Instant;
+
+/// How long a pod waits for an event at most.
+const FLUSH_AFTER: Duration = Duration::from_secs(5 * 60);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Active,
+    Backoff { until: Instant },
+    Unschedulable { since: Instant },
+    InFlight,
+}
+
+#[derive(Debug)]
+struct Entry {
+    pod: Arc<Pod>,
+    place: Place,
+    attempts: u32,
+    /// Order among pods of equal priority: a pod that failed goes behind those that arrived since.
+    turn: u64,
+}
+
+/// Pods that no node has been found for yet, by UID.
+#[derive(Debug)]
+pub(super) struct Queue {
+    entries: HashMap<String, Entry>,
+    initial_backoff: Duration,
+    max_backoff: Duration,
+    turns: u64,
+}
+
+impl Queue {
+    pub(super) fn new(initial_backoff: Duration, max_backoff: Duration) -> Self {
+        Self { entries: HashMap::new(), initial_backoff, max_backoff, turns: 0 }
+    }
+
+    /// Adds a pod, or takes note of its new version; a change of anything but its status makes it worth a new attempt.
+    pub(super) fn put(&mut self, uid: &str, pod: Arc<Pod>, now: Instant) {
+        let turn = self.next_turn();
+        let backoff = (self.initial_backoff, self.max_backoff);
+        match self.entries.get_mut(uid) {
+            Some(entry) => {
+                let changed = is_changed(&entry.pod, &pod);
+                entry.pod = pod;
+                if changed {
+                    entry.wake(backoff, now);
+                }
+            }
+            None => {
+                self.entries.insert(uid.to_owned(), Entry { pod, place: Place::Active, attempts: 0, turn });
+            }
+        }
+    }
+
+    pub(super) fn remove(&mut self, uid: &str) -> Option<Arc<Pod>> {
+        self.entries.remove(uid).map(|entry| entry.pod)
+    }
+
+    /// The newest known version of a pod.
+    pub(super) fn get(&self, uid: &str) -> Option<&Arc<Pod>> {
+        self.entries.get(uid).map(|entry| &entry.pod)
+    }
+
+    pub(super) fn uids(&self) -> impl Iterator<Item = &String> {
+        self.entries.keys()
+    }
+
+    /// The pod to try now: highest priority first, then the one that waits longest.
+    pub(super) fn pop(&mut self, now: Instant) -> Option<(String, Arc<Pod>)> {
+        self.ripen(now);
+        let ready = self.entries.iter_mut().filter(|(_, entry)| entry.place == Place::Active);
+        let (uid, entry) = ready.min_by_key(|(_, entry)| (-priority(&entry.pod), entry.turn))?;
+        entry.place = Place::InFlight;
+        entry.attempts += 1;
+        Some((uid.clone(), Arc::clone(&entry.pod)))
+    }
+
+    /// No node fits the pod: it waits for an event.
+    pub(super) fn park(&mut self, uid: &str, now: Instant) {
+        let turn = self.next_turn();
+        if let Some(entry) = self.entries.get_mut(uid) {
+            entry.place = Place::Unschedulable { since: now };
+            entry.turn = turn;
+        }
+    }
+
+    /// Something failed: the pod is tried again without waiting for an event.
+    pub(super) fn retry(&mut self, uid: &str, now: Instant) {
+        let backoff = (self.initial_backoff, self.max_backoff);
+        let turn = self.next_turn();
+        if let Some(entry) = self.entries.get_mut(uid) {
+            entry.place = Place::Backoff { until: now + entry.backoff(backoff) };
+            entry.turn = turn;
+        }
+    }
+
+    /// Something happened in the cluster: every waiting pod may fit now.
+    pub(super) fn wake_all(&mut self, now: Instant) {
+        let backoff = (self.initial_backoff, self.max_backoff);
+        for entry in self.entries.values_mut() {
+            entry.wake(backoff, now);
+        }
+    }
+
+    /// When the next pod becomes ready without an event.
+    pub(super) fn next_change(&self) -> Option<Instant> {
+        let times = self.entries.values().filter_map(|entry| match entry.place {
+            Place::Backoff { until } => Some(until),
+            Place::Unschedulable { since } => Some(since + FLUSH_AFTER),
+            Place::Active | Place::InFlight => None,
+        });
+        times.min()
+    }
+
+    /// Moves the pods whose wait is over.
+    fn ripen(&mut self, now: Instant) {
+        for entry in self.entries.values_mut() {
+            let ripe = match entry.place {
+                Place::Backoff { until } => until <= now,
+                Place::Unschedulable { since } => since + FLUSH_AFTER <= now,
+                Place::Active | Place::InFlight => false,
+            };
+            if ripe {
+                entry.place = Place::Active;
+            }
+        }
+    }
+
+    fn next_turn(&mut self) -> u64 {
+        self.turns += 1;
+        self.turns
+    }
+}
+
+impl Entry {
+    fn backoff(&self, (initial, max): (Duration, Duration)) -> Duration {
+        let doublings = self.attempts.saturating_sub(1).min(16);
+        initial.saturating_mul(1 << doublings).min(max)
+    }
+
+    fn wake(&mut self, backoff: (Duration, Duration), now: Instant) {
+        if let Place::Unschedulable { since } = self.place {
+            let until = since + self.backoff(backoff);
+            self.place = if until <= now { Place::Active } else { Place::Backoff { until } };
+        }
+    }
+}
+
+fn priority(pod: &Pod) -> i64 {
+    i64::from(pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0))
+}
+
+fn is_changed(old: &Pod, new: &Pod) -> bool {
+    let (before, after) = (&old.metadata, &new.metadata);
+    old.spec != new.spec
+        || before.labels != after.labels
+        || before.annotations != after.annotations
+        || before.owner_references != after.owner_references
+        || before.finalizers != after.finalizers
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn pod(name: &str, priority: i32) -> Arc<Pod> {
+        let spec = json!({"containers": [], "priority": priority});
+        Arc::new(serde_json::from_value(json!({"metadata": {"name": name}, "spec": spec})).unwrap())
+    }
+
+    fn queue_of(names: &[&str]) -> (Queue, Instant) {
+        let (mut queue, now) = (Queue::new(SECOND, 10 * SECOND), Instant::now());
+        for name in names {
+            queue.put(name, pod(name, 0), now);
+        }
+        (queue, now)
+    }
+
+    fn popped(queue: &mut Queue, now: Instant) -> Option<String> {
+        queue.pop(now).map(|(uid, _)| uid)
+    }
+
+    #[test]
+    fn priority_then_arrival() {
+        let (mut queue, now) = queue_of(&["b", "a"]);
+        queue.put("c", pod("c", 7), now);
+        let order: Vec<_> = std::iter::from_fn(|| popped(&mut queue, now)).collect();
+        assert_eq!(order, ["c", "b", "a"]);
+    }
+
+    #[test]
+    fn a_parked_pod_waits_for_an_event_and_its_backoff() {
+        let (mut queue, now) = queue_of(&["p"]);
+        popped(&mut queue, now);
+        queue.park("p", now);
+        assert_eq!(popped(&mut queue, now + 60 * SECOND), None, "no event");
+        queue.wake_all(now);
+        assert_eq!(popped(&mut queue, now), None, "back-off");
+        assert_eq!(queue.next_change(), Some(now + SECOND));
+        assert_eq!(popped(&mut queue, now + SECOND), Some("p".to_owned()));
+    }
+
+    #[test]
+    fn an_event_after_the_backoff_wakes_at_once() {
+        let (mut queue, now) = queue_of(&["p"]);
+        popped(&mut queue, now);
+        queue.park("p", now);
+        queue.wake_all(now + 2 * SECOND);
+        assert_eq!(popped(&mut queue, now + 2 * SECOND), Some("p".to_owned()));
+    }
+
+    #[test]
+    fn a_parked_pod_is_tried_after_five_minutes_anyway() {
+        let (mut queue, now) = queue_of(&["p"]);
+        popped(&mut queue, now);
+        queue.park("p", now);
+        assert_eq!(queue.next_change(), Some(now + FLUSH_AFTER));
+        assert_eq!(popped(&mut queue, now + FLUSH_AFTER), Some("p".to_owned()));
+    }
+
+    #[test]
+    fn backoff_doubles_up_to_its_limit() {
+        let (mut queue, mut now) = queue_of(&["p"]);
+        let mut waits = Vec::new();
+        for _ in 0..6 {
+            popped(&mut queue, now).unwrap();
+            queue.retry("p", now);
+            let until = queue.next_change().unwrap();
+            waits.push((until - now).as_secs());
+            now = until;
+        }
+        assert_eq!(waits, [1, 2, 4, 8, 10, 10]);
+    }
+
+    /// Otherwise the condition that the loop itself writes would wake the pod for ever.
+    #[test]
+    fn only_a_change_beside_the_status_wakes() {
+        let (mut queue, now) = queue_of(&["p"]);
+        let later = now + 2 * SECOND;
+        popped(&mut queue, now);
+        queue.park("p", now);
+        let mut next = Pod::clone(&pod("p", 0));
+        next.status = Some(serde_json::from_value(json!({"conditions": [{"type": "PodScheduled", "status": "False"}]})).unwrap());
+        queue.put("p", Arc::new(next.clone()), later);
+        assert_eq!(popped(&mut queue, later), None);
+        next.metadata.labels = Some([("a".to_owned(), "b".to_owned())].into());
+        queue.put("p", Arc::new(next), later);
+        assert_eq!(popped(&mut queue, later), Some("p".to_owned()));
+    }
+}

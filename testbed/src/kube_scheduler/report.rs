@@ -1,0 +1,98 @@
+//! What the loop tells users: a pod's `PodScheduled` condition and its Events.
+//!
+//! One task writes them in order. A failed write is logged and dropped, as in kube-scheduler: the next attempt says it again.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Api, Patch, PatchParams, PostParams};
+use kube::{Client, ResourceExt};
+use serde_json::json;
+use tokio::sync::mpsc;
+use tracing::warn;
+
+/// Longest message of an Event.
+const MAX_MESSAGE: usize = 1024;
+
+/// What happened to a pod.
+#[derive(Clone, Debug)]
+pub(super) enum News {
+    /// It is bound to this node.
+    Scheduled(String),
+    /// No node fits, in the words of the diagnosis.
+    Unschedulable(String),
+    /// The attempt itself failed.
+    Failed(String),
+}
+
+/// A pod, as it was when the attempt ended, and the news about it.
+pub(super) type Report = (Arc<Pod>, News);
+
+/// Writes reports until there are no more.
+pub(super) async fn write_all(client: Client, component: String, mut reports: mpsc::UnboundedReceiver<Report>) {
+    while let Some((pod, news)) = reports.recv().await {
+        let written = match &news {
+            News::Scheduled(node) => {
+                let message = format!("Successfully assigned {}/{} to {node}", namespace(&pod), pod.name_any());
+                write_event(&client, &component, &pod, ("Normal", "Scheduled"), &message).await
+            }
+            News::Unschedulable(message) => write_failure(&client, &component, &pod, "Unschedulable", message).await,
+            News::Failed(message) => write_failure(&client, &component, &pod, "SchedulerError", message).await,
+        };
+        if let Err(error) = written {
+            warn!(pod = pod.name_any(), ?news, %error, "cannot report the outcome of a scheduling attempt");
+        }
+    }
+}
+
+pub(super) fn namespace(pod: &Pod) -> &str {
+    pod.metadata.namespace.as_deref().unwrap_or("default")
+}
+
+async fn write_failure(client: &Client, component: &str, pod: &Pod, reason: &str, message: &str) -> kube::Result<()> {
+    write_event(client, component, pod, ("Warning", "FailedScheduling"), message).await?;
+    if is_said_already(pod, reason, message) {
+        return Ok(());
+    }
+    let condition = json!({
+        "type": "PodScheduled", "status": "False", "reason": reason, "message": message,
+        "lastProbeTime": null, "lastTransitionTime": Time(Timestamp::now()),
+    });
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace(pod));
+    let patch = Patch::Strategic(json!({"metadata": {"uid": pod.uid()}, "status": {"conditions": [condition]}}));
+    pods.patch_status(&pod.name_any(), &PatchParams::default(), &patch).await.map(|_| ())
+}
+
+fn is_said_already(pod: &Pod, reason: &str, message: &str) -> bool {
+    let conditions = pod.status.iter().filter_map(|status| status.conditions.as_ref()).flatten();
+    let mut scheduled = conditions.filter(|condition| condition.type_ == "PodScheduled");
+    scheduled.any(|c| c.status == "False" && c.reason.as_deref() == Some(reason) && c.message.as_deref() == Some(message))
+}
+
+async fn write_event(client: &Client, component: &str, pod: &Pod, kind: (&str, &str), message: &str) -> kube::Result<()> {
+    let events: Api<Event> = Api::namespaced(client.clone(), namespace(pod));
+    let now = Time(Timestamp::now());
+    let event = Event {
+        metadata: ObjectMeta { generate_name: Some(format!("{}.", pod.name_any())), ..ObjectMeta::default() },
+        involved_object: ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Pod".to_owned()),
+            name: pod.metadata.name.clone(),
+            namespace: Some(namespace(pod).to_owned()),
+            uid: pod.uid(),
+            resource_version: pod.resource_version(),
+            ..ObjectReference::default()
+        },
+        type_: Some(kind.0.to_owned()),
+        reason: Some(kind.1.to_owned()),
+        message: Some(message.chars().take(MAX_MESSAGE).collect()),
+        source: Some(EventSource { component: Some(component.to_owned()), host: None }),
+        first_timestamp: Some(now.clone()),
+        last_timestamp: Some(now),
+        count: Some(1),
+        ..Event::default()
+    };
+    events.create(&PostParams::default(), &event).await.map(|_| ())
+}
