@@ -10,6 +10,8 @@
 //! device sick or well again; one that is taken out of the list is lost. Everything else about a
 //! device is fixed: another value is another inventory.
 //!
+//! `{node}` in a UUID stands for the node, so that one file can serve many nodes and UUIDs still differ.
+//!
 //! A file that is broken while it is watched changes nothing.
 
 use std::{
@@ -35,6 +37,8 @@ use crate::health::{Observation, ObservationKind};
 pub struct FileSource {
     /// The JSON file.
     pub path: PathBuf,
+    /// What `{node}` in a UUID stands for; a hash of it where the UUID would become too long.
+    pub node: String,
     /// How often a watch looks at it; each look probes every device.
     pub interval: Duration,
 }
@@ -57,11 +61,11 @@ struct Reading {
 
 impl FileSource {
     pub(super) fn discover(&self) -> Result<Inventory, InventoryError> {
-        Ok(parse(&self.path, &self.read()?)?.inventory)
+        Ok(parse(&self.path, &self.node, &self.read()?)?.inventory)
     }
 
     pub(super) fn watch(&self, inventory: &Inventory) -> Result<(Feed, mpsc::Receiver<Observation>), InventoryError> {
-        let reading = parse(&self.path, &self.read()?)?;
+        let reading = parse(&self.path, &self.node, &self.read()?)?;
         let mut watch =
             Watch { source: self.clone(), known: inventory.clone(), reading, text: Vec::new(), announced: false, complaint: None };
         Feed::start(move |outbox| watch.run(outbox))
@@ -114,7 +118,7 @@ impl Watch {
             if text == self.text {
                 return Ok(None);
             }
-            let reading = parse(&self.source.path, &text);
+            let reading = parse(&self.source.path, &self.source.node, &text);
             self.text = text;
             reading.map(Some)
         });
@@ -160,7 +164,7 @@ fn with_sources(error: &dyn std::error::Error) -> String {
     text
 }
 
-fn parse(path: &Path, text: &[u8]) -> Result<Reading, InventoryError> {
+fn parse(path: &Path, node: &str, text: &[u8]) -> Result<Reading, InventoryError> {
     let object = serde_json::from_slice(text).map_err(|source| InventoryError::FileForm { path: path.to_owned(), source })?;
     let at_top = |fault: Fault| fault.at(path, "top level");
     let mut document = Fields(object);
@@ -174,7 +178,7 @@ fn parse(path: &Path, text: &[u8]) -> Result<Reading, InventoryError> {
     let mut devices = Vec::<(Gpu, Ailment)>::new();
     for (index, value) in (0..).zip(gpus) {
         let device = name(index, &value);
-        let understood = understand(index, value, &devices).map_err(|fault| fault.at(path, &device));
+        let understood = understand(index, node, value, &devices).map_err(|fault| fault.at(path, &device));
         devices.push(understood?);
     }
     devices.sort_by_key(|(gpu, _)| gpu.minor);
@@ -232,10 +236,10 @@ impl Fields {
 }
 
 /// One device, which must differ from those `before` it.
-fn understand(index: u32, value: Value, before: &[(Gpu, Ailment)]) -> Result<(Gpu, Ailment), Fault> {
+fn understand(index: u32, node: &str, value: Value, before: &[(Gpu, Ailment)]) -> Result<(Gpu, Ailment), Fault> {
     let Value::Object(object) = value else { return Err(Fault::new("gpus", &value, &"must be an object")) };
     let mut fields = Fields(object);
-    let uuid: String = fields.need("uuid")?;
+    let uuid = on_node(node, &fields.need::<String>("uuid")?);
     let minor = fields.need("minor")?;
     let health = fields.take("health")?.unwrap_or_else(|| "Healthy".to_owned());
     let gpu = Gpu {
@@ -251,6 +255,17 @@ fn understand(index: u32, value: Value, before: &[(Gpu, Ailment)]) -> Result<(Gp
     fields.finish()?;
     is_distinct(before, &gpu)?;
     Ok((gpu, ailment(&health)?))
+}
+
+/// A UUID with the node in place of `{node}`.
+fn on_node(node: &str, uuid: &str) -> String {
+    let readable = uuid.replace("{node}", node);
+    if readable.len() <= GpuUuid::MAX_LEN {
+        return readable;
+    }
+    // FNV-1a: stable across versions, which std's hasher does not promise.
+    let hash = node.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    uuid.replace("{node}", &format!("{hash:016x}"))
 }
 
 fn memory(quantity: Quantity) -> Result<u64, Fault> {

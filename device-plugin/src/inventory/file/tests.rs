@@ -18,7 +18,7 @@ fn document(gpus: &[&str]) -> String {
 }
 
 fn read(text: &str) -> Result<Reading, InventoryError> {
-    parse(Path::new("gpus.json"), text.as_bytes())
+    parse(Path::new("gpus.json"), "node-1", text.as_bytes())
 }
 
 fn device(health: &str) -> String {
@@ -94,9 +94,16 @@ fn refusals() {
     insta::assert_snapshot!(told);
 }
 
+#[rstest]
+#[case::short("n1", "GPU-n1-0")]
+#[case::long("ip-10-20-30-40.eu-central-1.compute.internal", "GPU-e2a707b575dc4b94-0")]
+fn a_uuid_can_name_the_node(#[case] node: &str, #[case] uuid: &str) {
+    assert_eq!(on_node(node, "GPU-{node}-0"), uuid);
+}
+
 #[test]
 fn no_file_is_absence() {
-    let source = FileSource { path: PathBuf::from("/nonexistent/gpus.json"), interval: Duration::ZERO };
+    let source = FileSource { path: PathBuf::from("/nonexistent/gpus.json"), node: "node-1".to_owned(), interval: Duration::ZERO };
     let error = source.discover().unwrap_err();
     assert!(error.is_absence());
     assert!(matches!(error, InventoryError::ReadFile { source, .. } if source.kind() == ErrorKind::NotFound));
@@ -139,7 +146,7 @@ struct Watched {
 impl Watched {
     fn start(text: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let source = FileSource { path: folder.path().join("gpus.json"), interval: Duration::from_millis(2) };
+        let source = FileSource { path: folder.path().join("gpus.json"), node: "node-1".to_owned(), interval: Duration::from_millis(2) };
         fs::write(&source.path, text).unwrap();
         let (feed, observations) = source.watch(&source.discover().unwrap()).unwrap();
         Self { folder, feed, observations }
