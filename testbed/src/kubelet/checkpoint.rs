@@ -1,0 +1,92 @@
+//! The device manager's checkpoint file, in kubelet's JSON shape.
+//!
+//! The checksum is FNV-1a over the JSON of `Data`; kubelet hashes a dump of its Go structure, which only it can
+//! compute, so neither accepts the other's file.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::ByteString;
+use serde::{Deserialize, Serialize};
+
+use super::devices::Devices;
+
+/// Why a checkpoint cannot be written or is not believed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CheckpointError {
+    #[error("cannot read or write the checkpoint {}", path.display())]
+    Io { path: PathBuf, source: std::io::Error },
+    #[error("the checkpoint {} is not JSON of the expected shape", path.display())]
+    Shape { path: PathBuf, source: serde_json::Error },
+    #[error("the checkpoint {} is corrupt: its checksum is {stated}, its data makes {computed}", path.display())]
+    Checksum { path: PathBuf, stated: u32, computed: u32 },
+}
+
+/// One container's devices of one resource.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub(crate) struct Entry {
+    #[serde(rename = "PodUID")]
+    pub(crate) pod_uid: String,
+    pub(crate) container_name: String,
+    pub(crate) resource_name: String,
+    /// Device IDs by NUMA node, -1 for none.
+    #[serde(rename = "DeviceIDs")]
+    pub(crate) device_ids: BTreeMap<i64, Vec<String>>,
+    /// The plugin's answer, encoded as on the wire.
+    pub(crate) alloc_resp: ByteString,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub(crate) struct Data {
+    pub(crate) pod_device_entries: Vec<Entry>,
+    /// Healthy devices by resource.
+    pub(crate) registered_devices: BTreeMap<String, Vec<String>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct File {
+    data: Data,
+    checksum: u32,
+}
+
+/// The file's content for this state.
+pub(crate) fn render(devices: &Devices) -> String {
+    let entries: Vec<&str> = devices.held().iter().map(|(_, _, grant)| grant.rendered.as_str()).collect();
+    let registered = devices.registered_json();
+    let data = format!(r#"{{"PodDeviceEntries":[{}],"RegisteredDevices":{registered}}}"#, entries.join(","));
+    format!(r#"{{"Data":{data},"Checksum":{}}}"#, checksum(&data))
+}
+
+/// Replaces the file at once, so that a reader sees the old content or the new.
+pub(crate) fn write(path: &Path, content: &str) -> Result<(), CheckpointError> {
+    let failed = |source| CheckpointError::Io { path: path.to_owned(), source };
+    let temporary = path.with_extension("tmp");
+    std::fs::write(&temporary, content).map_err(failed)?;
+    std::fs::rename(&temporary, path).map_err(failed)
+}
+
+/// What the file says, or nothing if there is none.
+pub(crate) fn read(path: &Path) -> Result<Option<Data>, CheckpointError> {
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(CheckpointError::Io { path: path.to_owned(), source }),
+    };
+    let shape = |source| CheckpointError::Shape { path: path.to_owned(), source };
+    let file: File = serde_json::from_str(&text).map_err(shape)?;
+    let computed = checksum(&serde_json::to_string(&file.data).map_err(shape)?);
+    if computed != file.checksum {
+        return Err(CheckpointError::Checksum { path: path.to_owned(), stated: file.checksum, computed });
+    }
+    Ok(Some(file.data))
+}
+
+fn checksum(data: &str) -> u32 {
+    data.bytes().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,172 @@
+//! What a simulated kubelet is told at its start: its node, its delays, its faults, its order of admission.
+//!
+//! Reads nothing from the environment; whoever starts a kubelet fills this in.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::Client;
+
+/// Where a container's output goes: namespace, pod, container, text.
+pub type LogSink = Arc<dyn Fn(&str, &str, &str, String) + Send + Sync>;
+
+/// Everything that a [`Kubelet`](super::Kubelet) is given.
+#[derive(Clone)]
+pub struct KubeletConfig {
+    /// Name of the node, also its hostname label.
+    pub node: String,
+    /// Stands for `/var/lib/kubelet`: holds `device-plugins/` and `pod-resources/`.
+    pub dir: PathBuf,
+    /// Directories of CDI specs, the later ones overriding the earlier.
+    pub cdi_dirs: Vec<PathBuf>,
+    /// The API server; the only way the kubelet speaks to it.
+    pub client: Client,
+    /// Receives each container's environment when it starts, as sorted `NAME=value` lines.
+    pub log: LogSink,
+    /// Capacity of the node's own resources (`cpu`, `memory`, `pods`, ..), as quantities.
+    pub capacity: BTreeMap<String, String>,
+    /// Labels of the Node object beside the usual ones.
+    pub labels: BTreeMap<String, String>,
+    /// The node's internal address, also every pod's.
+    pub address: IpAddr,
+    /// Decides everything that is random in a real kubelet.
+    pub seed: u64,
+    /// In which order pods that arrive together are admitted.
+    pub ordering: Ordering,
+    /// Known faults of kubelet, on or off.
+    pub faults: Faults,
+    /// Deadlines and pauses.
+    pub delays: Delays,
+    /// Whether pod status lists every device ID (`allocatedResourcesStatus`), as kubelet 1.36 does.
+    ///
+    /// Thousands of memory units per pod make the status huge; turn it off to leave that out of a measurement.
+    pub allocated_resources_status: bool,
+}
+
+impl KubeletConfig {
+    /// A node of 64 cores, 256 GiB and 250 pods that behaves as kubelet 1.36 does.
+    pub fn new(node: impl Into<String>, dir: impl Into<PathBuf>, client: Client) -> Self {
+        let dir = dir.into();
+        let capacity = [("cpu", "64"), ("memory", "256Gi"), ("ephemeral-storage", "500Gi"), ("pods", "250")];
+        Self {
+            node: node.into(),
+            cdi_dirs: vec![dir.join("cdi")],
+            dir,
+            client,
+            log: Arc::new(|_, _, _, _| {}),
+            capacity: capacity.into_iter().map(|(name, amount)| (name.to_owned(), amount.to_owned())).collect(),
+            labels: BTreeMap::new(),
+            address: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            seed: 0,
+            ordering: Ordering::default(),
+            faults: Faults::default(),
+            delays: Delays::default(),
+            allocated_resources_status: true,
+        }
+    }
+
+    /// Where plugins put their sockets; holds `kubelet.sock` and the checkpoint.
+    pub fn plugin_dir(&self) -> PathBuf {
+        self.dir.join("device-plugins")
+    }
+
+    /// The Registration socket.
+    pub fn plugin_socket(&self) -> PathBuf {
+        self.plugin_dir().join("kubelet.sock")
+    }
+
+    /// The pod-resources socket.
+    pub fn pod_resources_socket(&self) -> PathBuf {
+        self.dir.join("pod-resources").join("kubelet.sock")
+    }
+
+    /// The device manager's checkpoint.
+    pub fn checkpoint(&self) -> PathBuf {
+        self.plugin_dir().join("kubelet_internal_checkpoint")
+    }
+}
+
+impl fmt::Debug for KubeletConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KubeletConfig").field("node", &self.node).field("dir", &self.dir).finish_non_exhaustive()
+    }
+}
+
+/// How pods that wait for admission are ordered.
+///
+/// A list (at start, after a broken watch) is one batch; watched pods are batches of [`Ordering::batch`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ordering {
+    /// The order inside a batch.
+    pub rule: OrderRule,
+    /// Most pods of one batch; 1 is a kubelet that keeps up with its watch.
+    pub batch: usize,
+    /// How long a batch waits for its next pod.
+    pub linger: Duration,
+}
+
+impl Default for Ordering {
+    fn default() -> Self {
+        Self { rule: OrderRule::Creation, batch: 1, linger: Duration::from_millis(20) }
+    }
+}
+
+/// The order inside a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OrderRule {
+    /// By creation time, then by arrival, as kubelet sorts.
+    Creation,
+    /// The opposite of creation order.
+    Reversed,
+    /// Any order, decided by the seed.
+    Shuffled,
+}
+
+/// Faults of kubelet 1.36 that a caller may turn off to see what remains.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Faults {
+    /// After a restart an exited init container that holds devices fails admission while its plugin is away.
+    pub exited_init_fails: bool,
+    /// The late end of a replaced `ListAndWatch` stream disconnects the plugin that replaced it.
+    pub late_end_disconnects_successor: bool,
+}
+
+impl Default for Faults {
+    fn default() -> Self {
+        Self { exited_init_fails: true, late_end_disconnects_successor: true }
+    }
+}
+
+/// Deadlines and pauses, each kubelet's own by default unless said otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Delays {
+    /// To connect to a plugin's socket.
+    pub dial: Duration,
+    /// For one `PreStartContainer` call.
+    pub pre_start: Duration,
+    /// Between two attempts to start a container.
+    pub start_retry: Duration,
+    /// From the loss of a plugin to the removal of its resource.
+    pub endpoint_grace: Duration,
+    /// From a pod's deletion to the end of its containers; at once by default.
+    pub termination: Duration,
+    /// Between two attempts to write to the API server.
+    pub api_retry: Duration,
+}
+
+impl Default for Delays {
+    fn default() -> Self {
+        Self {
+            dial: Duration::from_secs(10),
+            pre_start: Duration::from_secs(30),
+            start_retry: Duration::from_secs(10),
+            endpoint_grace: Duration::from_secs(5 * 60),
+            termination: Duration::ZERO,
+            api_retry: Duration::from_secs(1),
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! The device manager's state: what plugins offer, what is handed out, and the choice of devices for a container.
+//!
+//! Pure but for the clock inside an endpoint; calls to plugins happen between [`Devices::begin`] and
+//! [`Devices::finish`], without the lock that guards this state.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use proto::kubelet::deviceplugin::{Device, TopologyInfo};
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
+
+use super::endpoint::Endpoint;
+use super::held::{DeviceId, Held, Holder, NO_NUMA};
+
+/// Why a container gets no devices.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AllocationError {
+    #[error("pod \"{pod}\" container \"{container}\" changed request for resource \"{resource}\" from {before} to {now}")]
+    RequestChanged { pod: String, container: String, resource: String, before: usize, now: usize },
+    #[error("cannot allocate unregistered device {0}")]
+    Unregistered(String),
+    #[error("no healthy devices present; cannot allocate unhealthy devices {0}")]
+    NoneHealthy(String),
+    #[error("previously allocated devices are no longer healthy; cannot allocate unhealthy devices {0}")]
+    HeldUnhealthy(String),
+    #[error("requested number of devices unavailable for {resource}. Requested: {requested}, Available: {available}")]
+    Unavailable { resource: String, requested: usize, available: usize },
+    #[error("unknown Device Plugin {0}")]
+    UnknownPlugin(String),
+    #[error("no containers return in allocation response")]
+    EmptyAnswer,
+    #[error("endpoint of {0} has been stopped")]
+    Stopped(String),
+    #[error("rpc error: code = {} desc = {}", code_name(.0.code()), .0.message())]
+    Rpc(tonic::Status),
+}
+
+/// The name that grpc-go gives a code.
+pub(crate) fn code_name(code: tonic::Code) -> String {
+    if code == tonic::Code::Cancelled { "Canceled".to_owned() } else { format!("{code:?}") }
+}
+
+/// A container's wish for one resource.
+#[derive(Clone, Debug)]
+pub(crate) struct Wish<'a> {
+    pub(crate) holder: &'a Holder,
+    pub(crate) resource: &'a str,
+    pub(crate) required: usize,
+    /// The container runs and pods are still being listed: it is left alone.
+    pub(crate) untouchable: bool,
+}
+
+/// A choice of devices under way.
+#[derive(Debug)]
+pub(crate) enum Choice {
+    /// The container already has what it needs.
+    Nothing,
+    /// Reused devices suffice.
+    Done(BTreeSet<DeviceId>),
+    /// The plugin may say what it prefers.
+    Open(OpenChoice),
+}
+
+/// What is known when the plugin is asked for its preference.
+#[derive(Debug)]
+pub(crate) struct OpenChoice {
+    pub(crate) taken: BTreeSet<DeviceId>,
+    pub(crate) available: BTreeSet<DeviceId>,
+    pub(crate) required: usize,
+}
+
+#[derive(Debug, Default)]
+struct Offer {
+    healthy: BTreeSet<DeviceId>,
+    unhealthy: BTreeSet<DeviceId>,
+    topology: BTreeMap<DeviceId, TopologyInfo>,
+    /// The healthy devices as they stand in the checkpoint, which is written at every allocation.
+    rendered: String,
+}
+
+impl Offer {
+    fn render(mut self) -> Self {
+        self.rendered = serde_json::to_string(&self.healthy.iter().map(AsRef::as_ref).collect::<Vec<&str>>()).unwrap_or_default();
+        self
+    }
+}
+
+/// Capacity and allocatable of the plugins' resources, and the resources just removed.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Capacity {
+    /// By resource: all devices, healthy devices.
+    pub(crate) counts: BTreeMap<String, (usize, usize)>,
+    pub(crate) removed: Vec<String>,
+}
+
+/// What kubelet's device manager keeps in memory.
+#[derive(Debug, Default)]
+pub(crate) struct Devices {
+    offers: BTreeMap<String, Offer>,
+    endpoints: BTreeMap<String, Arc<Endpoint>>,
+    /// Devices in use, kept beside `held` and rebuilt from it when a pod has ended.
+    allocated: BTreeMap<String, BTreeSet<DeviceId>>,
+    held: Held,
+}
+
+impl Devices {
+    /// The state after a start: what the checkpoint says, behind stopped endpoints.
+    pub(crate) fn restore(held: Held, registered: impl IntoIterator<Item = String>) -> Self {
+        let mut devices = Self { allocated: held.devices(), held, ..Self::default() };
+        for resource in registered {
+            devices.endpoints.insert(resource.clone(), Arc::new(Endpoint::stopped(&resource)));
+            devices.offers.insert(resource, Offer::default().render());
+        }
+        devices
+    }
+
+    pub(crate) fn held(&self) -> &Held {
+        &self.held
+    }
+
+    pub(crate) fn endpoint(&self, resource: &str) -> Option<&Arc<Endpoint>> {
+        self.endpoints.get(resource)
+    }
+
+    /// The healthy devices, by resource.
+    pub(crate) fn registered(&self) -> BTreeMap<String, Vec<String>> {
+        let ids = |offer: &Offer| offer.healthy.iter().map(|id| id.as_ref().to_owned()).collect();
+        self.offers.iter().map(|(resource, offer)| (resource.clone(), ids(offer))).collect()
+    }
+
+    /// The healthy devices as a JSON object.
+    pub(crate) fn registered_json(&self) -> String {
+        let pair = |(resource, offer): (&String, &Offer)| format!("{}:{}", serde_json::Value::from(resource.as_str()), offer.rendered);
+        format!("{{{}}}", self.offers.iter().map(pair).collect::<Vec<_>>().join(","))
+    }
+
+    pub(crate) fn connect(&mut self, resource: &str, endpoint: Arc<Endpoint>) {
+        self.endpoints.insert(resource.to_owned(), endpoint);
+    }
+
+    /// A plugin's new list replaces the one before.
+    pub(crate) fn offer(&mut self, resource: &str, list: Vec<Device>) {
+        let mut offer = Offer::default();
+        for device in list {
+            let id: DeviceId = Arc::from(device.id);
+            let side = if device.health == proto::kubelet::HEALTHY { &mut offer.healthy } else { &mut offer.unhealthy };
+            side.insert(Arc::clone(&id));
+            if let Some(topology) = device.topology.filter(|topology| !topology.nodes.is_empty()) {
+                offer.topology.insert(id, topology);
+            }
+        }
+        self.offers.insert(resource.to_owned(), offer.render());
+    }
+
+    /// The plugin is gone: its devices are unhealthy and its endpoint answers no more.
+    pub(crate) fn disconnect(&mut self, resource: &str) {
+        let Some(endpoint) = self.endpoints.get(resource) else { return };
+        endpoint.stop();
+        if let Some(offer) = self.offers.get_mut(resource) {
+            let mut lost = std::mem::take(offer);
+            lost.unhealthy.append(&mut lost.healthy);
+            *offer = lost.render();
+        }
+    }
+
+    /// Counts devices, after removing the resources whose plugin is gone for longer than `grace`.
+    pub(crate) fn capacity(&mut self, grace: std::time::Duration) -> Capacity {
+        let gone = |endpoint: Option<&Arc<Endpoint>>| endpoint.is_none_or(|endpoint| endpoint.grace_expired(grace));
+        let removed: Vec<String> = self.offers.keys().filter(|name| gone(self.endpoints.get(*name))).cloned().collect();
+        for resource in &removed {
+            self.offers.remove(resource);
+            self.endpoints.remove(resource);
+        }
+        let count = |offer: &Offer| (offer.healthy.len() + offer.unhealthy.len(), offer.healthy.len());
+        Capacity { counts: self.offers.iter().map(|(name, offer)| (name.clone(), count(offer))).collect(), removed }
+    }
+
+    /// When the next endpoint's grace ends.
+    pub(crate) fn next_expiry(&self, grace: std::time::Duration) -> Option<tokio::time::Instant> {
+        self.endpoints.values().filter_map(|endpoint| endpoint.stopped_at()).map(|at| at + grace).min()
+    }
+
+    /// Whether plugins serve this resource, or did when something was allocated.
+    pub(crate) fn serves(&self, resource: &str) -> bool {
+        self.offers.contains_key(resource) || self.allocated.contains_key(resource)
+    }
+
+    /// Frees the devices of pods that are not active any more.
+    ///
+    /// Like kubelet, this forgets devices that are chosen but not yet held when some pod has ended.
+    pub(crate) fn free_ended(&mut self, active: &BTreeSet<String>) {
+        if self.held.retain_pods(|pod| active.contains(pod)) {
+            self.allocated = self.held.devices();
+        }
+    }
+
+    /// Makes the devices in use what is held, after an allocation failed.
+    pub(crate) fn roll_back(&mut self) {
+        self.allocated = self.held.devices();
+    }
+
+    /// Checks the wish and takes reusable devices; what remains open waits for the plugin's preference.
+    pub(crate) fn begin(&mut self, wish: &Wish<'_>, reusable: &BTreeSet<DeviceId>, rng: &mut StdRng) -> Result<Choice, AllocationError> {
+        let resource = wish.resource;
+        let held = self.held.grant(wish.holder, resource).map(super::held::Grant::devices).unwrap_or_default();
+        if !held.is_empty() && held.len() != wish.required {
+            let Holder { pod, container } = wish.holder.clone();
+            let resource = resource.to_owned();
+            return Err(AllocationError::RequestChanged { pod, container, resource, before: held.len(), now: wish.required });
+        }
+        if wish.untouchable {
+            return Ok(Choice::Nothing);
+        }
+        let offer = self.offers.get(resource).ok_or_else(|| AllocationError::Unregistered(resource.to_owned()))?;
+        if offer.healthy.is_empty() {
+            return Err(AllocationError::NoneHealthy(resource.to_owned()));
+        }
+        if !held.is_subset(&offer.healthy) {
+            return Err(AllocationError::HeldUnhealthy(resource.to_owned()));
+        }
+        let mut taken = BTreeSet::new();
+        if !held.is_empty() || wish.required == 0 {
+            return Ok(Choice::Nothing);
+        }
+        self.take(resource, reusable, wish.required, &mut taken, rng);
+        if taken.len() == wish.required {
+            return Ok(Choice::Done(taken));
+        }
+        let missing = wish.required - taken.len();
+        let available = self.available(resource);
+        if available.len() < missing {
+            let resource = resource.to_owned();
+            return Err(AllocationError::Unavailable { resource, requested: missing, available: available.len() });
+        }
+        Ok(Choice::Open(OpenChoice { taken, available, required: wish.required }))
+    }
+
+    /// Takes what the plugin prefers of what is available, and the rest at random.
+    pub(crate) fn finish(&mut self, resource: &str, choice: OpenChoice, preferred: &[String], rng: &mut StdRng) -> BTreeSet<DeviceId> {
+        let OpenChoice { mut taken, available, required } = choice;
+        let preferred = preferred.iter().filter_map(|id| available.get(id.as_str()).cloned()).collect();
+        self.take(resource, &preferred, required, &mut taken, rng);
+        self.take(resource, &available, required, &mut taken, rng);
+        taken
+    }
+
+    /// Records what the plugin answered for devices that were chosen.
+    pub(crate) fn grant(
+        &mut self,
+        wish: &Wish<'_>,
+        chosen: &BTreeSet<DeviceId>,
+        response: proto::kubelet::deviceplugin::ContainerAllocateResponse,
+    ) {
+        let mut by_numa: BTreeMap<i64, Vec<DeviceId>> = BTreeMap::new();
+        for id in chosen {
+            let nodes = self.topology(wish.resource, id).map(|topology| topology.nodes.iter().map(|node| node.id).collect());
+            for numa in nodes.unwrap_or_else(|| vec![NO_NUMA]) {
+                by_numa.entry(numa).or_default().push(Arc::clone(id));
+            }
+        }
+        self.held.insert(wish.holder, wish.resource, by_numa, response);
+    }
+
+    /// Where a device sits, if its plugin said so.
+    pub(crate) fn topology(&self, resource: &str, id: &str) -> Option<&TopologyInfo> {
+        self.offers.get(resource)?.topology.get(id)
+    }
+
+    /// Whether a device is healthy now.
+    pub(crate) fn is_healthy(&self, resource: &str, id: &str) -> bool {
+        self.offers.get(resource).is_some_and(|offer| offer.healthy.contains(id))
+    }
+
+    fn available(&self, resource: &str) -> BTreeSet<DeviceId> {
+        let healthy = self.offers.get(resource).map(|offer| &offer.healthy);
+        let used = self.allocated.get(resource);
+        let free = |id: &&DeviceId| used.is_none_or(|used| !used.contains(*id));
+        healthy.into_iter().flatten().filter(free).cloned().collect()
+    }
+
+    fn take(&mut self, resource: &str, from: &BTreeSet<DeviceId>, required: usize, taken: &mut BTreeSet<DeviceId>, rng: &mut StdRng) {
+        let missing = required.saturating_sub(taken.len());
+        let mut candidates: Vec<DeviceId> = from.difference(taken).cloned().collect();
+        let (picked, _) = candidates.partial_shuffle(rng, missing);
+        let in_use = self.allocated.entry(resource.to_owned()).or_default();
+        for id in picked {
+            in_use.insert(Arc::clone(id));
+            taken.insert(Arc::clone(id));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,126 @@
+//! The connection to one device plugin, and the calls kubelet makes on it.
+//!
+//! `Allocate` and `GetPreferredAllocation` have no deadline, as in kubelet. Never reconnects: a plugin that was
+//! lost has to register again.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use proto::kubelet::deviceplugin::device_plugin_client::DevicePluginClient;
+use proto::kubelet::deviceplugin::{
+    AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse, ContainerPreferredAllocationRequest, DevicePluginOptions, Empty,
+    ListAndWatchResponse, PreStartContainerRequest, PreferredAllocationRequest,
+};
+use tokio::net::UnixStream;
+use tokio::time::Instant;
+use tonic::transport::Channel;
+use tonic::{Status, Streaming};
+
+use super::devices::AllocationError;
+
+/// Why a plugin that registered could not be reached.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConnectError {
+    #[error("failed to dial device plugin at {}: context deadline exceeded", .0.display())]
+    Deadline(PathBuf),
+    #[error("failed to get device plugin options: {0}")]
+    Options(Status),
+}
+
+/// One plugin, or what is left of it.
+#[derive(Debug)]
+pub(crate) struct Endpoint {
+    resource: String,
+    client: Option<DevicePluginClient<Channel>>,
+    options: DevicePluginOptions,
+    stopped_at: Mutex<Option<Instant>>,
+}
+
+impl Endpoint {
+    /// A plugin known from a checkpoint only.
+    pub(crate) fn stopped(resource: &str) -> Self {
+        let options = DevicePluginOptions::default();
+        Self { resource: resource.to_owned(), client: None, options, stopped_at: Mutex::new(Some(Instant::now())) }
+    }
+
+    /// Dials the socket until `deadline` has passed, then asks for the plugin's options.
+    pub(crate) async fn connect(resource: &str, socket: &Path, deadline: Duration) -> Result<Self, ConnectError> {
+        let dialled = tokio::time::timeout(deadline, dial_until_open(socket)).await;
+        let channel = dialled.map_err(|_| ConnectError::Deadline(socket.to_owned()))?;
+        let mut client = DevicePluginClient::new(channel).max_decoding_message_size(proto::kubelet::MAX_MESSAGE_BYTES);
+        let options = client.get_device_plugin_options(Empty {}).await.map_err(ConnectError::Options)?.into_inner();
+        Ok(Self { resource: resource.to_owned(), client: Some(client), options, stopped_at: Mutex::new(None) })
+    }
+
+    pub(crate) fn wants_pre_start(&self) -> bool {
+        self.options.pre_start_required
+    }
+
+    pub(crate) fn stop(&self) {
+        let mut stopped = self.stopped_at.lock().unwrap_or_else(PoisonError::into_inner);
+        *stopped = Some(Instant::now());
+    }
+
+    pub(crate) fn stopped_at(&self) -> Option<Instant> {
+        *self.stopped_at.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn grace_expired(&self, grace: Duration) -> bool {
+        self.stopped_at().is_some_and(|at| at.elapsed() >= grace)
+    }
+
+    pub(crate) async fn list_and_watch(&self) -> Result<Streaming<ListAndWatchResponse>, AllocationError> {
+        let mut client = self.live()?;
+        Ok(client.list_and_watch(Empty {}).await.map_err(AllocationError::Rpc)?.into_inner())
+    }
+
+    pub(crate) async fn allocate(&self, device_ids: Vec<String>) -> Result<ContainerAllocateResponse, AllocationError> {
+        let mut client = self.live()?;
+        let request = AllocateRequest { container_requests: vec![ContainerAllocateRequest { device_ids }] };
+        let response = client.allocate(request).await.map_err(AllocationError::Rpc)?.into_inner();
+        response.container_responses.into_iter().next().ok_or(AllocationError::EmptyAnswer)
+    }
+
+    /// What the plugin prefers; nothing if it did not say that it has a preference.
+    pub(crate) async fn preferred(&self, request: ContainerPreferredAllocationRequest) -> Result<Vec<String>, AllocationError> {
+        if !self.options.get_preferred_allocation_available {
+            return Ok(Vec::new());
+        }
+        let mut client = self.live()?;
+        let request = PreferredAllocationRequest { container_requests: vec![request] };
+        let response = client.get_preferred_allocation(request).await.map_err(AllocationError::Rpc)?.into_inner();
+        Ok(response.container_responses.into_iter().next().map(|first| first.device_ids).unwrap_or_default())
+    }
+
+    pub(crate) async fn pre_start(&self, device_ids: Vec<String>, deadline: Duration) -> Result<(), AllocationError> {
+        let mut client = self.live()?;
+        let call = client.pre_start_container(PreStartContainerRequest { device_ids });
+        let late = || AllocationError::Rpc(Status::deadline_exceeded("context deadline exceeded"));
+        tokio::time::timeout(deadline, call).await.map_err(|_| late())?.map_err(AllocationError::Rpc)?;
+        Ok(())
+    }
+
+    fn live(&self) -> Result<DevicePluginClient<Channel>, AllocationError> {
+        let stopped = || AllocationError::Stopped(self.resource.clone());
+        if self.stopped_at().is_some() { Err(stopped()) } else { self.client.clone().ok_or_else(stopped) }
+    }
+}
+
+async fn dial_until_open(socket: &Path) -> Channel {
+    let path: Arc<Path> = Arc::from(socket);
+    loop {
+        let path = Arc::clone(&path);
+        let connector = tower::service_fn(move |_| {
+            let path = Arc::clone(&path);
+            async move { UnixStream::connect(path).await.map(TokioIo::new) }
+        });
+        // A Unix socket has no host name; "localhost" is the authority that HTTP/2 servers accept.
+        match tonic::transport::Endpoint::from_static("http://localhost").connect_with_connector(connector).await {
+            Ok(channel) => return channel,
+            Err(error) => tracing::debug!(socket = %socket.display(), %error, "plugin socket does not answer yet"),
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}

@@ -1,0 +1,123 @@
+//! kubelet's own check that a pod's requests fit what is left of the node, after devices were allocated.
+//!
+//! Extended resources that the node does not list are not checked, as in kubelet. Pure.
+
+use std::collections::BTreeMap;
+
+use proto::quantity::Quantity;
+
+use super::pod::{ContainerKind, ContainerSpec};
+
+/// Amounts by resource name: cpu in thousandths, everything else in whole units.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Amounts(BTreeMap<String, i64>);
+
+impl Amounts {
+    /// Reads quantities; those that do not parse count as nothing.
+    pub(crate) fn read<'a>(quantities: impl IntoIterator<Item = (&'a String, &'a String)>) -> Self {
+        Self(quantities.into_iter().filter_map(|(name, text)| Some((name.clone(), amount(name, text)?))).collect())
+    }
+
+    /// Takes over every amount of `other`.
+    pub(crate) fn replace(&mut self, other: Self) {
+        self.0.extend(other.0);
+    }
+
+    /// Makes the amount at least `floor`.
+    pub(crate) fn raise(&mut self, name: &str, floor: i64) {
+        let held = self.0.entry(name.to_owned()).or_default();
+        *held = (*held).max(floor);
+    }
+
+    fn add(&mut self, other: &Self) {
+        for (name, amount) in &other.0 {
+            let sum = self.0.entry(name.clone()).or_default();
+            *sum = sum.saturating_add(*amount);
+        }
+    }
+
+    fn get(&self, name: &str) -> i64 {
+        self.0.get(name).copied().unwrap_or_default()
+    }
+}
+
+/// The first resource that does not fit.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("Node didn't have enough resource: {resource}, requested: {requested}, used: {used}, capacity: {capacity}")]
+pub(crate) struct Shortage {
+    pub(crate) resource: String,
+    requested: i64,
+    used: i64,
+    capacity: i64,
+}
+
+/// What a pod asks for as a whole: its containers together, or its largest init step where that is more.
+pub(crate) fn pod_requests(containers: &[ContainerSpec], overhead: &Amounts) -> Amounts {
+    let mut running = Amounts::default();
+    let mut sidecars = Amounts::default();
+    let mut peak = Amounts::default();
+    for container in containers {
+        match container.kind {
+            ContainerKind::App => running.add(&container.requests),
+            ContainerKind::Sidecar => sidecars.add(&container.requests),
+            ContainerKind::Init => {
+                let mut step = sidecars.clone();
+                step.add(&container.requests);
+                for (name, amount) in &step.0 {
+                    peak.raise(name, *amount);
+                }
+            }
+        }
+    }
+    running.add(&sidecars);
+    for (name, amount) in &peak.0 {
+        running.raise(name, *amount);
+    }
+    running.add(overhead);
+    running
+}
+
+/// Whether a pod that asks for `requests` fits `allocatable` beside pods that ask for `others`.
+pub(crate) fn fit<'a>(requests: &Amounts, others: impl IntoIterator<Item = &'a Amounts>, allocatable: &Amounts) -> Result<(), Shortage> {
+    let mut used = Amounts::default();
+    let mut n_pods = 0;
+    for other in others {
+        used.add(other);
+        n_pods += 1;
+    }
+    let room = |resource: &str, requested: i64, used: i64| {
+        let capacity = allocatable.get(resource);
+        let fits = requested <= capacity.saturating_sub(used);
+        if fits { Ok(()) } else { Err(Shortage { resource: resource.to_owned(), requested, used, capacity }) }
+    };
+    room("pods", 1, n_pods)?;
+    for (name, &requested) in &requests.0 {
+        let unknown = is_extended(name) && !allocatable.0.contains_key(name);
+        if requested > 0 && !unknown {
+            room(name, requested, used.get(name))?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether a name is an extended resource: qualified, and not one of Kubernetes' own.
+pub(crate) fn is_extended(name: &str) -> bool {
+    let own = name.split('/').next().is_some_and(|domain| domain == "kubernetes.io" || domain.ends_with(".kubernetes.io"));
+    name.contains('/') && !own && !name.starts_with("requests.")
+}
+
+fn amount(name: &str, text: &str) -> Option<i64> {
+    let quantity: Quantity = text.parse().ok()?;
+    if name != "cpu" {
+        return quantity.integer();
+    }
+    if let Some(cores) = quantity.integer() {
+        return cores.checked_mul(1000);
+    }
+    // A fraction displays in thousandths unless it is finer, and then it counts as one.
+    let shown = quantity.to_string();
+    Some(shown.strip_suffix('m').and_then(|thousandths| thousandths.parse().ok()).unwrap_or(1))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,115 @@
+//! The part of a Pod that kubelet acts on, read once from the API object.
+//!
+//! Only literal environment values are kept: `valueFrom` needs objects that this kubelet does not read.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::jiff::Timestamp;
+use proto::quantity::Quantity;
+
+use super::fit::{Amounts, pod_requests};
+
+/// The annotation by which a pod says that its app containers finish, e.g. `"0s"`.
+pub const EXIT_AFTER: &str = "testbed/exit-after";
+
+/// When a container of a pod runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ContainerKind {
+    /// To completion, before the containers after it.
+    Init,
+    /// A restartable init container: from its turn to the end of the pod.
+    Sidecar,
+    /// After all init containers.
+    App,
+}
+
+/// One container as the pod's author wrote it.
+#[derive(Clone, Debug)]
+pub(crate) struct ContainerSpec {
+    pub(crate) name: String,
+    pub(crate) image: String,
+    pub(crate) kind: ContainerKind,
+    /// Whole units of each limit, rounded up.
+    pub(crate) limits: BTreeMap<String, i64>,
+    pub(crate) requests: Amounts,
+    pub(crate) env: Vec<(String, String)>,
+    /// Whether the process ends by itself.
+    pub(crate) finishes: bool,
+}
+
+/// A pod bound to this node.
+#[derive(Clone, Debug)]
+pub(crate) struct PodSpec {
+    pub(crate) uid: String,
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) created: Option<Timestamp>,
+    /// Init containers and sidecars, then app containers, each in the author's order.
+    pub(crate) containers: Vec<ContainerSpec>,
+    /// What the pod asks for as a whole.
+    pub(crate) requests: Amounts,
+    /// `restartPolicy: Always`, the default.
+    pub(crate) restarts: bool,
+    pub(crate) deleting: bool,
+    /// Phase Succeeded or Failed in the API.
+    pub(crate) terminal: bool,
+}
+
+impl PodSpec {
+    pub(crate) fn read(pod: &Pod) -> Option<Self> {
+        let uid = pod.metadata.uid.clone()?;
+        let spec = pod.spec.as_ref()?;
+        let restarts = spec.restart_policy.as_deref().unwrap_or("Always") == "Always";
+        let annotated = pod.metadata.annotations.as_ref().is_some_and(|all| all.contains_key(EXIT_AFTER));
+        let init = spec.init_containers.iter().flatten().map(|container| {
+            let sidecar = container.restart_policy.as_deref() == Some("Always");
+            read_container(container, if sidecar { ContainerKind::Sidecar } else { ContainerKind::Init })
+        });
+        let app = spec.containers.iter().map(|container| {
+            let read = read_container(container, ContainerKind::App);
+            ContainerSpec { finishes: !restarts && (annotated || read.finishes), ..read }
+        });
+        let containers: Vec<ContainerSpec> = init.chain(app).collect();
+        let overhead = Amounts::read(spec.overhead.iter().flatten().map(|(name, q)| (name, &q.0)));
+        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+        Some(Self {
+            uid,
+            namespace: pod.metadata.namespace.clone().unwrap_or_default(),
+            name: pod.metadata.name.clone().unwrap_or_default(),
+            created: pod.metadata.creation_timestamp.as_ref().map(|time| time.0),
+            requests: pod_requests(&containers, &overhead),
+            containers,
+            restarts,
+            deleting: pod.metadata.deletion_timestamp.is_some(),
+            terminal: matches!(phase, Some("Succeeded" | "Failed")),
+        })
+    }
+
+    /// `namespace/name`, for people and for seeds.
+    pub(crate) fn full_name(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+}
+
+fn read_container(container: &Container, kind: ContainerKind) -> ContainerSpec {
+    let resources = container.resources.as_ref();
+    let limits = resources.and_then(|all| all.limits.as_ref());
+    let requests = resources.and_then(|all| all.requests.as_ref());
+    let mut asked = Amounts::read(limits.into_iter().flatten().map(|(name, q)| (name, &q.0)));
+    asked.replace(Amounts::read(requests.into_iter().flatten().map(|(name, q)| (name, &q.0))));
+    let env = container.env.iter().flatten();
+    ContainerSpec {
+        name: container.name.clone(),
+        image: container.image.clone().unwrap_or_default(),
+        kind,
+        limits: limits.into_iter().flatten().filter_map(|(name, q)| Some((name.clone(), whole(&q.0)?))).collect(),
+        requests: asked,
+        env: env.filter(|var| var.value_from.is_none()).map(|var| (var.name.clone(), var.value.clone().unwrap_or_default())).collect(),
+        finishes: container.command.as_deref().is_some_and(|command| command == ["true"]),
+    }
+}
+
+fn whole(text: &str) -> Option<i64> {
+    text.parse::<Quantity>().ok()?.integer()
+}

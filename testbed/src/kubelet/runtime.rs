@@ -1,0 +1,132 @@
+//! The container runtime: a container "runs" by having its final environment recorded.
+//!
+//! Outlives the kubelet process, as containers do; knows nothing of pods beyond their identity.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use k8s_openapi::jiff::Timestamp;
+use tokio::sync::watch;
+
+use super::pod::ContainerKind;
+
+/// What a container is doing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RunState {
+    /// It has not been created, or could not be.
+    Waiting {
+        /// As in pod status, e.g. `CreateContainerConfigError`.
+        reason: String,
+        /// Why, for people.
+        message: String,
+    },
+    /// It runs.
+    Running {
+        /// When it started.
+        since: Timestamp,
+    },
+    /// It ended.
+    Exited {
+        /// Its exit code.
+        code: i32,
+        /// When it started.
+        started: Timestamp,
+        /// When it ended.
+        finished: Timestamp,
+    },
+}
+
+/// A container as it was last started.
+#[derive(Clone, Debug)]
+pub struct Container {
+    /// Namespace of its pod.
+    pub namespace: String,
+    /// Name of its pod.
+    pub pod: String,
+    /// UID of its pod.
+    pub pod_uid: String,
+    /// Its own name.
+    pub name: String,
+    /// When in the pod's life it runs.
+    pub kind: ContainerKind,
+    /// What it is doing.
+    pub state: RunState,
+    /// How often it was started.
+    pub starts: u32,
+    /// Its final environment.
+    pub env: BTreeMap<String, String>,
+    /// The device IDs it holds, sorted, by resource.
+    pub devices: BTreeMap<String, Vec<String>>,
+    /// The CDI devices that plugins named.
+    pub cdi_devices: Vec<String>,
+    /// Container paths of device nodes, from plugins and CDI specs.
+    pub device_nodes: Vec<String>,
+    /// Container paths of mounts, from plugins and CDI specs.
+    pub mounts: Vec<String>,
+}
+
+/// All containers of the node.
+#[derive(Debug)]
+pub(crate) struct Runtime {
+    containers: Mutex<BTreeMap<(String, String), Container>>,
+    changed: watch::Sender<()>,
+}
+
+impl Runtime {
+    pub(crate) fn new(changed: watch::Sender<()>) -> Self {
+        Self { containers: Mutex::default(), changed }
+    }
+
+    pub(crate) fn state(&self, uid: &str, container: &str) -> Option<RunState> {
+        self.lock().get(&(uid.to_owned(), container.to_owned())).map(|found| found.state.clone())
+    }
+
+    /// The containers of one pod, by name.
+    pub(crate) fn of_pod(&self, uid: &str) -> BTreeMap<String, Container> {
+        let containers = self.lock();
+        let of_pod = containers.range((uid.to_owned(), String::new())..).take_while(|((of, _), _)| of == uid);
+        of_pod.map(|((_, name), container)| (name.clone(), container.clone())).collect()
+    }
+
+    pub(crate) fn all(&self) -> Vec<Container> {
+        self.lock().values().cloned().collect()
+    }
+
+    /// Replaces or creates a container; how often it was started is carried over.
+    pub(crate) fn put(&self, container: Container) {
+        let key = (container.pod_uid.clone(), container.name.clone());
+        self.lock().insert(key, container);
+        self.changed.send_replace(());
+    }
+
+    /// Changes what a container is doing; whether there is such a container.
+    pub(crate) fn set_state(&self, uid: &str, container: &str, state: RunState) -> bool {
+        let mut containers = self.lock();
+        let found = containers.get_mut(&(uid.to_owned(), container.to_owned()));
+        let there = found.map(|found| found.state = state).is_some();
+        drop(containers);
+        self.changed.send_replace(());
+        there
+    }
+
+    /// Ends every running container of a pod.
+    pub(crate) fn kill(&self, uid: &str, code: i32) {
+        let finished = Timestamp::now();
+        for container in self.lock().values_mut().filter(|container| container.pod_uid == uid) {
+            if let RunState::Running { since } = container.state {
+                container.state = RunState::Exited { code, started: since, finished };
+            }
+        }
+        self.changed.send_replace(());
+    }
+
+    /// Forgets a pod's containers.
+    pub(crate) fn remove(&self, uid: &str) {
+        self.lock().retain(|(of, _), _| of != uid);
+        self.changed.send_replace(());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<(String, String), Container>> {
+        self.containers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

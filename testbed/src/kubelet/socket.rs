@@ -1,0 +1,76 @@
+//! kubelet's listening sockets, whose connections end when the kubelet process does.
+//!
+//! tonic lets open connections live on after its server is gone; a killed process does not.
+
+use std::future::Future;
+use std::io;
+use std::path::Path;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use futures::Stream;
+use futures::StreamExt as _;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{UnixListener, UnixStream};
+use tokio_stream::wrappers::UnixListenerStream;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tonic::transport::server::Connected;
+
+/// A connection that breaks off when its token is cancelled.
+#[derive(Debug)]
+pub(crate) struct Severable {
+    stream: UnixStream,
+    severed: Pin<Box<WaitForCancellationFutureOwned>>,
+}
+
+/// Listens at `path`, replacing what is there.
+pub(crate) fn listen(path: &Path, cancel: &CancellationToken) -> io::Result<impl Stream<Item = io::Result<Severable>> + use<>> {
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir)?;
+    }
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let cancel = cancel.clone();
+    let incoming = UnixListenerStream::new(UnixListener::bind(path)?);
+    Ok(incoming.map(move |stream| stream.map(|stream| Severable { stream, severed: Box::pin(cancel.clone().cancelled_owned()) })))
+}
+
+impl Severable {
+    fn is_severed(&mut self, cx: &mut Context<'_>) -> bool {
+        self.severed.as_mut().poll(cx).is_ready()
+    }
+}
+
+impl Connected for Severable {
+    type ConnectInfo = ();
+
+    fn connect_info(&self) {}
+}
+
+impl AsyncRead for Severable {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.is_severed(cx) {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+        }
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Severable {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        if self.is_severed(cx) {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+        }
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}

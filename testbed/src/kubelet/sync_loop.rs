@@ -1,0 +1,192 @@
+//! The one loop that takes pods in: additions are admitted one at a time, in batches that are put in order.
+//!
+//! The watch is read by another task, so that pods queue up here while a plugin thinks.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use futures::{StreamExt as _, TryStreamExt as _};
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use kube::runtime::{WatchStreamExt as _, watcher};
+use rand::seq::SliceRandom;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use super::config::OrderRule;
+use super::dice::dice;
+use super::pod::PodSpec;
+use super::pod_worker::Command;
+use super::process::Process;
+
+#[derive(Debug)]
+enum Arrival {
+    /// The complete list, at start and after a broken watch.
+    List(Vec<Arc<PodSpec>>),
+    Applied(Arc<PodSpec>),
+    Gone(String),
+}
+
+/// Watches this node's pods until the process ends.
+pub(crate) async fn run(process: Arc<Process>) {
+    let (queue, arrivals) = unbounded_channel();
+    let watching = Arc::clone(&process);
+    process.spawn(async move { watch(&watching, &queue).await });
+    take_in(&process, arrivals).await;
+}
+
+async fn watch(process: &Process, queue: &UnboundedSender<Arrival>) {
+    let api: Api<Pod> = Api::all(process.config.client.clone());
+    let config = watcher::Config::default().fields(&format!("spec.nodeName={}", process.config.node));
+    let mut events = watcher(api, config).default_backoff().boxed();
+    let mut listed = Vec::new();
+    loop {
+        let arrival = match events.try_next().await {
+            Ok(Some(watcher::Event::Init)) => {
+                listed.clear();
+                continue;
+            }
+            Ok(Some(watcher::Event::InitApply(pod))) => {
+                listed.extend(PodSpec::read(&pod).map(Arc::new));
+                continue;
+            }
+            Ok(Some(watcher::Event::InitDone)) => Some(Arrival::List(std::mem::take(&mut listed))),
+            Ok(Some(watcher::Event::Apply(pod))) => PodSpec::read(&pod).map(|pod| Arrival::Applied(Arc::new(pod))),
+            Ok(Some(watcher::Event::Delete(pod))) => pod.metadata.uid.map(Arrival::Gone),
+            Ok(None) => return,
+            Err(error) => {
+                tracing::warn!(%error, "the watch of this node's pods failed");
+                continue;
+            }
+        };
+        // The loop may have ended before its queue.
+        let _ = arrival.map(|arrival| queue.send(arrival));
+    }
+}
+
+async fn take_in(process: &Arc<Process>, mut arrivals: UnboundedReceiver<Arrival>) {
+    let mut n_batches = 0_u64;
+    while let Some(arrival) = arrivals.recv().await {
+        let mut batch = Vec::new();
+        match arrival {
+            Arrival::List(pods) => {
+                process.forget_missing(&pods);
+                batch.extend(pods.into_iter().filter_map(|pod| process.update(pod)));
+                batch = process.in_order(batch, n_batches);
+                process.admit_all(batch).await;
+                process.set_sources_ready();
+            }
+            other => {
+                process.collect(other, &mut batch);
+                process.fill(&mut batch, &mut arrivals).await;
+                let batch = process.in_order(batch, n_batches);
+                process.admit_all(batch).await;
+            }
+        }
+        n_batches += 1;
+    }
+}
+
+impl Process {
+    async fn admit_all(self: &Arc<Self>, batch: Vec<Arc<PodSpec>>) {
+        for pod in batch {
+            self.admit(pod).await;
+        }
+    }
+
+    /// Waits for further pods of a batch that has begun.
+    async fn fill(self: &Arc<Self>, batch: &mut Vec<Arc<PodSpec>>, arrivals: &mut UnboundedReceiver<Arrival>) {
+        let ordering = self.config.ordering;
+        while !batch.is_empty() && batch.len() < ordering.batch {
+            let Ok(Some(next)) = tokio::time::timeout(ordering.linger, arrivals.recv()).await else { return };
+            self.collect(next, batch);
+        }
+    }
+
+    fn collect(self: &Arc<Self>, arrival: Arrival, batch: &mut Vec<Arc<PodSpec>>) {
+        match arrival {
+            Arrival::Applied(pod) => {
+                // A pod that changed while it waits in the batch is admitted as it is now.
+                batch.retain(|waiting| waiting.uid != pod.uid);
+                batch.extend(self.update(pod));
+            }
+            Arrival::Gone(uid) => {
+                batch.retain(|waiting| waiting.uid != uid);
+                self.forget(&uid);
+            }
+            Arrival::List(pods) => {
+                self.forget_missing(&pods);
+                let known: BTreeSet<String> = batch.iter().map(|pod| pod.uid.clone()).collect();
+                let new = pods.into_iter().filter(|pod| !known.contains(&pod.uid));
+                batch.extend(new.filter_map(|pod| self.update(pod)).collect::<Vec<_>>());
+            }
+        }
+    }
+
+    fn in_order(&self, mut batch: Vec<Arc<PodSpec>>, n_batches: u64) -> Vec<Arc<PodSpec>> {
+        batch.sort_by_key(|pod| pod.created);
+        match self.config.ordering.rule {
+            OrderRule::Creation => {}
+            OrderRule::Reversed => batch.reverse(),
+            OrderRule::Shuffled => batch.shuffle(&mut dice(self.config.seed, &["batch", &n_batches.to_string()])),
+        }
+        batch
+    }
+
+    /// Acts on a pod that is known, or returns one that waits for admission.
+    fn update(self: &Arc<Self>, pod: Arc<PodSpec>) -> Option<Arc<PodSpec>> {
+        let mut pods = self.pods();
+        let Some(record) = pods.0.get_mut(&pod.uid) else {
+            drop(pods);
+            return self.take_over(pod);
+        };
+        if pod.deleting && !record.spec.deleting {
+            match &record.worker {
+                // A worker that has ended has nothing left to stop.
+                Some(worker) if worker.send(Command::Delete).is_ok() => {}
+                _ => self.publish_deletion(&pod),
+            }
+            record.spec = pod;
+        }
+        None
+    }
+
+    /// A pod seen for the first time: most need admission, but not those that have ended or are on their way out.
+    fn take_over(self: &Arc<Self>, pod: Arc<PodSpec>) -> Option<Arc<PodSpec>> {
+        if !pod.deleting && !pod.terminal {
+            return Some(pod);
+        }
+        self.pods().arrive(&pod, pod.terminal);
+        if pod.deleting && pod.terminal {
+            self.publish_deletion(&pod);
+        } else if pod.deleting {
+            self.start_worker(&pod);
+            if let Some(worker) = self.pods().0.get(&pod.uid).and_then(|record| record.worker.as_ref()) {
+                let _ = worker.send(Command::Delete);
+            }
+        }
+        None
+    }
+
+    fn forget_missing(&self, listed: &[Arc<PodSpec>]) {
+        let listed: BTreeSet<&str> = listed.iter().map(|pod| pod.uid.as_str()).collect();
+        let gone: Vec<String> = self.pods().0.keys().filter(|uid| !listed.contains(uid.as_str())).cloned().collect();
+        for uid in gone {
+            self.forget(&uid);
+        }
+        // Containers of pods that went away while kubelet was down.
+        for container in self.runtime.all() {
+            if !listed.contains(container.pod_uid.as_str()) {
+                self.runtime.remove(&container.pod_uid);
+            }
+        }
+    }
+
+    fn forget(&self, uid: &str) {
+        let record = self.pods().0.remove(uid);
+        let told = record.and_then(|record| record.worker).is_some_and(|worker| worker.send(Command::Remove).is_ok());
+        if !told {
+            self.runtime.remove(uid);
+        }
+        self.changed();
+    }
+}
