@@ -1,0 +1,96 @@
+//! Marks gpushare pods assigned once all their containers have their devices.
+//!
+//! Level-triggered: what is due is read off the pods and the books each time something changes, so
+//! nothing is lost when the API server is away, and pods that a predecessor of this process left
+//! unmarked are marked too. The assume time is never touched: it is the order of the pods.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client};
+use proto::record::MEM_ASSIGNED;
+use serde_json::json;
+use tokio::time::{sleep, timeout};
+use tracing::{info, warn};
+
+use crate::identity::Ledger;
+use crate::plugin::NodeState;
+use crate::pods::{NodePod, PodUid, Pods, Stage, WatchedPod};
+
+/// How long one request may take.
+const REQUEST_LIMIT: Duration = Duration::from_secs(10);
+
+/// Pauses after failures, doubled each time.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
+
+/// A pod to mark.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Due {
+    /// Its UID: a pod of the same name that came since must not be marked.
+    pub uid: PodUid,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+/// The gpushare pods that have their devices and are not marked.
+pub fn due(pods: &Pods, ledger: &Ledger) -> Vec<Due> {
+    let is_unmarked =
+        |pod: &&NodePod| pod.placement.as_ref().is_ok_and(|placement| placement.gpushare.is_some() && !placement.is_assigned());
+    // kubelet starts no container before all of a pod's devices are allocated.
+    let has_devices = |pod: &&NodePod| pod.stage == Stage::Running || (pod.stage != Stage::Terminal && ledger.is_complete(pod));
+    let due = |pod: &NodePod| Due { uid: pod.uid.clone(), namespace: pod.namespace.clone(), name: pod.name.clone() };
+    pods.iter().filter(is_unmarked).filter(has_devices).map(due).collect()
+}
+
+/// Marks pods until the task is dropped.
+pub async fn mark_assigned(client: Client, node: Arc<NodeState>) {
+    let mut pods = node.pods.clone();
+    // Marked here, and not yet seen marked in the watch.
+    let mut marked = BTreeSet::new();
+    let mut pause = PAUSES.0;
+    loop {
+        let due = due(&pods.borrow_and_update(), &node.ledger());
+        marked.retain(|uid| due.iter().any(|pod| pod.uid == *uid));
+        let mut has_failed = false;
+        for pod in due.iter().filter(|pod| !marked.contains(&pod.uid)).cloned().collect::<Vec<_>>() {
+            match mark(&client, &pod).await {
+                Ok(()) => {
+                    marked.insert(pod.uid);
+                }
+                Err(error) => {
+                    has_failed = true;
+                    warn!(pod = format!("{}/{}", pod.namespace, pod.name), error = %format!("{error:#}"), "cannot mark the pod assigned, trying again");
+                }
+            }
+        }
+        pause = if has_failed { (pause * 2).min(PAUSES.1) } else { PAUSES.0 };
+        tokio::select! {
+            () = node.answered.notified() => {}
+            _ = pods.changed() => {}
+            () = sleep(pause), if has_failed => {}
+        }
+    }
+}
+
+/// Marks one pod; one that is gone, or replaced by another of its name, counts as done.
+async fn mark(client: &Client, pod: &Due) -> anyhow::Result<()> {
+    let api: Api<WatchedPod> = Api::namespaced(client.clone(), &pod.namespace);
+    let patch = json!({"metadata": {"uid": pod.uid.as_str(), "annotations": {MEM_ASSIGNED: "true"}}});
+    let params = PatchParams::default();
+    match timeout(REQUEST_LIMIT, api.patch(&pod.name, &params, &Patch::Merge(&patch))).await? {
+        Ok(_) => {
+            info!(pod = format!("{}/{}", pod.namespace, pod.name), "marked assigned");
+            Ok(())
+        }
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 409 && status.message.to_lowercase().contains("uid") => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,316 @@
+//! What the operator chooses: flags and their environment variables, checked once, at start.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::{Parser, ValueEnum};
+use proto::memory_unit::MemoryUnit;
+use proto::resource::{GPU_MEM, GPU_SHARED, ResourceNames, VENDOR_GPUS};
+
+use crate::health::{IgnoredXids, Policy};
+use crate::inventory::{FileSource, NvmlSource, Source};
+use crate::plugin::Settings;
+use crate::pods::IN_NODE_STATUS;
+
+/// Shares the GPUs of this node among pods.
+///
+/// Advertises shares and memory units of each GPU to kubelet, gives each container the GPU that
+/// gpushare-scheduler chose for its pod, and reports devices and their health to the cluster.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "gpushare-device-plugin", version, max_term_width = 120)]
+pub struct Args {
+    /// Name of the node this runs on
+    #[arg(long, env = "NODE_NAME")]
+    node_name: NodeName,
+
+    /// kubelet's device plugin directory
+    #[arg(long, env = "GPUSHARE_DEVICE_PLUGIN_DIR", default_value = "/var/lib/kubelet/device-plugins", value_name = "DIR")]
+    device_plugin_dir: PathBuf,
+
+    /// Where the devices come from: nvml, or a file of simulated ones
+    #[arg(long, env = "GPUSHARE_INVENTORY", default_value = "nvml", value_name = "nvml|file:PATH")]
+    inventory: InventoryKind,
+
+    /// NVIDIA's management library: a path, or a name for the dynamic loader
+    #[arg(long, env = "GPUSHARE_NVML_LIBRARY", default_value = "libnvidia-ml.so.1", value_name = "LIBRARY")]
+    nvml_library: PathBuf,
+
+    /// What to do when this node has no library, driver or GPU
+    #[arg(long, env = "GPUSHARE_NO_GPU", default_value = "exit", value_enum)]
+    no_gpu: NoGpu,
+
+    /// How many containers may share one GPU: the number of koordinator.sh/gpu.shared per GPU
+    #[arg(long, env = "GPUSHARE_SLOTS", default_value_t = NonZeroU32::MIN.saturating_add(proto::resource::DEFAULT_SLOTS - 1))]
+    slots: NonZeroU32,
+
+    /// Resource name of memory units
+    #[arg(long, env = "GPUSHARE_MEMORY_RESOURCE", default_value = GPU_MEM, value_name = "NAME")]
+    memory_resource: MemoryResource,
+
+    /// How much one memory unit is: MiB, GiB, or a quantity such as 256Mi
+    #[arg(long, env = "GPUSHARE_MEMORY_UNIT", default_value = "GiB", value_name = "UNIT")]
+    memory_unit: MemoryUnit,
+
+    /// The variable that tells the container runtime which GPUs a container sees
+    #[arg(long, env = "GPUSHARE_VISIBLE_DEVICES_ENV", default_value = "NVIDIA_VISIBLE_DEVICES", value_name = "VARIABLE")]
+    visible_devices_env: VariableName,
+
+    /// How long a call of kubelet waits for its pod to show up in the watch
+    #[arg(long, env = "GPUSHARE_ALLOCATE_WAIT", default_value = "2s", value_parser = duration, value_name = "DURATION")]
+    allocate_wait: Duration,
+
+    /// Critical XIDs that do not make a GPU unhealthy: numbers separated by commas, all, or none
+    #[arg(long, env = "GPUSHARE_IGNORE_XIDS", default_value_t = IgnoredXids::default(), value_name = "XIDS")]
+    ignore_xids: IgnoredXids,
+
+    /// How often each GPU is probed; for simulated ones, how often their file is read
+    #[arg(long, env = "GPUSHARE_PROBE_INTERVAL", default_value = "10s", value_parser = duration, value_name = "DURATION")]
+    probe_interval: Duration,
+
+    /// How long a GPU must have been without trouble to be healthy again
+    #[arg(long, env = "GPUSHARE_RECOVERY_QUIET", default_value = "60s", value_parser = duration, value_name = "DURATION")]
+    recovery_quiet: Duration,
+
+    /// Configuration for the API server; without it the pod's service account
+    #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+
+    /// Where to answer /healthz and /readyz, such as 0.0.0.0:8081; nowhere if left out
+    #[arg(long, env = "GPUSHARE_HEALTH_LISTEN", value_name = "ADDRESS")]
+    health_listen: Option<SocketAddr>,
+
+    /// Form of the log
+    #[arg(long, env = "GPUSHARE_LOG_FORMAT", default_value = "text", value_enum)]
+    log_format: LogFormat,
+
+    /// What is logged: error, warn, info, debug, trace, or directives such as info,kube=debug
+    #[arg(long, env = "GPUSHARE_LOG_LEVEL", default_value = "info", value_name = "LEVEL")]
+    log_level: LogLevel,
+}
+
+/// The checked choices.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The node this runs on.
+    pub node_name: NodeName,
+    /// kubelet's device plugin directory.
+    pub device_plugin_dir: PathBuf,
+    /// Where the devices come from.
+    pub source: Source,
+    /// What to do without devices.
+    pub no_gpu: NoGpu,
+    /// Shares of each GPU.
+    pub slots: NonZeroU32,
+    /// What Allocate answers depend on.
+    pub settings: Settings,
+    /// What makes a GPU sick and well.
+    pub health: Policy,
+    /// Configuration for the API server, in-cluster if none.
+    pub kubeconfig: Option<PathBuf>,
+    /// Where to answer health requests.
+    pub health_listen: Option<SocketAddr>,
+    /// Form of the log.
+    pub log_format: LogFormat,
+    /// What is logged.
+    pub log_level: LogLevel,
+}
+
+impl From<Args> for Config {
+    fn from(args: Args) -> Self {
+        let source = match args.inventory {
+            InventoryKind::Nvml => {
+                Source::Nvml(NvmlSource { library: args.nvml_library, probe_interval: args.probe_interval, ..NvmlSource::default() })
+            }
+            InventoryKind::File(path) => Source::File(FileSource { path, node: args.node_name.to_string(), interval: args.probe_interval }),
+        };
+        let settings = Settings {
+            names: ResourceNames { memory: args.memory_resource.0 },
+            memory_unit: args.memory_unit,
+            visible_devices_env: args.visible_devices_env.0,
+            allocate_wait: args.allocate_wait,
+        };
+        Self {
+            node_name: args.node_name,
+            device_plugin_dir: args.device_plugin_dir,
+            source,
+            no_gpu: args.no_gpu,
+            slots: args.slots,
+            settings,
+            health: Policy { ignored_xids: args.ignore_xids, quiet: args.recovery_quiet, ..Policy::default() },
+            kubeconfig: args.kubeconfig,
+            health_listen: args.health_listen,
+            log_format: args.log_format,
+            log_level: args.log_level,
+        }
+    }
+}
+
+/// A flag's value that cannot be accepted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct InvalidValue(String);
+
+/// Name of a node: part of URLs and field selectors.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeName(String);
+
+impl NodeName {
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for NodeName {
+    type Err = InvalidValue;
+
+    fn from_str(text: &str) -> Result<Self, InvalidValue> {
+        if is_dns_subdomain(text) { Ok(Self(text.to_owned())) } else { Err(InvalidValue("not the name of a node".to_owned())) }
+    }
+}
+
+/// Name of a resource that kubelet lets plugins serve.
+#[derive(Clone, Debug)]
+struct MemoryResource(String);
+
+impl FromStr for MemoryResource {
+    type Err = InvalidValue;
+
+    fn from_str(text: &str) -> Result<Self, InvalidValue> {
+        let Some((domain, name)) = text.split_once('/') else {
+            return Err(InvalidValue("not of the form domain/name".to_owned()));
+        };
+        let is_name_char = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        let is_bounded = name.starts_with(|c: char| c.is_ascii_alphanumeric()) && name.ends_with(|c: char| c.is_ascii_alphanumeric());
+        // The annotation of the unit has a longer name, which must be legal too.
+        if !is_dns_subdomain(domain) || !is_bounded || !name.chars().all(is_name_char) || name.len() > 63 - "-unit".len() {
+            return Err(InvalidValue("not the name of an extended resource".to_owned()));
+        }
+        if domain == "kubernetes.io" || domain.ends_with(".kubernetes.io") {
+            return Err(InvalidValue("the domain kubernetes.io belongs to Kubernetes".to_owned()));
+        }
+        if text == GPU_SHARED || IN_NODE_STATUS.contains(&text) || VENDOR_GPUS.contains(&text) {
+            return Err(InvalidValue("this name has another meaning already".to_owned()));
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
+fn is_dns_subdomain(text: &str) -> bool {
+    let is_label = |label: &str| {
+        let is_inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+        !label.is_empty() && !label.starts_with('-') && !label.ends_with('-') && label.bytes().all(is_inner)
+    };
+    text.len() <= 253 && text.split('.').all(is_label)
+}
+
+/// Name of an environment variable.
+#[derive(Clone, Debug)]
+struct VariableName(String);
+
+impl FromStr for VariableName {
+    type Err = InvalidValue;
+
+    fn from_str(text: &str) -> Result<Self, InvalidValue> {
+        let is_allowed = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
+        if text.is_empty() || text.starts_with(|c: char| c.is_ascii_digit()) || !text.bytes().all(is_allowed) {
+            return Err(InvalidValue("not the name of an environment variable".to_owned()));
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
+/// Where devices come from, as written on the command line.
+#[derive(Clone, Debug)]
+enum InventoryKind {
+    Nvml,
+    File(PathBuf),
+}
+
+impl FromStr for InventoryKind {
+    type Err = InvalidValue;
+
+    fn from_str(text: &str) -> Result<Self, InvalidValue> {
+        match (text, text.strip_prefix("file:")) {
+            ("nvml", _) => Ok(Self::Nvml),
+            (_, Some(path)) if !path.is_empty() => Ok(Self::File(path.into())),
+            _ => Err(InvalidValue("write nvml, or file: and the path of a file of simulated devices".to_owned())),
+        }
+    }
+}
+
+/// What to do when there are no devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum NoGpu {
+    /// End with an error.
+    Exit,
+    /// Look again every 30 seconds.
+    Wait,
+}
+
+/// Form of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// Lines for people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// What is logged; directives that are known to be readable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogLevel(String);
+
+impl LogLevel {
+    /// The directives as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for LogLevel {
+    type Err = InvalidValue;
+
+    fn from_str(text: &str) -> Result<Self, InvalidValue> {
+        let directives = tracing_subscriber::EnvFilter::builder().parse(text);
+        // A lone word that is no level would be taken for the name of a module, and silence everything.
+        let lone = text.split(',').filter(|part| !part.contains(['=', '[', ':']));
+        let levels = ["error", "warn", "info", "debug", "trace", "off"];
+        let is_level = lone.into_iter().all(|word| levels.contains(&word.trim().to_lowercase().as_str()));
+        match directives {
+            Ok(_) if is_level => Ok(Self(text.to_owned())),
+            Ok(_) => Err(InvalidValue("write error, warn, info, debug, trace, or directives such as info,kube=debug".to_owned())),
+            Err(error) => Err(InvalidValue(error.to_string())),
+        }
+    }
+}
+
+impl fmt::Display for NodeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A duration such as `500ms`, `2s` or `1m`.
+fn duration(text: &str) -> Result<Duration, InvalidValue> {
+    /// Nothing here makes sense beyond an hour.
+    const LONGEST: Duration = Duration::from_secs(3600);
+    let fail = || InvalidValue("not a duration: write a number and ms, s or m, such as 500ms; at most 60m".to_owned());
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at_checked(digits).ok_or_else(fail)?;
+    let number: u64 = number.parse().map_err(|_| fail())?;
+    let duration = match unit {
+        "ms" => Duration::from_millis(number),
+        "s" => Duration::from_secs(number),
+        "m" => Duration::from_secs(number.checked_mul(60).ok_or_else(fail)?),
+        _ => return Err(fail()),
+    };
+    if duration.is_zero() || duration > LONGEST { Err(fail()) } else { Ok(duration) }
+}
+
+#[cfg(test)]
+mod tests;

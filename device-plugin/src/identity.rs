@@ -1,0 +1,218 @@
+//! Which pod and container is this call of kubelet for? Pure: no clock, no channel, no API.
+//!
+//! kubelet does not say whom it allocates for. It does admit one pod at a time, the containers of a
+//! pod in the order of its spec (init containers first), the resources of a container in any order,
+//! with exactly one call per container and resource. So a pod of this node is a candidate if the
+//! next call that it is due for is this one, and among candidates the order is:
+//!
+//! 1. the pod whose admission is under way (some of its calls have been answered, not all);
+//! 2. pods whose recorded GPUs are those of the device IDs in the call;
+//! 3. the pod that the scheduler assumed first.
+//!
+//! [`Ledger`] remembers what has been answered, per pod UID and container. A pod that has left
+//! Pending, is being deleted, or whose call was refused is never a candidate.
+//!
+//! Where two pods are due for the same call, the choice can turn out wrong at a later call that the
+//! chosen pod cannot make. If another pod explains all of the admission's calls and has the same
+//! GPUs, nothing has gone wrong and the calls are accounted to it. Otherwise the admission is over
+//! (kubelet gave it up, or the choice was wrong), and that pod is taken again only when, after all
+//! the waiting, nobody else fits.
+
+mod ledger;
+
+use crate::inventory::Gpu;
+use crate::pods::{NodePod, Placement, PodUid, Pods, Stage};
+use crate::served::Served;
+
+pub use ledger::{Ledger, Step};
+
+/// What is known of a call.
+#[derive(Clone, Debug)]
+pub struct Call<'a> {
+    /// The resource whose socket it came over.
+    pub resource: Served,
+    /// How many device IDs it is about.
+    pub count: u64,
+    /// The GPUs of those IDs; empty if they say nothing.
+    pub gpus: &'a [Gpu],
+}
+
+/// Whether more pods may still show up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// The caller will ask again when the pods change.
+    Waiting,
+    /// The caller has waited long enough: doubtful candidates count too.
+    Over,
+}
+
+/// The answer: the call is for this container of this pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The pod.
+    pub pod: PodUid,
+    /// Index in [`NodePod::containers`].
+    pub container: usize,
+    /// The calls of the pod's admission that are answered once this one is.
+    steps: Vec<Step>,
+    /// The pod to which these calls were accounted wrongly.
+    corrects: Option<PodUid>,
+}
+
+/// Nobody can be told to be the caller.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unidentified {
+    /// The pods of this node are not known yet.
+    NotSynced,
+    /// A pod waits for exactly this, and its record is missing or cannot be used.
+    Unplaced {
+        /// `namespace/name`.
+        pod: String,
+        /// What is wrong with its record.
+        reason: String,
+    },
+    /// An earlier call of this admission was answered for a pod that it cannot have been for, on other GPUs.
+    Ambiguous {
+        /// The pod that the admission turns out to be of.
+        pod: String,
+        /// The pod whose devices the earlier call was answered with.
+        mistaken_for: String,
+    },
+    /// No pod of this node waits for this.
+    Nobody,
+}
+
+/// Finds the container that `call` is for.
+///
+/// # Errors
+/// Why nobody can be named; the caller decides whether to wait for more pods.
+pub fn identify(pods: &Pods, ledger: &Ledger, call: &Call<'_>, patience: Patience) -> Result<Found, Unidentified> {
+    let admitting = ledger.admitting().and_then(|uid| pods.get(uid)).filter(|pod| candidate(pod, ledger).is_some());
+    if let Some(found) = admitting.and_then(|pod| due(pod, ledger, call)) {
+        return Ok(found);
+    }
+    if let Some(found) = first_due(pods, ledger, call) {
+        return Ok(found);
+    }
+    if let Some(mistaken) = admitting
+        && let Some(result) = correct(pods, ledger, mistaken, call)
+    {
+        return result;
+    }
+    if patience == Patience::Over
+        && let Some(found) = last_resort(pods, ledger, call)
+    {
+        return Ok(found);
+    }
+    Err(explain(pods, ledger, call))
+}
+
+/// The pod's placement if calls may be accounted to it.
+fn candidate<'a>(pod: &'a NodePod, ledger: &Ledger) -> Option<&'a Placement> {
+    let placement = pod.placement.as_ref().ok()?;
+    (is_waiting(pod, ledger) && !placement.is_assigned()).then_some(placement)
+}
+
+fn is_waiting(pod: &NodePod, ledger: &Ledger) -> bool {
+    pod.stage == Stage::Bound && !pod.deleting && !ledger.is_refused(&pod.uid)
+}
+
+/// The pod as the answer, if `call` is the one that it is due for.
+fn due(pod: &NodePod, ledger: &Ledger, call: &Call<'_>) -> Option<Found> {
+    let steps = ledger.steps(&pod.uid);
+    let container = next_container(pod, steps, call)?;
+    Some(found(pod, container, steps, call))
+}
+
+fn found(pod: &NodePod, container: usize, steps: &[Step], call: &Call<'_>) -> Found {
+    let step = Step { container, resource: call.resource, count: call.count };
+    let steps = steps.iter().copied().chain([step]).collect();
+    Found { pod: pod.uid.clone(), container, steps, corrects: None }
+}
+
+/// The first container that still has calls to come, if this is one of them.
+fn next_container(pod: &NodePod, steps: &[Step], call: &Call<'_>) -> Option<usize> {
+    let is_answered = |container, resource| steps.iter().any(|step| step.container == container && step.resource == resource);
+    for (idx, container) in pod.containers.iter().enumerate() {
+        let mut open = Served::ALL.into_iter().filter(|resource| resource.count(container) > 0 && !is_answered(idx, *resource)).peekable();
+        if open.peek().is_some() {
+            return open.any(|resource| resource == call.resource && resource.count(container) == call.count).then_some(idx);
+        }
+    }
+    None
+}
+
+/// The best of the pods that no call has been accounted to.
+fn first_due(pods: &Pods, ledger: &Ledger, call: &Call<'_>) -> Option<Found> {
+    let fresh = pods.iter().filter(|pod| ledger.steps(&pod.uid).is_empty() && !ledger.is_doubtful(&pod.uid));
+    best(fresh.filter_map(|pod| Some((candidate(pod, ledger)?, pod, due(pod, ledger, call)?))), call)
+}
+
+fn best<'a>(candidates: impl Iterator<Item = (&'a Placement, &'a NodePod, Found)>, call: &Call<'_>) -> Option<Found> {
+    let order = |(placement, pod, _): &(&'a Placement, &'a NodePod, Found)| {
+        let disagrees = !placement.includes(call.gpus);
+        (disagrees, placement.assumed_at, &*pod.namespace, &*pod.name, pod.uid.as_str())
+    };
+    candidates.min_by(|one, other| order(one).cmp(&order(other))).map(|(_, _, found)| found)
+}
+
+/// Another pod that explains the calls accounted to `mistaken` and this one too.
+fn correct(pods: &Pods, ledger: &Ledger, mistaken: &NodePod, call: &Call<'_>) -> Option<Result<Found, Unidentified>> {
+    let fresh = pods.iter().filter(|pod| ledger.steps(&pod.uid).is_empty());
+    let explains = |pod: &'_ NodePod| {
+        let mut steps = Vec::new();
+        for step in ledger.steps(&mistaken.uid) {
+            let earlier = Call { resource: step.resource, count: step.count, gpus: &[] };
+            let container = next_container(pod, &steps, &earlier)?;
+            steps.push(Step { container, ..*step });
+        }
+        let container = next_container(pod, &steps, call)?;
+        Some(Found { corrects: Some(mistaken.uid.clone()), ..found(pod, container, &steps, call) })
+    };
+    let explaining: Vec<_> = fresh.filter_map(|pod| Some((candidate(pod, ledger)?, pod, explains(pod)?))).collect();
+    let same_gpus = |placement: &Placement| mistaken.placement.as_ref().is_ok_and(|mistaken| mistaken.gpus == placement.gpus);
+    let harmless = explaining.iter().filter(|(placement, ..)| same_gpus(placement)).cloned();
+    if let Some(found) = best(harmless, call) {
+        return Some(Ok(found));
+    }
+    let (_, pod, _) = explaining.first()?;
+    Some(Err(Unidentified::Ambiguous { pod: pod.display_name(), mistaken_for: mistaken.display_name() }))
+}
+
+/// Candidates that are taken only when nobody else comes: a pod whose admission seemed over, and a
+/// pod some of whose calls a predecessor of this process may have answered.
+fn last_resort(pods: &Pods, ledger: &Ledger, call: &Call<'_>) -> Option<Found> {
+    let doubtful = pods.iter().filter(|pod| ledger.is_doubtful(&pod.uid));
+    let doubtful = doubtful.filter_map(|pod| Some((candidate(pod, ledger)?, pod, due(pod, ledger, call)?)));
+    if let Some(found) = best(doubtful, call) {
+        return Some(found);
+    }
+    let inherited = pods.iter().filter(|pod| ledger.is_inherited(&pod.uid) && ledger.steps(&pod.uid).is_empty());
+    best(inherited.filter_map(|pod| Some((candidate(pod, ledger)?, pod, resumed(pod, call)?))), call)
+}
+
+/// The pod as the answer if any of its containers waits for this; what comes before is taken as answered.
+fn resumed(pod: &NodePod, call: &Call<'_>) -> Option<Found> {
+    let container = pod.containers.iter().position(|container| call.resource.count(container) == call.count)?;
+    let earlier = pod.containers.iter().take(container).enumerate().flat_map(|(idx, before)| {
+        let step = move |resource: Served| Step { container: idx, resource, count: resource.count(before) };
+        Served::ALL.into_iter().map(step).filter(|step| step.count > 0)
+    });
+    let steps: Vec<_> = earlier.collect();
+    Some(found(pod, container, &steps, call))
+}
+
+fn explain(pods: &Pods, ledger: &Ledger, call: &Call<'_>) -> Unidentified {
+    if !pods.is_synced() {
+        return Unidentified::NotSynced;
+    }
+    let waiting = pods.iter().filter(|pod| is_waiting(pod, ledger) && due(pod, ledger, call).is_some());
+    let mut unplaced = waiting.filter_map(|pod| Some((pod, pod.placement.as_ref().err()?)));
+    match unplaced.next() {
+        Some((pod, reason)) => Unidentified::Unplaced { pod: pod.display_name(), reason: reason.to_string() },
+        None => Unidentified::Nobody,
+    }
+}
+
+#[cfg(test)]
+mod tests;

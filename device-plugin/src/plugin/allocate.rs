@@ -1,0 +1,166 @@
+//! Answers Allocate: finds the container, tells it its devices, enters it in the books.
+//!
+//! Waits for a pod that kubelet knows before we do, and asks nobody: kubelet admits no other pod
+//! meanwhile and sets no deadline.
+
+use proto::kubelet::deviceplugin::{ContainerAllocateRequest, ContainerAllocateResponse};
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
+use tonic::Status;
+use tracing::info;
+
+use crate::fleet::Unavailable;
+use crate::identity::{self, Call, Found, Patience, Unidentified};
+use crate::inject;
+use crate::inventory::Gpu;
+use crate::pods::{NodePod, Pods};
+use crate::served::Served;
+
+use super::NodeState;
+
+/// Why a call is answered with an error. kubelet shows the text to the pod's owner and fails the pod.
+#[derive(Debug, thiserror::Error)]
+pub enum AllocateError {
+    /// The pods of this node are not known.
+    #[error("cannot tell which pod asks for {count} of {resource}: the API server has not yet told the pods of this node")]
+    NotSynced {
+        /// The resource.
+        resource: String,
+        /// How many IDs.
+        count: u64,
+    },
+    /// No pod waits for this.
+    #[error("no pod of this node waits for {count} of {resource}")]
+    Nobody {
+        /// The resource.
+        resource: String,
+        /// How many IDs.
+        count: u64,
+    },
+    /// The pod that waits for this has no usable record.
+    #[error("pod {pod}: {reason}")]
+    Unplaced {
+        /// The pod.
+        pod: String,
+        /// What is wrong with its record.
+        reason: String,
+    },
+    /// An earlier answer turns out to have been for another pod.
+    #[error(
+        "pod {pod}: an earlier container was given the devices of pod {mistaken_for}, which asked for the same amount at the same time"
+    )]
+    Ambiguous {
+        /// The pod.
+        pod: String,
+        /// The other one.
+        mistaken_for: String,
+    },
+    /// The pod's record names a GPU that it cannot have.
+    #[error("pod {pod}: {source}")]
+    Unavailable {
+        /// The pod.
+        pod: String,
+        /// Which GPU, and why not.
+        source: Unavailable,
+    },
+}
+
+impl From<AllocateError> for Status {
+    fn from(error: AllocateError) -> Self {
+        Self::failed_precondition(error.to_string())
+    }
+}
+
+impl NodeState {
+    /// Answers for one container.
+    pub(super) async fn allocate(
+        &self,
+        resource: Served,
+        request: &ContainerAllocateRequest,
+    ) -> Result<ContainerAllocateResponse, AllocateError> {
+        let gpus = self.gpus_of(resource, &request.device_ids);
+        let call = Call { resource, count: request.device_ids.len() as u64, gpus: &gpus };
+        let answer = self.when_identified(&call, |pods, found| self.answer(pods, found, resource)).await?;
+        self.answered.notify_one();
+        answer
+    }
+
+    /// Calls `act` as soon as it is clear whom `call` is for.
+    pub(super) async fn when_identified<T>(&self, call: &Call<'_>, act: impl Fn(&Pods, Found) -> T) -> Result<T, AllocateError> {
+        let deadline = Instant::now() + self.settings.allocate_wait;
+        let mut pods = self.pods.clone();
+        let mut patience = Patience::Waiting;
+        loop {
+            match self.try_identify(&mut pods, call, patience, &act) {
+                Ok(result) => return Ok(result),
+                Err(reason) if patience == Patience::Over => return Err(self.unidentified(call, reason)),
+                Err(_) => {}
+            }
+            if !matches!(timeout_at(deadline, pods.changed()).await, Ok(Ok(()))) {
+                patience = Patience::Over;
+            }
+        }
+    }
+
+    fn try_identify<T>(
+        &self,
+        pods: &mut watch::Receiver<Pods>,
+        call: &Call<'_>,
+        patience: Patience,
+        act: impl Fn(&Pods, Found) -> T,
+    ) -> Result<T, Unidentified> {
+        let pods = pods.borrow_and_update();
+        let found = identity::identify(&pods, &self.ledger(), call, patience)?;
+        Ok(act(&pods, found))
+    }
+
+    /// The GPUs that device IDs are of; IDs that nobody issued say nothing.
+    pub(super) fn gpus_of(&self, resource: Served, ids: &[String]) -> Vec<Gpu> {
+        let fleet = self.fleet.borrow();
+        let is_meant = |gpu: &Gpu| ids.iter().any(|id| fleet.ids.gpu_of(resource, id) == Some(&gpu.uuid));
+        fleet.gpus.iter().map(|entry| &entry.gpu).filter(|gpu| is_meant(gpu)).cloned().collect()
+    }
+
+    fn answer(&self, pods: &Pods, found: Found, resource: Served) -> Result<ContainerAllocateResponse, AllocateError> {
+        let (uid, container_idx) = (found.pod.clone(), found.container);
+        let nobody = || AllocateError::Nobody { resource: resource.name(&self.settings.names).to_owned(), count: 0 };
+        let pod = pods.get(&uid).ok_or_else(nobody)?;
+        let result = self.environment(pod, container_idx, resource);
+        match &result {
+            Ok(_) => self.ledger().record(found, pods),
+            // kubelet fails the pod now; until we hear of that it must not be taken for the next one.
+            Err(_) => self.ledger().refuse(&uid),
+        }
+        result
+    }
+
+    fn environment(&self, pod: &NodePod, container_idx: usize, resource: Served) -> Result<ContainerAllocateResponse, AllocateError> {
+        let fleet = self.fleet.borrow();
+        let unplaced = |reason: String| AllocateError::Unplaced { pod: pod.display_name(), reason };
+        let placement = pod.placement.as_ref().map_err(|error| unplaced(error.to_string()))?;
+        let container = pod.containers.get(container_idx).ok_or_else(|| unplaced("it has no such container".to_owned()))?;
+        let gpus = fleet.resolve(&placement.gpus);
+        let gpus = gpus.map_err(|source| AllocateError::Unavailable { pod: pod.display_name(), source })?;
+        let uuids: Vec<_> = gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
+        info!(
+            pod = pod.display_name(),
+            container = container.name,
+            resource = resource.name(&self.settings.names),
+            count = resource.count(container),
+            gpus = uuids.join(","),
+            "allocated"
+        );
+        let envs = inject::environment(&self.settings, pod, placement, container, resource, &gpus);
+        Ok(ContainerAllocateResponse { envs, ..ContainerAllocateResponse::default() })
+    }
+
+    fn unidentified(&self, call: &Call<'_>, reason: Unidentified) -> AllocateError {
+        let (resource, count) = (call.resource.name(&self.settings.names).to_owned(), call.count);
+        match reason {
+            Unidentified::NotSynced => AllocateError::NotSynced { resource, count },
+            Unidentified::Nobody => AllocateError::Nobody { resource, count },
+            Unidentified::Unplaced { pod, reason } => AllocateError::Unplaced { pod, reason },
+            Unidentified::Ambiguous { pod, mistaken_for } => AllocateError::Ambiguous { pod, mistaken_for },
+        }
+    }
+}

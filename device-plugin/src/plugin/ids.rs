@@ -1,0 +1,216 @@
+//! IDs of virtual devices: which exist, which GPU each is of, and how long their list is on the wire.
+//!
+//! A share is `<GPU UUID>::<n>`. A memory unit is `<start of the UUID>-<n>`: there are many of them, and
+//! kubelet takes no message above 4 MiB. Both are functions of the node's UUIDs, so they are the same after a restart.
+
+use std::collections::BTreeSet;
+
+use proto::kubelet::MAX_MESSAGE_BYTES;
+use proto::memory_unit::MemoryUnit;
+
+use crate::inventory::{Gpu, GpuUuid};
+use crate::served::Served;
+
+/// Lengths that a UUID is cut to for a memory unit's ID: the groups of a UUID, added one by one.
+const STEM_LENGTHS: [usize; 5] = [8, 13, 18, 23, 36];
+
+/// Size on the wire of a device's health when it is the longer word.
+const UNHEALTHY_BYTES: u64 = 2 + proto::kubelet::UNHEALTHY.len() as u64;
+
+/// The IDs of every virtual device of this node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IdScheme {
+    slots: u32,
+    gpus: Vec<GpuIds>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct GpuIds {
+    uuid: GpuUuid,
+    /// What the IDs of its memory units begin with.
+    stem: String,
+    units: u64,
+}
+
+impl GpuIds {
+    /// What the IDs of this GPU's virtual devices begin with.
+    fn prefix(&self, resource: Served) -> String {
+        match resource {
+            Served::Shared => format!("{}::", self.uuid),
+            Served::Memory => format!("{}-", self.stem),
+        }
+    }
+}
+
+/// The list of a resource's devices would be longer than kubelet accepts.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TooLong {
+    /// There are too many memory units.
+    #[error(
+        "--memory-unit {unit} makes a device list of {bytes} bytes, and kubelet takes at most {MAX_MESSAGE_BYTES}; the smallest unit that \
+         fits the GPUs of this node is --memory-unit {fitting}"
+    )]
+    Units {
+        /// The unit that was asked for.
+        unit: MemoryUnit,
+        /// Size of the list.
+        bytes: u64,
+        /// The smallest unit that can be used.
+        fitting: MemoryUnit,
+    },
+    /// There are too many memory units, whatever the unit.
+    #[error("the GPUs of this node have more memory than units of any size can list in {MAX_MESSAGE_BYTES} bytes")]
+    AnyUnit,
+    /// There are too many shares.
+    #[error(
+        "--slots {slots} makes a device list of {bytes} bytes, and kubelet takes at most {MAX_MESSAGE_BYTES}; the most that fits the GPUs \
+         of this node is --slots {fitting}"
+    )]
+    Slots {
+        /// The number that was asked for.
+        slots: u32,
+        /// Size of the list.
+        bytes: u64,
+        /// The largest number that can be used.
+        fitting: u32,
+    },
+}
+
+impl IdScheme {
+    /// Names the virtual devices of `gpus`.
+    ///
+    /// # Errors
+    /// kubelet could not be told of all of them when they are all unhealthy, which is the longest list.
+    pub fn new(gpus: &[Gpu], slots: u32, unit: MemoryUnit) -> Result<Self, TooLong> {
+        let stems = stems(gpus);
+        let with = |slots: u32, unit: MemoryUnit| {
+            let named = gpus.iter().zip(&stems);
+            let ids = |(gpu, stem): (&Gpu, &String)| GpuIds {
+                uuid: gpu.uuid.clone(),
+                stem: stem.clone(),
+                units: unit.units_in(gpu.memory_bytes),
+            };
+            Self { slots, gpus: named.map(ids).collect() }
+        };
+        let scheme = with(slots, unit);
+        let bytes = scheme.longest_list_bytes(Served::Memory);
+        if bytes > LIMIT {
+            let fits = |mib| unit_of(mib).is_some_and(|unit| with(slots, unit).longest_list_bytes(Served::Memory) <= LIMIT);
+            let fitting = first_true(1, MAX_UNIT_MIB, fits).and_then(unit_of).ok_or(TooLong::AnyUnit)?;
+            return Err(TooLong::Units { unit, bytes, fitting });
+        }
+        let bytes = scheme.longest_list_bytes(Served::Shared);
+        if bytes > LIMIT {
+            let too_many = |slots| with(u32::try_from(slots).unwrap_or(u32::MAX), unit).longest_list_bytes(Served::Shared) > LIMIT;
+            let first_too_many = first_true(1, u64::from(slots), too_many).unwrap_or(1);
+            let fitting = u32::try_from(first_too_many - 1).unwrap_or(0);
+            return Err(TooLong::Slots { slots, bytes, fitting });
+        }
+        Ok(scheme)
+    }
+
+    /// Shares of each GPU.
+    pub fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    /// The IDs of one GPU's virtual devices.
+    pub fn ids(&self, resource: Served, uuid: &GpuUuid) -> impl Iterator<Item = String> {
+        let gpu = self.gpus.iter().find(|gpu| gpu.uuid == *uuid);
+        let (prefix, count) = gpu.map(|gpu| (gpu.prefix(resource), self.count(resource, gpu))).unwrap_or_default();
+        (0..count).map(move |n| format!("{prefix}{n}"))
+    }
+
+    /// The GPU whose virtual device this is.
+    pub fn gpu_of(&self, resource: Served, id: &str) -> Option<&GpuUuid> {
+        let digits = id.bytes().rev().take_while(u8::is_ascii_digit).count();
+        let (prefix, number) = id.split_at_checked(id.len() - digits)?;
+        let number: u64 = number.parse().ok()?;
+        let gpu = self.gpus.iter().find(|gpu| gpu.prefix(resource) == prefix)?;
+        (number < self.count(resource, gpu)).then_some(&gpu.uuid)
+    }
+
+    /// Size of the list of all devices when all of them are unhealthy.
+    pub fn longest_list_bytes(&self, resource: Served) -> u64 {
+        let bytes = |gpu: &GpuIds| list_bytes(gpu.prefix(resource).len() as u64, self.count(resource, gpu));
+        self.gpus.iter().map(bytes).fold(0, u64::saturating_add)
+    }
+
+    fn count(&self, resource: Served, gpu: &GpuIds) -> u64 {
+        match resource {
+            Served::Shared => u64::from(self.slots),
+            Served::Memory => gpu.units,
+        }
+    }
+}
+
+const LIMIT: u64 = MAX_MESSAGE_BYTES as u64;
+
+/// The largest unit, 1 TiB, in MiB.
+const MAX_UNIT_MIB: u64 = 1 << 20;
+
+fn unit_of(mib: u64) -> Option<MemoryUnit> {
+    MemoryUnit::from_bytes(mib << 20)
+}
+
+/// The first of `low..=high` for which a monotone predicate holds.
+fn first_true(mut low: u64, mut high: u64, holds: impl Fn(u64) -> bool) -> Option<u64> {
+    if !holds(high) {
+        return None;
+    }
+    while low < high {
+        let middle = low.midpoint(high);
+        if holds(middle) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    Some(low)
+}
+
+/// Size of `count` devices whose IDs are a prefix and the numbers from 0.
+fn list_bytes(prefix: u64, count: u64) -> u64 {
+    let mut bytes = 0_u64;
+    let (mut digits, mut start) = (1, 0_u64);
+    while start < count {
+        let end = 10_u64.saturating_pow(digits).min(count);
+        bytes = bytes.saturating_add((end - start).saturating_mul(device_bytes(prefix + u64::from(digits))));
+        (digits, start) = (digits + 1, end);
+    }
+    bytes
+}
+
+/// Size of one unhealthy device with an ID of so many bytes: each field is a tag, a length and its bytes.
+fn device_bytes(id: u64) -> u64 {
+    let fields = 1 + varint_bytes(id) + id + UNHEALTHY_BYTES;
+    1 + varint_bytes(fields) + fields
+}
+
+fn varint_bytes(value: u64) -> u64 {
+    u64::from(value.max(1).ilog2() / 7 + 1)
+}
+
+/// A start of each GPU's UUID that no other GPU of the node has; as short as possible, whole UUIDs if need be.
+fn stems(gpus: &[Gpu]) -> Vec<String> {
+    let bare: Vec<&str> = gpus.iter().map(|gpu| bare(gpu.uuid.as_str())).collect();
+    let stem = |own: &str| {
+        let alone = |len: &usize| bare.iter().filter(|other| start(other, *len) == start(own, *len)).count() == 1;
+        STEM_LENGTHS.into_iter().find(alone).map(|len| start(own, len).to_owned())
+    };
+    let short: Option<Vec<String>> = bare.iter().map(|own| stem(own)).collect();
+    let is_distinct = |stems: &Vec<String>| stems.iter().collect::<BTreeSet<_>>().len() == stems.len();
+    short.filter(is_distinct).unwrap_or_else(|| gpus.iter().map(|gpu| gpu.uuid.to_string()).collect())
+}
+
+fn start(text: &str, len: usize) -> &str {
+    text.get(..len).unwrap_or(text)
+}
+
+/// The UUID without the word in front that all GPUs have.
+fn bare(uuid: &str) -> &str {
+    uuid.strip_prefix("GPU-").or_else(|| uuid.strip_prefix("MIG-")).unwrap_or(uuid)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,123 @@
+//! Answers `GetPreferredAllocation`: which of the available IDs kubelet should take.
+//!
+//! IDs of the GPUs that the scheduler chose, so that kubelet's own books, and everybody who reads
+//! them, name the right device. Never an error: kubelet would fail the pod.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+use proto::kubelet::deviceplugin::{ContainerPreferredAllocationRequest, ContainerPreferredAllocationResponse};
+use proto::request::ContainerKind;
+use tracing::debug;
+
+use crate::fleet::Fleet;
+use crate::identity::Call;
+use crate::inventory::GpuUuid;
+use crate::pods::{PodUid, Pods};
+use crate::served::Served;
+
+use super::NodeState;
+
+impl NodeState {
+    /// Answers for one container.
+    pub(super) async fn prefer(
+        &self,
+        resource: Served,
+        request: &ContainerPreferredAllocationRequest,
+    ) -> ContainerPreferredAllocationResponse {
+        let gpus = self.gpus_of(resource, &request.must_include_device_ids);
+        let count = u64::try_from(request.allocation_size).unwrap_or(0);
+        let call = Call { resource, count, gpus: &gpus };
+        let wanted = self.when_identified(&call, |pods, found| self.wanted(pods, &found.pod, found.container, resource)).await;
+        let wanted = wanted.unwrap_or_else(|reason| {
+            debug!(%reason, "preferring as few GPUs as possible");
+            Vec::new()
+        });
+        let device_ids = choose(&self.fleet.borrow(), resource, request, &wanted);
+        ContainerPreferredAllocationResponse { device_ids }
+    }
+
+    /// The GPUs of the pod, beginning with those that the containers before this one have no share of.
+    fn wanted(&self, pods: &Pods, uid: &PodUid, container: usize, resource: Served) -> Vec<GpuUuid> {
+        let Some(pod) = pods.get(uid) else { return Vec::new() };
+        let Ok(placement) = &pod.placement else { return Vec::new() };
+        let fleet = self.fleet.borrow();
+        let Ok(gpus) = fleet.resolve(&placement.gpus) else { return Vec::new() };
+        let mut uuids: Vec<GpuUuid> = gpus.into_iter().map(|gpu| gpu.uuid.clone()).collect();
+        // The IDs of an ordinary init container are handed on, so they are not taken.
+        let before = pod.containers.iter().take(container).filter(|before| before.kind != ContainerKind::Init);
+        let before: u64 = before.map(|container| resource.count(container)).fold(0, u64::saturating_add);
+        if let (Served::Shared, Some(skip)) = (resource, before.checked_rem(uuids.len() as u64)) {
+            uuids.rotate_left(usize::try_from(skip).unwrap_or(0));
+        }
+        uuids
+    }
+}
+
+/// Completes what must be included to the size that is asked for: first from the wanted GPUs (shares
+/// one per GPU in turn, units of one GPU after the other), then from as few others as possible.
+fn choose(fleet: &Fleet, resource: Served, request: &ContainerPreferredAllocationRequest, wanted: &[GpuUuid]) -> Vec<String> {
+    let included: BTreeSet<&str> = request.must_include_device_ids.iter().map(String::as_str).collect();
+    let covered: Vec<&GpuUuid> = included.iter().filter_map(|id| fleet.ids.gpu_of(resource, id)).collect();
+    let mut choice = Choice::new(fleet, resource, request, &included);
+    if resource == Served::Shared {
+        for uuid in wanted.iter().filter(|uuid| !covered.contains(uuid)) {
+            choice.take(uuid, 1);
+        }
+        while wanted.iter().map(|uuid| choice.take(uuid, 1)).sum::<usize>() > 0 {}
+    }
+    for uuid in wanted.iter().chain(covered) {
+        choice.take(uuid, usize::MAX);
+    }
+    while let Some(uuid) = choice.best_gpu() {
+        choice.take(uuid, usize::MAX);
+    }
+    choice.chosen
+}
+
+/// A list of IDs in the making.
+struct Choice<'a> {
+    chosen: Vec<String>,
+    size: usize,
+    /// Available IDs per GPU, lowest number last; a GPU without any is left out.
+    free: BTreeMap<&'a GpuUuid, Vec<&'a str>>,
+}
+
+impl<'a> Choice<'a> {
+    fn new(fleet: &'a Fleet, resource: Served, request: &'a ContainerPreferredAllocationRequest, included: &BTreeSet<&str>) -> Self {
+        let mut free = BTreeMap::<&GpuUuid, Vec<&str>>::new();
+        for id in request.available_device_ids.iter().map(String::as_str).filter(|id| !included.contains(id)) {
+            if let Some(gpu) = fleet.ids.gpu_of(resource, id) {
+                free.entry(gpu).or_default().push(id);
+            }
+        }
+        for ids in free.values_mut() {
+            ids.sort_unstable_by_key(|id| Reverse((id.len(), *id)));
+        }
+        let size = usize::try_from(request.allocation_size).unwrap_or(0);
+        Self { chosen: request.must_include_device_ids.clone(), size, free }
+    }
+
+    /// Takes at most `most` IDs of a GPU and returns how many.
+    fn take(&mut self, uuid: &GpuUuid, most: usize) -> usize {
+        let missing = self.size.saturating_sub(self.chosen.len());
+        let Some(ids) = self.free.get_mut(uuid) else { return 0 };
+        let taken = ids.split_off(ids.len() - ids.len().min(missing).min(most));
+        self.chosen.extend(taken.iter().rev().map(|id| (*id).to_owned()));
+        if ids.is_empty() {
+            self.free.remove(uuid);
+        }
+        taken.len()
+    }
+
+    /// The fullest GPU that has all that is missing, or else the emptiest one; none when nothing is missing or left.
+    fn best_gpu(&self) -> Option<&'a GpuUuid> {
+        let missing = self.size.saturating_sub(self.chosen.len());
+        let sizes = || self.free.iter().map(|(uuid, ids)| (ids.len(), *uuid)).filter(|_| missing > 0);
+        let enough = sizes().filter(|(n_free, _)| *n_free >= missing).min();
+        enough.or_else(|| sizes().max_by_key(|(n_free, uuid)| (*n_free, Reverse(*uuid)))).map(|(_, uuid)| uuid)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,267 @@
+//! Keeps one resource registered with kubelet, through kubelet's restarts and ours.
+//!
+//! kubelet removes every plugin's socket when it starts, never dials a plugin again by itself, and
+//! forgets a resource whose device list has ended. So three things are watched: the file of
+//! kubelet's socket, the file of our own, and our open stream. When one of them goes, everything is
+//! closed first and then begun anew: kubelet finds plugins by resource name, and the late end of an
+//! old stream would disconnect a new one.
+
+mod socket;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use proto::kubelet::DEVICE_PLUGIN_VERSION;
+use proto::kubelet::deviceplugin::RegisterRequest;
+use proto::kubelet::deviceplugin::device_plugin_server::DevicePluginServer;
+use proto::kubelet::deviceplugin::registration_client::RegistrationClient;
+use tokio::net::UnixStream;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::{Endpoint, Server};
+use tracing::{info, warn};
+
+use crate::served::Served;
+use crate::stop::{Stop, Stopper};
+
+use super::NodeState;
+use super::server::{DeviceService, OPTIONS};
+use socket::{FileId, OwnSocket};
+
+/// kubelet sends every available ID in one message, and those that must be included once more.
+const MAX_REQUEST_BYTES: usize = 4 * proto::kubelet::MAX_MESSAGE_BYTES;
+
+/// How long a graceful end may take before it is forced.
+const CLOSING: Duration = Duration::from_secs(2);
+
+/// Name of kubelet's socket in the device plugin directory.
+const KUBELET_SOCKET: &str = "kubelet.sock";
+
+/// Where and how often to look.
+#[derive(Clone, Debug)]
+pub struct KubeletDir {
+    /// kubelet's device plugin directory.
+    pub path: PathBuf,
+    /// How often the sockets are looked at.
+    pub interval: Duration,
+    /// How long kubelet may take to answer a registration and to open the stream after it.
+    pub patience: Duration,
+}
+
+impl KubeletDir {
+    /// A directory looked at every second.
+    pub fn new(path: PathBuf) -> Self {
+        Self { path, interval: Duration::from_secs(1), patience: Duration::from_secs(10) }
+    }
+}
+
+/// Why a resource is not registered. All of them are tried again.
+#[derive(Debug, thiserror::Error)]
+pub enum RegistrationError {
+    /// Our own socket cannot be made.
+    #[error("cannot listen on {}", path.display())]
+    Listen {
+        /// The socket.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// kubelet's socket takes no connection.
+    #[error("cannot connect to kubelet at {}", path.display())]
+    Connect {
+        /// The socket.
+        path: PathBuf,
+        /// What went wrong.
+        #[source]
+        source: tonic::transport::Error,
+    },
+    /// kubelet refuses the registration.
+    #[error("kubelet does not accept {resource}")]
+    Refused {
+        /// The resource.
+        resource: String,
+        /// What it said.
+        #[source]
+        source: Box<tonic::Status>,
+    },
+    /// kubelet says nothing.
+    #[error("kubelet did not answer within {0:?}")]
+    Silent(Duration),
+}
+
+/// Why a registration has come to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Stopped,
+    KubeletRestarted,
+    SocketRemoved,
+    StreamEnded,
+    StreamNeverOpened,
+}
+
+impl End {
+    fn describe(self) -> &'static str {
+        match self {
+            Self::Stopped => "this plugin is stopping",
+            Self::KubeletRestarted => "kubelet has restarted",
+            Self::SocketRemoved => "the plugin's socket was removed",
+            Self::StreamEnded => "kubelet has closed the device list",
+            Self::StreamNeverOpened => "kubelet has not asked for the device list",
+        }
+    }
+}
+
+/// Serves and registers `resource` until `stop`; `is_registered` tells how things are.
+pub async fn keep_registered(dir: KubeletDir, resource: Served, node: Arc<NodeState>, mut stop: Stop, is_registered: watch::Sender<bool>) {
+    /// How long a registration must have lasted for the next one to come without a pause.
+    const STABLE: Duration = Duration::from_secs(5);
+    const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+    let shortest = dir.interval.min(Duration::from_millis(200));
+    let name = resource.name(&node.settings.names).to_owned();
+    let mut pause = shortest;
+    while !stop.is_requested() {
+        let began = Instant::now();
+        let end = register_once(&dir, resource, &node, &mut stop, &is_registered).await;
+        is_registered.send_replace(false);
+        match end {
+            Ok(End::Stopped) => return,
+            Ok(end) => info!(resource = name, reason = end.describe(), "registering again"),
+            Err(error) => warn!(resource = name, error = %format!("{:#}", anyhow::Error::new(error)), "not registered, trying again"),
+        }
+        pause = if began.elapsed() >= STABLE { shortest } else { (pause * 2).min(LONGEST_PAUSE) };
+        tokio::select! {
+            () = stop.requested() => return,
+            () = sleep(pause) => {}
+        }
+    }
+}
+
+/// From listening to the end of one registration. Everything is closed when it returns.
+async fn register_once(
+    dir: &KubeletDir,
+    resource: Served,
+    node: &Arc<NodeState>,
+    stop: &mut Stop,
+    is_registered: &watch::Sender<bool>,
+) -> Result<End, RegistrationError> {
+    let path = dir.path.join(resource.socket());
+    let listen = |source| RegistrationError::Listen { path: path.clone(), source };
+    let (socket, listener) = OwnSocket::bind(path.clone()).map_err(listen)?;
+    let serving = Serving::start(resource, Arc::clone(node), UnixListenerStream::new(listener));
+    let kubelet = dir.path.join(KUBELET_SOCKET);
+    let ended = tokio::select! {
+        () = stop.requested() => Ok(End::Stopped),
+        ended = follow(dir, &kubelet, &socket, resource, node, &serving, is_registered) => ended,
+    };
+    serving.close().await;
+    ended
+}
+
+/// Registers when kubelet is there, and returns when that has come to its end.
+async fn follow(
+    dir: &KubeletDir,
+    kubelet: &Path,
+    socket: &OwnSocket,
+    resource: Served,
+    node: &NodeState,
+    serving: &Serving,
+    is_registered: &watch::Sender<bool>,
+) -> Result<End, RegistrationError> {
+    let kubelet_id = wait_for_kubelet(kubelet, dir.interval).await;
+    if !socket.is_in_place() {
+        return Ok(End::SocketRemoved);
+    }
+    let resource_name = resource.name(&node.settings.names).to_owned();
+    let request = RegisterRequest {
+        version: DEVICE_PLUGIN_VERSION.to_owned(),
+        endpoint: resource.socket().to_owned(),
+        resource_name: resource_name.clone(),
+        options: Some(OPTIONS),
+    };
+    timeout(dir.patience, register(kubelet, request)).await.map_err(|_| RegistrationError::Silent(dir.patience))??;
+    let mut n_streams = serving.n_streams.subscribe();
+    if !matches!(timeout(dir.patience, n_streams.wait_for(|n| *n > 0)).await, Ok(Ok(_))) {
+        return Ok(End::StreamNeverOpened);
+    }
+    info!(resource = resource_name, "registered with kubelet");
+    is_registered.send_replace(true);
+    loop {
+        tokio::select! {
+            _ = n_streams.wait_for(|n| *n == 0) => return Ok(End::StreamEnded),
+            () = sleep(dir.interval) => {}
+        }
+        if FileId::of(kubelet) != Some(kubelet_id) {
+            return Ok(End::KubeletRestarted);
+        }
+        if !socket.is_in_place() {
+            return Ok(End::SocketRemoved);
+        }
+    }
+}
+
+async fn wait_for_kubelet(kubelet: &Path, interval: Duration) -> FileId {
+    let mut is_told = false;
+    loop {
+        if let Some(id) = FileId::of(kubelet) {
+            return id;
+        }
+        if !is_told {
+            warn!(socket = %kubelet.display(), "kubelet's socket is missing: is kubelet running, and is its directory mounted here? Waiting for it");
+            is_told = true;
+        }
+        sleep(interval).await;
+    }
+}
+
+async fn register(kubelet: &Path, request: RegisterRequest) -> Result<(), RegistrationError> {
+    let path = kubelet.to_owned();
+    let connect = tower::service_fn(move |_| {
+        let path = path.clone();
+        async move { UnixStream::connect(path).await.map(TokioIo::new) }
+    });
+    // The address is not used, its host becomes the authority that grpc-go expects.
+    let channel = Endpoint::from_static("http://localhost").connect_with_connector(connect).await;
+    let channel = channel.map_err(|source| RegistrationError::Connect { path: kubelet.to_owned(), source })?;
+    let resource = request.resource_name.clone();
+    let refused = |source| RegistrationError::Refused { resource, source: Box::new(source) };
+    RegistrationClient::new(channel).register(request).await.map_err(refused)?;
+    Ok(())
+}
+
+/// A running server and its streams.
+struct Serving {
+    stopper: Stopper,
+    n_streams: watch::Sender<usize>,
+    task: JoinHandle<()>,
+}
+
+impl Serving {
+    fn start(resource: Served, node: Arc<NodeState>, incoming: UnixListenerStream) -> Self {
+        let (stopper, mut stop) = Stopper::new();
+        let n_streams = watch::Sender::new(0);
+        let service = DeviceService::new(resource, node, n_streams.clone(), stop.clone());
+        let service = DevicePluginServer::new(service).max_decoding_message_size(MAX_REQUEST_BYTES);
+        let server = Server::builder().add_service(service);
+        let task = tokio::spawn(async move {
+            let end = async move { stop.requested().await };
+            if let Err(error) = server.serve_with_incoming_shutdown(incoming, end).await {
+                warn!(error = %format!("{:#}", anyhow::Error::new(error)), ?resource, "the server of a resource has failed");
+            }
+        });
+        Self { stopper, n_streams, task }
+    }
+
+    /// Ends the streams, then the connections.
+    async fn close(mut self) {
+        self.stopper.stop();
+        if timeout(CLOSING, &mut self.task).await.is_err() {
+            self.task.abort();
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! The gRPC service of one resource, and its device list as a stream.
+//!
+//! Translates between kubelet's messages and [`NodeState`]; decides nothing.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures::{Stream, stream};
+use proto::kubelet::deviceplugin::device_plugin_server::DevicePlugin;
+use proto::kubelet::deviceplugin::{
+    AllocateRequest, AllocateResponse, Device, DevicePluginOptions, Empty, ListAndWatchResponse, PreStartContainerRequest,
+    PreStartContainerResponse, PreferredAllocationRequest, PreferredAllocationResponse,
+};
+use proto::kubelet::{HEALTHY, UNHEALTHY};
+use tokio::sync::watch;
+use tonic::{Request, Response, Status};
+use tracing::debug;
+
+use crate::fleet::Fleet;
+use crate::served::Served;
+use crate::stop::Stop;
+
+use super::NodeState;
+
+/// What kubelet is told on connect and at registration.
+pub const OPTIONS: DevicePluginOptions = DevicePluginOptions { pre_start_required: false, get_preferred_allocation_available: true };
+
+/// Serves one resource until it is stopped.
+#[derive(Clone, Debug)]
+pub struct DeviceService {
+    resource: Served,
+    node: Arc<NodeState>,
+    /// How many device lists are being streamed.
+    n_streams: watch::Sender<usize>,
+    stop: Stop,
+}
+
+impl DeviceService {
+    /// `n_streams` is kept at the number of open `ListAndWatch` streams; `stop` ends them.
+    pub fn new(resource: Served, node: Arc<NodeState>, n_streams: watch::Sender<usize>, stop: Stop) -> Self {
+        Self { resource, node, n_streams, stop }
+    }
+}
+
+/// Counts one open stream for as long as it lives.
+struct OpenStream(watch::Sender<usize>);
+
+impl OpenStream {
+    fn new(n_streams: watch::Sender<usize>) -> Self {
+        n_streams.send_modify(|n| *n += 1);
+        Self(n_streams)
+    }
+}
+
+impl Drop for OpenStream {
+    fn drop(&mut self) {
+        self.0.send_modify(|n| *n = n.saturating_sub(1));
+    }
+}
+
+/// One stream of device lists.
+struct Listing {
+    resource: Served,
+    fleet: watch::Receiver<Arc<Fleet>>,
+    stop: Stop,
+    is_first: bool,
+    _open: OpenStream,
+}
+
+impl Listing {
+    /// The list at once, and again after every change; the end when the service is stopped.
+    async fn next(mut self) -> Option<(Result<ListAndWatchResponse, Status>, Self)> {
+        if !self.is_first {
+            tokio::select! {
+                () = self.stop.requested() => return None,
+                changed = self.fleet.changed() => changed.ok()?,
+            }
+        }
+        self.is_first = false;
+        let list = list(&self.fleet.borrow_and_update(), self.resource);
+        debug!(resource = ?self.resource, n_devices = list.devices.len(), "sending the device list");
+        Some((Ok(list), self))
+    }
+}
+
+/// All virtual devices of a resource.
+pub fn list(fleet: &Fleet, resource: Served) -> ListAndWatchResponse {
+    let of_gpu = |entry: &crate::fleet::FleetGpu| {
+        let health = if entry.is_healthy { HEALTHY } else { UNHEALTHY };
+        let device = move |id| Device { id, health: health.to_owned(), topology: None };
+        fleet.ids.ids(resource, &entry.gpu.uuid).map(device).collect::<Vec<_>>()
+    };
+    ListAndWatchResponse { devices: fleet.gpus.iter().flat_map(of_gpu).collect() }
+}
+
+#[tonic::async_trait]
+impl DevicePlugin for DeviceService {
+    type ListAndWatchStream = Pin<Box<dyn Stream<Item = Result<ListAndWatchResponse, Status>> + Send>>;
+
+    async fn get_device_plugin_options(&self, _: Request<Empty>) -> Result<Response<DevicePluginOptions>, Status> {
+        Ok(Response::new(OPTIONS))
+    }
+
+    async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
+        let listing = Listing {
+            resource: self.resource,
+            fleet: self.node.fleet.clone(),
+            stop: self.stop.clone(),
+            is_first: true,
+            _open: OpenStream::new(self.n_streams.clone()),
+        };
+        Ok(Response::new(Box::pin(stream::unfold(listing, Listing::next))))
+    }
+
+    async fn get_preferred_allocation(
+        &self,
+        request: Request<PreferredAllocationRequest>,
+    ) -> Result<Response<PreferredAllocationResponse>, Status> {
+        let mut container_responses = Vec::new();
+        for request in &request.into_inner().container_requests {
+            container_responses.push(self.node.prefer(self.resource, request).await);
+        }
+        Ok(Response::new(PreferredAllocationResponse { container_responses }))
+    }
+
+    async fn allocate(&self, request: Request<AllocateRequest>) -> Result<Response<AllocateResponse>, Status> {
+        let mut container_responses = Vec::new();
+        for request in &request.into_inner().container_requests {
+            let answer = self.node.allocate(self.resource, request).await;
+            let answer = answer.inspect_err(|error| tracing::warn!(%error, resource = ?self.resource, "refused to allocate"))?;
+            container_responses.push(answer);
+        }
+        Ok(Response::new(AllocateResponse { container_responses }))
+    }
+
+    async fn pre_start_container(&self, _: Request<PreStartContainerRequest>) -> Result<Response<PreStartContainerResponse>, Status> {
+        Ok(Response::new(PreStartContainerResponse {}))
+    }
+}

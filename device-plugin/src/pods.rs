@@ -1,0 +1,162 @@
+//! The pods of this node as the API server tells them, reduced to what identity and accounting need.
+//!
+//! A set that changes only through [`Pods::apply`], [`Pods::delete`] and [`Pods::reset`]; the watch
+//! that feeds it is in `pods/watch.rs`. What a pod's annotations mean is read once, here, when the
+//! pod arrives: nothing is parsed while kubelet waits.
+
+mod placement;
+mod requests;
+mod wire;
+
+pub mod watch;
+
+use std::{collections::BTreeMap, fmt, sync::Arc};
+
+use proto::request::{self, ContainerRequest};
+use proto::resource::ResourceNames;
+
+pub use placement::{GpuName, Placement, Unplaced};
+pub use requests::{IN_NODE_STATUS, Requests, WHOLE_DEVICE_PERCENT};
+pub use wire::WatchedPod;
+
+/// UID of a pod. Cheap to clone.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PodUid(Arc<str>);
+
+impl PodUid {
+    /// The UID as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<&str> for PodUid {
+    fn from(uid: &str) -> Self {
+        Self(uid.into())
+    }
+}
+
+impl fmt::Debug for PodUid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+/// How far kubelet has come with a pod, as far as the API server knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Bound, and kubelet has not reported anything: its admission may be under way.
+    Bound,
+    /// Pending, and kubelet has reported on it, which it does only after admission.
+    Admitted,
+    /// Its containers have been started.
+    Running,
+    /// Its containers have ended for good.
+    Terminal,
+}
+
+/// One pod of this node.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NodePod {
+    /// Its UID.
+    pub uid: PodUid,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// How far kubelet has come with it.
+    pub stage: Stage,
+    /// Whether its deletion has been asked for.
+    pub deleting: bool,
+    /// What kubelet will call us for, in kubelet's order.
+    pub containers: Vec<ContainerRequest>,
+    /// The devices that its annotations name, or why they name none.
+    pub placement: Result<Placement, Unplaced>,
+    /// What it asks for of the resources in node status.
+    pub requests: Requests,
+}
+
+impl NodePod {
+    /// Reduces a pod of this node; `None` if it asks for nothing of ours or is bound elsewhere.
+    pub fn of(pod: &WatchedPod, node: &str, names: &ResourceNames) -> Option<Self> {
+        if pod.spec.node_name.as_deref() != Some(node) {
+            return None;
+        }
+        let containers = request::containers(&pod.spec, names);
+        let requests = Requests::of(&pod.spec);
+        if containers.is_empty() && requests.is_empty() {
+            return None;
+        }
+        let asks_for_units = containers.iter().any(|container| container.memory_units > 0);
+        let annotations = pod.metadata.annotations.clone().unwrap_or_default();
+        Some(Self {
+            uid: PodUid::from(pod.metadata.uid.as_deref()?),
+            namespace: pod.metadata.namespace.clone().unwrap_or_else(|| "default".to_owned()),
+            name: pod.metadata.name.clone()?,
+            stage: pod.stage(),
+            deleting: pod.metadata.deletion_timestamp.is_some(),
+            containers,
+            placement: Placement::read(&annotations, asks_for_units),
+            requests,
+        })
+    }
+
+    /// `namespace/name`, for people.
+    pub fn display_name(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+
+    /// Memory units of the pod as kubelet will ask for them: containers that run together are summed, init containers run alone.
+    pub fn memory_units(&self) -> u64 {
+        use request::ContainerKind::{App, Init, Sidecar};
+        let sum = |kinds: &[request::ContainerKind]| {
+            let units = self.containers.iter().filter(|c| kinds.contains(&c.kind)).map(|c| c.memory_units);
+            units.fold(0_u64, u64::saturating_add)
+        };
+        let init = self.containers.iter().filter(|c| c.kind == Init).map(|c| c.memory_units).max();
+        sum(&[App, Sidecar]).max(init.unwrap_or(0))
+    }
+}
+
+/// All pods of this node that ask for anything of ours.
+#[derive(Clone, Debug, Default)]
+pub struct Pods {
+    by_uid: BTreeMap<PodUid, NodePod>,
+    is_synced: bool,
+}
+
+impl Pods {
+    /// Takes in a new or changed pod.
+    pub fn apply(&mut self, pod: NodePod) {
+        self.by_uid.insert(pod.uid.clone(), pod);
+    }
+
+    /// Forgets a pod that is gone.
+    pub fn delete(&mut self, uid: &PodUid) {
+        self.by_uid.remove(uid);
+    }
+
+    /// Replaces everything by a complete list; from then on the set is in step with the API server.
+    pub fn reset(&mut self, pods: impl IntoIterator<Item = NodePod>) {
+        self.by_uid = pods.into_iter().map(|pod| (pod.uid.clone(), pod)).collect();
+        self.is_synced = true;
+    }
+
+    /// Whether a complete list has been seen.
+    pub fn is_synced(&self) -> bool {
+        self.is_synced
+    }
+
+    /// The pod with this UID.
+    pub fn get(&self, uid: &PodUid) -> Option<&NodePod> {
+        self.by_uid.get(uid)
+    }
+
+    /// Every pod, in the order of UIDs.
+    pub fn iter(&self) -> impl Iterator<Item = &NodePod> {
+        self.by_uid.values()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,83 @@
+//! What a pod asks for of the resources that node status carries and no plugin serves.
+
+use proto::pod::{Container, PodSpec};
+use proto::resource::{GPU, GPU_CORE, GPU_COUNT, GPU_MEMORY, GPU_MEMORY_RATIO};
+
+/// The resources that this plugin writes into node status, in the order of [`Requests`].
+pub const IN_NODE_STATUS: [&str; 5] = [GPU_COUNT, GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO];
+
+/// A whole device in the resources that are counted in percent.
+pub const WHOLE_DEVICE_PERCENT: u64 = 100;
+
+/// Amounts of the resources in [`IN_NODE_STATUS`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Requests {
+    amounts: [u64; IN_NODE_STATUS.len()],
+}
+
+impl Requests {
+    /// Reads a pod as the scheduler counts it: containers that run together are summed, init containers run alone.
+    pub(super) fn of(spec: &PodSpec) -> Self {
+        let (mut sidecars, mut init_peak) = (Self::default(), Self::default());
+        for container in &spec.init_containers {
+            let own = Self::of_container(container);
+            let together = sidecars.combine(own, u64::saturating_add);
+            init_peak = init_peak.combine(together, u64::max);
+            if container.is_sidecar() {
+                sidecars = together;
+            }
+        }
+        let apps = spec.containers.iter().map(Self::of_container);
+        let running = apps.fold(sidecars, |sum, own| sum.combine(own, u64::saturating_add));
+        running.combine(init_peak, u64::max)
+    }
+
+    fn of_container(container: &Container) -> Self {
+        let resources = &container.resources;
+        Self {
+            amounts: IN_NODE_STATUS.map(|name| {
+                let text = resources.requests.get(name).or_else(|| resources.limits.get(name));
+                text.and_then(|text| text.quantity().ok()?.unsigned()).unwrap_or(0)
+            }),
+        }
+    }
+
+    /// What one whole device of so much memory has.
+    pub fn of_device(memory_bytes: u64) -> Self {
+        let amount = |name| match name {
+            GPU_COUNT => 1,
+            GPU_MEMORY => memory_bytes,
+            _ => WHOLE_DEVICE_PERCENT,
+        };
+        Self { amounts: IN_NODE_STATUS.map(amount) }
+    }
+
+    /// Whether nothing is asked for.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// The larger of the two, resource by resource.
+    #[must_use]
+    pub fn max(self, other: Self) -> Self {
+        self.combine(other, u64::max)
+    }
+
+    /// The same amounts and these.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        self.combine(other, u64::saturating_add)
+    }
+
+    /// Each resource of [`IN_NODE_STATUS`] with its amount.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        IN_NODE_STATUS.into_iter().zip(self.amounts)
+    }
+
+    fn combine(mut self, other: Self, combine: impl Fn(u64, u64) -> u64) -> Self {
+        for (own, other) in self.amounts.iter_mut().zip(other.amounts) {
+            *own = combine(*own, other);
+        }
+        self
+    }
+}

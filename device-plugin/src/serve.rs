@@ -1,0 +1,235 @@
+//! Puts the parts together: finds the devices, starts every watch and server, and ends them on a signal.
+//!
+//! The only place that knows all parts; each `serve_*` and `watch_*` starts one.
+
+mod health_http;
+mod logging;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use kube::Client;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use tracing::{error, info, warn};
+
+use crate::assigned::mark_assigned;
+use crate::config::{Config, NoGpu};
+use crate::fleet::Fleet;
+use crate::fleet::watch::{Number, discover, watch_devices};
+use crate::health::Health;
+use crate::inventory::{Inventory, InventoryError};
+use crate::plugin::NodeState;
+use crate::plugin::ids::IdScheme;
+use crate::plugin::registration::{KubeletDir, keep_registered};
+use crate::pods::Pods;
+use crate::pods::watch::watch_pods;
+use crate::publish::node_watch::watch_node;
+use crate::publish::{Publisher, Sources};
+use crate::served::Served;
+use crate::stop::{Stop, Stopper};
+
+pub use logging::init as init_logging;
+
+/// How often a node without devices is looked at again.
+const LOOK_AGAIN: Duration = Duration::from_secs(30);
+
+/// How long the first registration waits for the pods of this node to be known.
+const SYNC_WAIT: Duration = Duration::from_secs(5);
+
+/// How long the end may take.
+const ENDING: Duration = Duration::from_secs(5);
+
+/// Runs the daemon until SIGTERM or SIGINT, on one thread: there is little to do, and memory is for pods.
+///
+/// # Errors
+/// What keeps it from starting.
+pub fn start(config: Config) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the runtime")?;
+    runtime.block_on(run(config))
+}
+
+async fn run(config: Config) -> anyhow::Result<()> {
+    let (stopper, mut stop) = Stopper::new();
+    end_on_signal(stopper)?;
+    let inventory = tokio::select! {
+        () = stop.requested() => return Ok(()),
+        found = find_devices(&config) => found?,
+    };
+    let client = client(&config).await?;
+    let number = number(&config);
+    let fleet = Fleet::new(inventory.clone(), number(&inventory)?);
+    describe(&config, &fleet);
+    let parts = Parts::start(&config, client, inventory, fleet, number, &stop).await?;
+    parts.run(stop).await;
+    info!("ended");
+    Ok(())
+}
+
+/// Everything that runs.
+struct Parts {
+    /// Tasks that are simply dropped at the end.
+    watches: JoinSet<()>,
+    /// Tasks that have something to close.
+    servers: JoinSet<()>,
+}
+
+impl Parts {
+    async fn start(
+        config: &Config,
+        client: Client,
+        inventory: Inventory,
+        fleet: Fleet,
+        number: Number,
+        stop: &Stop,
+    ) -> anyhow::Result<Self> {
+        let mut parts = Self { watches: JoinSet::new(), servers: JoinSet::new() };
+        let fleet = parts.watch_devices(config, inventory, fleet, number);
+        let pods = parts.watch_pods(config, &client);
+        let node = Arc::new(NodeState::new(config.settings.clone(), fleet.clone(), pods.clone()));
+        parts.publish(config, &client, fleet, pods.clone());
+        parts.watches.spawn(inherit_pods(Arc::clone(&node)));
+        parts.watches.spawn(mark_assigned(client, Arc::clone(&node)));
+        let registered = Served::ALL.map(|resource| parts.serve_resource(config, resource, &node, stop));
+        parts.serve_health(config, registered, pods).await?;
+        Ok(parts)
+    }
+
+    fn watch_devices(&mut self, config: &Config, inventory: Inventory, fleet: Fleet, number: Number) -> watch::Receiver<Arc<Fleet>> {
+        let health = Health::new(config.health.clone(), inventory.gpus.iter().map(|gpu| gpu.uuid.clone()));
+        let (sender, receiver) = watch::channel(Arc::new(fleet));
+        self.watches.spawn(watch_devices(config.source.clone(), inventory, health, number, sender));
+        receiver
+    }
+
+    fn watch_pods(&mut self, config: &Config, client: &Client) -> watch::Receiver<Pods> {
+        let (sender, receiver) = watch::channel(Pods::default());
+        self.watches.spawn(watch_pods(client.clone(), config.node_name.to_string(), config.settings.names.clone(), sender));
+        receiver
+    }
+
+    fn publish(&mut self, config: &Config, client: &Client, fleet: watch::Receiver<Arc<Fleet>>, pods: watch::Receiver<Pods>) {
+        let (sender, node) = watch::channel(None);
+        self.watches.spawn(watch_node(client.clone(), config.node_name.to_string(), sender));
+        let settings = &config.settings;
+        let sources = Sources { fleet, pods, node };
+        let publisher = Publisher::new(client, config.node_name.to_string(), settings.names.clone(), settings.memory_unit, sources);
+        self.watches.spawn(publisher.run());
+    }
+
+    fn serve_resource(&mut self, config: &Config, resource: Served, node: &Arc<NodeState>, stop: &Stop) -> watch::Receiver<bool> {
+        let (is_registered, receiver) = watch::channel(false);
+        let (dir, node, stop) = (KubeletDir::new(config.device_plugin_dir.clone()), Arc::clone(node), stop.clone());
+        self.servers.spawn(async move {
+            let mut pods = node.pods.clone();
+            let mut stopping = stop.clone();
+            tokio::select! {
+                () = stopping.requested() => return,
+                synced = timeout(SYNC_WAIT, pods.wait_for(Pods::is_synced)) => if synced.is_err() {
+                    warn!("the API server has not told the pods of this node yet; serving kubelet all the same");
+                }
+            }
+            keep_registered(dir, resource, node, stop, is_registered).await;
+        });
+        receiver
+    }
+
+    async fn serve_health(
+        &mut self,
+        config: &Config,
+        registered: [watch::Receiver<bool>; 2],
+        pods: watch::Receiver<Pods>,
+    ) -> anyhow::Result<()> {
+        let Some(address) = config.health_listen else { return Ok(()) };
+        let listener = TcpListener::bind(address).await.with_context(|| format!("--health-listen: cannot listen on {address}"))?;
+        let readiness = health_http::Readiness { registered, pods };
+        self.watches.spawn(health_http::serve(listener, readiness));
+        Ok(())
+    }
+
+    /// Until the end is asked for; then closes what has to be closed.
+    async fn run(mut self, mut stop: Stop) {
+        tokio::select! {
+            () = stop.requested() => info!("asked to end"),
+            Some(_) = self.watches.join_next() => error!("a task has ended unexpectedly"),
+        }
+        let closed = timeout(ENDING, async { while self.servers.join_next().await.is_some() {} }).await;
+        if closed.is_err() {
+            warn!("not everything could be closed in time");
+        }
+    }
+}
+
+fn end_on_signal(stopper: Stopper) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?;
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        stopper.stop();
+    });
+    Ok(())
+}
+
+/// The devices of this node; waits for some if the operator wishes so.
+async fn find_devices(config: &Config) -> anyhow::Result<Inventory> {
+    loop {
+        let error = match discover(&config.source).await {
+            Ok(inventory) => return Ok(inventory),
+            Err(error) => error,
+        };
+        let is_absence = error.downcast_ref::<InventoryError>().is_some_and(InventoryError::is_absence);
+        if config.no_gpu == NoGpu::Exit || !is_absence {
+            return Err(error);
+        }
+        warn!(error = %format!("{error:#}"), "no devices to share, looking again in {} s", LOOK_AGAIN.as_secs());
+        sleep(LOOK_AGAIN).await;
+    }
+}
+
+async fn client(config: &Config) -> anyhow::Result<Client> {
+    let mut found = match &config.kubeconfig {
+        Some(path) => {
+            let unreadable = || format!("cannot use the kubeconfig {}", path.display());
+            let kubeconfig = Kubeconfig::read_from(path).with_context(unreadable)?;
+            kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.with_context(unreadable)?
+        }
+        None => kube::Config::incluster().context("this does not run in a pod with a service account; name a --kubeconfig")?,
+    };
+    // Each request has a limit and a retry of its own; watches must be allowed to stay silent.
+    found.default_retry = false;
+    Client::try_from(found).context("cannot make a client of the API server")
+}
+
+fn number(config: &Config) -> Number {
+    let (slots, unit) = (config.slots.get(), config.settings.memory_unit);
+    Box::new(move |inventory| IdScheme::new(&inventory.gpus, slots, unit).map_err(|error| anyhow!(error)))
+}
+
+fn describe(config: &Config, fleet: &Fleet) {
+    let (unit, node) = (config.settings.memory_unit, config.node_name.as_str());
+    for entry in &fleet.gpus {
+        let gpu = &entry.gpu;
+        let units = unit.units_in(gpu.memory_bytes);
+        info!(node, gpu = %gpu.uuid, minor = gpu.minor, model = gpu.model, memory_units = units, %unit, slots = config.slots, "sharing a GPU");
+        if units == 0 {
+            warn!(gpu = %gpu.uuid, memory = gpu.memory_bytes, %unit, "this GPU has less memory than one unit; choose a smaller --memory-unit");
+        }
+    }
+}
+
+/// Notes which pods a predecessor of this process may have answered for.
+async fn inherit_pods(node: Arc<NodeState>) {
+    let mut pods = node.pods.clone();
+    if let Ok(pods) = pods.wait_for(Pods::is_synced).await {
+        node.ledger().inherit(&pods);
+    }
+    std::future::pending::<()>().await;
+}

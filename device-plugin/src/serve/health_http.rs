@@ -1,0 +1,39 @@
+//! `/healthz` and `/readyz` over HTTP, for the kubelet that runs this daemon.
+
+use axum::Router;
+use axum::http::StatusCode;
+use axum::routing::get;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tracing::warn;
+
+use crate::pods::Pods;
+
+/// What makes this daemon ready.
+#[derive(Clone, Debug)]
+pub(super) struct Readiness {
+    /// Whether kubelet knows each resource.
+    pub(super) registered: [watch::Receiver<bool>; 2],
+    /// The pods of this node.
+    pub(super) pods: watch::Receiver<Pods>,
+}
+
+impl Readiness {
+    fn answer(&self) -> (StatusCode, &'static str) {
+        if !self.pods.borrow().is_synced() {
+            return (StatusCode::SERVICE_UNAVAILABLE, "the pods of this node are not known yet\n");
+        }
+        if !self.registered.iter().all(|is_registered| *is_registered.borrow()) {
+            return (StatusCode::SERVICE_UNAVAILABLE, "not registered with kubelet\n");
+        }
+        (StatusCode::OK, "ok\n")
+    }
+}
+
+/// Answers until the task is dropped.
+pub(super) async fn serve(listener: TcpListener, readiness: Readiness) {
+    let router = Router::new().route("/healthz", get(async || "ok\n")).route("/readyz", get(move || async move { readiness.answer() }));
+    if let Err(error) = axum::serve(listener, router).await {
+        warn!(%error, "health requests are no longer answered");
+    }
+}
