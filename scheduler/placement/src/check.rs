@@ -143,3 +143,6 @@ impl Fleet {
 fn index_error(detail: String) -> Violation {
     Violation::Index { detail }
 }
+
+#[cfg(test)]
+mod tests;

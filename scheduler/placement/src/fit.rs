@@ -46,8 +46,12 @@ impl Node {
     #[inline]
     pub(crate) fn fit(&self, request: &Request, hints: Hints<'_>) -> Result<Need, Reason> {
         let need = self.need(request)?;
-        let fitting = self.rows_under(hints).filter(|row| need.on(row.total).within(row.free));
-        if fitting.take(need.devices).count() == need.devices { Ok(need) } else { Err(self.miss(need, hints)) }
+        let lookup = if self.any_hint_counts(hints) { look(need, self.rows_under(hints)) } else { look(need, self.rows.iter().copied()) };
+        match lookup {
+            Lookup::Fits => Ok(need),
+            Lookup::Misses(misses) if self.any_sick => Err(self.miss_with_sick(need, hints, misses)),
+            Lookup::Misses(misses) => Err(misses.reason(need)),
+        }
     }
 
     pub(crate) fn need(&self, request: &Request) -> Result<Need, Reason> {
@@ -57,28 +61,76 @@ impl Node {
         Need::of(request, self.unit_bytes())
     }
 
-    /// Why a need that does not fit does not.
-    fn miss(&self, need: Need, hints: Hints<'_>) -> Reason {
-        let is_large_enough = |row: &Row| need.on(row.total).within(row.total);
-        if self.rows.iter().filter(|row| is_large_enough(row)).count() < need.devices {
+    /// The reason where it may be that there are too few healthy devices; sick ones are no near misses.
+    fn miss_with_sick(&self, need: Need, hints: Hints<'_>, all: Misses) -> Reason {
+        if all.n_large_enough < need.devices {
             return Reason::TooLarge;
         }
-        if self.any_sick {
-            let healthy = self.rows.iter().zip(self.gpus()).filter(|(row, gpu)| gpu.healthy && is_large_enough(row));
-            if healthy.count() < need.devices {
-                return Reason::Unhealthy;
+        let healthy = self.rows_under(hints).zip(self.gpus()).filter(|(_, gpu)| gpu.healthy);
+        match look(need, healthy.map(|(row, _)| row)) {
+            Lookup::Misses(misses) if misses.n_large_enough >= need.devices => misses.reason(need),
+            _ => Reason::Unhealthy,
+        }
+    }
+}
+
+/// What comparing a need with devices comes to.
+enum Lookup {
+    /// Enough devices have room.
+    Fits,
+    /// Too few have.
+    Misses(Misses),
+}
+
+/// How devices miss a need.
+#[derive(Clone, Copy, Default)]
+struct Misses {
+    /// How many devices could take it if they were empty.
+    n_large_enough: usize,
+    /// Bit `1 << set` says that some of them is short of exactly this set of dimensions; memory is 1, core 2, slots 4.
+    short_of: u8,
+}
+
+/// Compares a need with devices until enough have room.
+#[inline]
+fn look(need: Need, rows: impl Iterator<Item = Row>) -> Lookup {
+    let mut n_missing = need.devices;
+    let mut misses = Misses::default();
+    for Row { free, total } in rows {
+        let needed = need.on(total);
+        let short_of =
+            u8::from(needed.memory > free.memory) | u8::from(needed.core > free.core) << 1 | u8::from(needed.slots > free.slots) << 2;
+        if short_of == 0 {
+            n_missing -= 1;
+            if n_missing == 0 {
+                return Lookup::Fits;
             }
         }
-        let mut nearest: Option<(usize, Reason)> = None;
-        for (at, row) in self.rows_under(hints).enumerate() {
-            if !is_large_enough(&row) || (self.any_sick && self.gpus().get(at).is_some_and(|gpu| !gpu.healthy)) {
-                continue;
-            }
-            let mut lacking = need.on(row.total).lacking(row.free);
-            let Some(first) = lacking.next() else { return Reason::TooFew };
-            let miss = (1 + lacking.count(), Reason::from(first));
-            nearest = Some(nearest.map_or(miss, |nearest| nearest.min(miss)));
+        if needed.within(total) {
+            misses.n_large_enough += 1;
+            misses.short_of |= 1 << short_of;
         }
-        nearest.map_or(Reason::TooLarge, |(_, reason)| reason)
+    }
+    Lookup::Misses(misses)
+}
+
+impl Misses {
+    /// The reason of the device that is short of the fewest dimensions.
+    fn reason(self, need: Need) -> Reason {
+        const NEAREST_FIRST: [(u8, Reason); 8] = [
+            (0b000, Reason::TooFew),
+            (0b001, Reason::Memory),
+            (0b010, Reason::Core),
+            (0b100, Reason::Slots),
+            (0b011, Reason::Memory),
+            (0b101, Reason::Memory),
+            (0b110, Reason::Core),
+            (0b111, Reason::Memory),
+        ];
+        if self.n_large_enough < need.devices {
+            return Reason::TooLarge;
+        }
+        let nearest = NEAREST_FIRST.iter().find(|(set, _)| self.short_of & (1 << set) != 0);
+        nearest.map_or(Reason::TooLarge, |(_, reason)| *reason)
     }
 }

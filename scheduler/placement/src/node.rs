@@ -106,10 +106,16 @@ impl Node {
         self.locate_hints();
     }
 
+    /// Whether rows may differ from what is free under such hints.
+    #[inline]
+    pub(crate) fn any_hint_counts(&self, hints: Hints<'_>) -> bool {
+        !self.hints.is_empty() && !matches!(hints, Hints::Ignore)
+    }
+
     /// Rows with what is free under such hints.
     #[inline]
     pub(crate) fn rows_under<'a>(&'a self, hints: Hints<'a>) -> impl Iterator<Item = Row> + Clone + 'a {
-        let hinted = !self.hints.is_empty() && !matches!(hints, Hints::Ignore);
+        let hinted = self.any_hint_counts(hints);
         self.rows.iter().enumerate().map(move |(at, row)| if hinted { self.less_hints(at, *row, hints) } else { *row })
     }
 

@@ -1,0 +1,91 @@
+//! Short ways to say what a test is about.
+
+use placement::{
+    Fleet, Gpu, GpuRef, GpuView, HeldMemory, HeldShare, Hints, Holding, Inventory, Memory, MemoryAsk, NodeId, OwnerId, Placement, Reason,
+    Request,
+};
+
+pub(crate) const MIB: u64 = 1 << 20;
+pub(crate) const GIB: u64 = 1 << 30;
+
+pub(crate) fn mib(mib: u64) -> Memory {
+    Memory::from_bytes(mib * MIB)
+}
+
+/// A healthy GPU named `<node>-<minor>`.
+pub(crate) fn gpu(node: &str, minor: u32, memory_bytes: u64) -> Gpu {
+    Gpu { uuid: format!("{node}-{minor}").into(), minor, memory_bytes, core: 100, slots: 100, healthy: true }
+}
+
+/// GPUs of so many MiB, counted in MiB.
+pub(crate) fn inventory(node: &str, mib: &[u64]) -> Inventory {
+    let gpus = (0..).zip(mib).map(|(minor, mib)| gpu(node, minor, mib * MIB)).collect();
+    Inventory { gpus, unit_bytes: Some(MIB) }
+}
+
+/// A fleet of one node, `n`.
+pub(crate) fn one_node(mib: &[u64]) -> (Fleet, NodeId) {
+    let mut fleet = Fleet::new();
+    assert_eq!(fleet.set_inventory("n", inventory("n", mib)), []);
+    let id = fleet.node_id("n").unwrap();
+    (fleet, id)
+}
+
+pub(crate) fn ask(devices: u32, memory: MemoryAsk) -> Request {
+    Request { devices, memory, core: 0, slots: 1 }
+}
+
+pub(crate) fn units(units: u64) -> Request {
+    ask(1, MemoryAsk::Units(units))
+}
+
+pub(crate) fn ratio(percent: u32) -> Request {
+    ask(1, MemoryAsk::Ratio(percent))
+}
+
+pub(crate) fn share(gpu: GpuRef, memory: MemoryAsk) -> HeldShare {
+    HeldShare { gpu, memory: HeldMemory::Ask(memory), core: 0, slots: 1, trusted: true }
+}
+
+pub(crate) fn on_uuid(uuid: &str, memory: MemoryAsk) -> Holding {
+    Holding::Shares(vec![share(GpuRef::Uuid(uuid.into()), memory)])
+}
+
+pub(crate) fn on_minor(minor: u32, memory: MemoryAsk) -> Holding {
+    Holding::Shares(vec![share(GpuRef::Minor(minor), memory)])
+}
+
+/// Takes note of a fact.
+pub(crate) fn hold(fleet: &mut Fleet, owner: &str, node: &str, holding: Holding) {
+    fleet.hold(&owner.into(), node, holding);
+}
+
+/// Leaves exactly so many MiB free on each GPU of a node.
+pub(crate) fn fill(fleet: &mut Fleet, node: &str, free_mib: &[u64]) {
+    let id = fleet.node_id(node).unwrap();
+    let totals: Vec<(u32, u64)> = gpus(fleet, id).iter().map(|gpu| (gpu.gpu.minor, gpu.gpu.memory_bytes / MIB)).collect();
+    for ((minor, total), free) in totals.into_iter().zip(free_mib).filter(|((_, total), free)| total > free) {
+        hold(fleet, &format!("filler-{node}-{minor}"), node, on_minor(minor, MemoryAsk::Units(total - free)));
+    }
+}
+
+/// Chooses and reserves, by default policy.
+pub(crate) fn place(fleet: &mut Fleet, owner: &str, node: NodeId, request: &Request) -> Result<Placement, Reason> {
+    let placement = fleet.choose(node, request, placement::DevicePolicy::Binpack, Hints::RespectOthers(owner))?;
+    fleet.reserve(&OwnerId::from(owner), node, &placement).unwrap();
+    Ok(placement)
+}
+
+pub(crate) fn minors(placement: &Placement) -> Vec<u32> {
+    placement.shares.iter().map(|share| share.minor).collect()
+}
+
+pub(crate) fn gpus(fleet: &Fleet, node: NodeId) -> Vec<GpuView<'_>> {
+    fleet.view(node).unwrap().gpus()
+}
+
+/// Free memory of each GPU in MiB, rounded down.
+pub(crate) fn free_mib(fleet: &Fleet, node: &str) -> Vec<u64> {
+    let id = fleet.node_id(node).unwrap();
+    gpus(fleet, id).iter().map(|gpu| gpu.free.memory.bytes_floor() / MIB).collect()
+}

@@ -1,0 +1,113 @@
+//! Which devices are chosen, and how nodes are scored.
+
+use placement::{DevicePolicy, Fleet, Hints, MemoryAsk, NodePolicy, Policies, Request};
+use rstest::rstest;
+
+use crate::build::{ask, fill, inventory, minors, one_node, ratio, units};
+
+#[rstest]
+#[case::least_room(DevicePolicy::Binpack, units(1000), &[2])]
+#[case::most_room(DevicePolicy::Spread, units(1000), &[3])]
+#[case::two_least(DevicePolicy::Binpack, ask(2, MemoryAsk::Units(1000)), &[1, 2])]
+#[case::two_most(DevicePolicy::Spread, ask(2, MemoryAsk::Units(1000)), &[0, 3])]
+#[case::three_of_three_that_fit(DevicePolicy::Binpack, ask(3, MemoryAsk::Units(3001)), &[0, 1, 3])]
+#[case::all(DevicePolicy::Spread, ask(4, MemoryAsk::Units(3000)), &[0, 1, 2, 3])]
+fn devices(#[case] policy: DevicePolicy, #[case] request: Request, #[case] expected: &[u32]) {
+    let (mut fleet, id) = one_node(&[9000; 4]);
+    fill(&mut fleet, "n", &[7000, 5000, 3000, 9000]);
+    let placement = fleet.choose(id, &request, policy, Hints::Respect).unwrap();
+    assert_eq!(minors(&placement), expected);
+}
+
+#[rstest]
+#[case::binpack(DevicePolicy::Binpack)]
+#[case::spread(DevicePolicy::Spread)]
+fn equals_are_taken_by_minor(#[case] policy: DevicePolicy) {
+    let (fleet, id) = one_node(&[9000; 4]);
+    assert_eq!(minors(&fleet.choose(id, &units(1), policy, Hints::Respect).unwrap()), [0]);
+    assert_eq!(minors(&fleet.choose(id, &ask(3, MemoryAsk::Units(1)), policy, Hints::Respect).unwrap()), [0, 1, 2]);
+}
+
+/// Half of the small GPU leaves less than half of the large one, though the large one has less free now.
+#[test]
+fn a_ratio_counts_what_would_be_left() {
+    let (mut fleet, id) = one_node(&[8000, 16000]);
+    fill(&mut fleet, "n", &[8000, 8001]);
+    assert_eq!(minors(&fleet.choose(id, &ratio(50), DevicePolicy::Binpack, Hints::Respect).unwrap()), [1]);
+    assert_eq!(minors(&fleet.choose(id, &ratio(50), DevicePolicy::Spread, Hints::Respect).unwrap()), [0]);
+}
+
+#[rstest]
+#[case::fullest(NodePolicy::Binpack, &[10, 3, 8])]
+#[case::emptiest(NodePolicy::Spread, &[0, 8, 3])]
+fn nodes(#[case] node: NodePolicy, #[case] expected: &[u8]) {
+    let mut fleet = Fleet::new();
+    for (name, free) in [("full", [2000, 0]), ("empty", [10000, 7000]), ("half", [3000, 4000])] {
+        fleet.set_inventory(name, inventory(name, &[10000, 10000]));
+        fill(&mut fleet, name, &free);
+    }
+    let policies = Policies { node, device: DevicePolicy::Binpack };
+    let score = |name| fleet.score(fleet.node_id(name).unwrap(), &units(2000), policies, Hints::Respect);
+    let scores = ["full", "empty", "half"].map(score);
+    assert_eq!(scores.map(placement::Score::tenths), expected);
+}
+
+/// Nodes that differ by less than a step still differ.
+#[test]
+fn fine_scores_tell_near_equals_apart() {
+    let mut fleet = Fleet::new();
+    for (name, free) in [("a", 8000), ("b", 7999)] {
+        fleet.set_inventory(name, inventory(name, &[10000]));
+        fill(&mut fleet, name, &[free]);
+    }
+    let score = |name| fleet.score(fleet.node_id(name).unwrap(), &units(1), Policies::default(), Hints::Respect);
+    assert_eq!(score("a").tenths(), score("b").tenths());
+    assert!(score("a") < score("b"));
+}
+
+/// The score is that of the device which the policy would take: half of the large GPU or of the small one.
+#[test]
+fn scores_follow_the_choice_of_devices() {
+    let (fleet, id) = one_node(&[10000, 30000]);
+    let score = |device| fleet.score(id, &ratio(50), Policies { node: NodePolicy::Binpack, device }, Hints::Respect).parts_per_million();
+    assert_eq!(score(DevicePolicy::Binpack), 125_000);
+    assert_eq!(score(DevicePolicy::Spread), 375_000);
+}
+
+#[test]
+fn sick_gpus_neither_fill_nor_empty_a_node() {
+    let (mut fleet, id) = one_node(&[10000, 10000]);
+    let mut devices = inventory("n", &[10000, 10000]);
+    devices.gpus[1].healthy = false;
+    fleet.set_inventory("n", devices);
+    let score = |node| fleet.score(id, &units(2500), Policies { node, ..Policies::default() }, Hints::Respect).parts_per_million();
+    assert_eq!(score(NodePolicy::Binpack), 250_000);
+    assert_eq!(score(NodePolicy::Spread), 750_000);
+}
+
+#[test]
+fn what_does_not_fit_scores_nothing() {
+    let (fleet, id) = one_node(&[10000]);
+    for node in [NodePolicy::Binpack, NodePolicy::Spread] {
+        let policies = Policies { node, ..Policies::default() };
+        assert_eq!(fleet.score(id, &units(10001), policies, Hints::Respect).parts_per_million(), 0);
+    }
+}
+
+#[rstest]
+#[case::binpack("binpack")]
+#[case::spread("spread")]
+fn policies_are_named_as_written(#[case] text: &str) {
+    assert_eq!(text.parse::<DevicePolicy>().unwrap().to_string(), text);
+    assert_eq!(text.parse::<NodePolicy>().unwrap().to_string(), text);
+}
+
+#[rstest]
+#[case::other_word("pack")]
+#[case::capital("Binpack")]
+#[case::empty("")]
+fn other_policies_are_refused_with_the_choices(#[case] text: &str) {
+    let error = text.parse::<DevicePolicy>().unwrap_err().to_string();
+    assert_eq!(error, format!("{text:?} is no policy: choose binpack or spread"));
+    assert!(text.parse::<NodePolicy>().is_err());
+}

@@ -1,0 +1,224 @@
+//! Facts from watches: they come in any order, may contradict the inventory, and are never refused.
+
+use placement::{Amounts, Doubt, Fleet, GpuRef, HeldMemory, HeldShare, Hints, Holding, MemoryAsk, NodeView, Reason, Violation};
+use rstest::rstest;
+
+use crate::build::{GIB, MIB, ask, free_mib, gpus, hold, inventory, mib, on_minor, on_uuid, one_node, ratio, share, units};
+
+fn kinds(fleet: &Fleet) -> Vec<Doubt> {
+    fleet.nodes().flat_map(NodeView::doubts).map(|(_, doubt)| doubt).collect()
+}
+
+/// E1: a device that holds more than it has, has nothing free.
+#[rstest]
+#[case::one_unit_too_many(8193)]
+#[case::thousandfold(8_192_000)]
+#[case::as_much_as_a_number_holds(u64::MAX)]
+fn e1_more_used_than_there_is_leaves_nothing_free(#[case] used: u64) {
+    let (mut fleet, id) = one_node(&[8192, 4096]);
+    hold(&mut fleet, "pod", "n", on_minor(0, MemoryAsk::Units(used)));
+    assert_eq!(free_mib(&fleet, "n"), [0, 4096]);
+    assert_eq!(fleet.fit(id, &units(4097), Hints::Respect), Err(Reason::Memory));
+    assert!(matches!(fleet.check()[..], [Violation::Oversubscribed { .. }]), "{:?}", fleet.check());
+}
+
+#[test]
+fn e1_sums_of_huge_facts_do_not_wrap_around() {
+    let (mut fleet, id) = one_node(&[8192]);
+    for owner in ["a", "b", "c"] {
+        let huge = HeldShare { core: u32::MAX, slots: u32::MAX, ..share(GpuRef::Minor(0), MemoryAsk::Bytes(u64::MAX)) };
+        hold(&mut fleet, owner, "n", Holding::Shares(vec![huge]));
+    }
+    assert_eq!(gpus(&fleet, id)[0].free, Amounts::ZERO);
+    assert_eq!(fleet.fit(id, &units(1), Hints::Respect), Err(Reason::Memory));
+    assert!(fleet.check().iter().all(|violation| matches!(violation, Violation::Oversubscribed { .. })));
+    assert_eq!(fleet.check().len(), 3);
+}
+
+/// E2: what was recorded in units follows the node's unit, and the inventory its devices.
+#[test]
+fn e2_a_change_of_unit_is_followed() {
+    let (mut fleet, id) = one_node(&[16384]);
+    hold(&mut fleet, "pod", "n", on_minor(0, MemoryAsk::Units(3)));
+    assert_eq!(free_mib(&fleet, "n"), [16381]);
+    let mut in_gib = inventory("n", &[16384]);
+    in_gib.unit_bytes = Some(GIB);
+    fleet.set_inventory("n", in_gib);
+    assert_eq!(free_mib(&fleet, "n"), [16384 - 3 * 1024]);
+    assert_eq!(fleet.fit(id, &units(13), Hints::Respect), Ok(()));
+    assert_eq!(fleet.fit(id, &units(14), Hints::Respect), Err(Reason::Memory));
+    fleet.set_inventory("n", inventory("n", &[16384, 8192]));
+    assert_eq!(free_mib(&fleet, "n"), [16381, 8192]);
+    assert_eq!(fleet.check(), []);
+}
+
+#[test]
+fn e2_fewer_or_smaller_gpus_are_followed() {
+    let (mut fleet, id) = one_node(&[8192, 8192]);
+    hold(&mut fleet, "pod", "n", on_uuid("n-1", MemoryAsk::Units(6000)));
+    fleet.set_inventory("n", inventory("n", &[8192, 4096]));
+    assert_eq!(free_mib(&fleet, "n"), [8192, 0]);
+    fleet.set_inventory("n", inventory("n", &[8192]));
+    assert_eq!(free_mib(&fleet, "n"), [8192]);
+    assert_eq!(kinds(&fleet), [Doubt::Ghost { gpu: "n-1".into() }]);
+    fleet.set_inventory("n", inventory("n", &[8192, 8192]));
+    assert_eq!(free_mib(&fleet, "n"), [8192, 2192]);
+    assert_eq!(fleet.fit(id, &ask(2, MemoryAsk::Units(2192)), Hints::Respect), Ok(()));
+}
+
+/// E3: a node first seen without capacity is taken anew once it has some.
+#[test]
+fn e3_no_capacity_at_first() {
+    let mut fleet = Fleet::new();
+    fleet.set_inventory("n", inventory("n", &[]));
+    hold(&mut fleet, "pod", "n", on_minor(1, MemoryAsk::Units(100)));
+    let id = fleet.node_id("n").unwrap();
+    assert_eq!(fleet.fit(id, &units(1), Hints::Respect), Err(Reason::NoDevice));
+    assert_eq!(fleet.set_inventory("n", inventory("n", &[0, 0])).len(), 2);
+    assert_eq!(fleet.fit(id, &ratio(1), Hints::Respect), Err(Reason::NoDevice));
+    fleet.set_inventory("n", inventory("n", &[8192, 8192]));
+    assert_eq!(free_mib(&fleet, "n"), [8192, 8092]);
+    assert_eq!(fleet.check(), []);
+}
+
+/// E4, E5: capacity comes back when the holding is released, once, and by nothing else.
+#[test]
+fn e4_release_frees_at_once_and_only_once() {
+    let (mut fleet, _) = one_node(&[8192]);
+    hold(&mut fleet, "pod", "n", on_minor(0, MemoryAsk::Units(100)));
+    hold(&mut fleet, "pod", "n", on_minor(0, MemoryAsk::Units(100)));
+    assert_eq!(free_mib(&fleet, "n"), [8092]);
+    assert!(fleet.release("pod"));
+    assert!(!fleet.release("pod"));
+    assert_eq!(free_mib(&fleet, "n"), [8192]);
+    assert_eq!(fleet.n_owners(), 0);
+    assert_eq!(fleet.check(), []);
+}
+
+/// E6: pods of nodes that are not there are no error, whichever comes first.
+#[test]
+fn e6_pods_may_come_before_their_node() {
+    let mut fleet = Fleet::new();
+    hold(&mut fleet, "pod", "n", on_uuid("n-0", MemoryAsk::Ratio(50)));
+    assert_eq!(fleet.check(), []);
+    let id = fleet.node_id("n").unwrap();
+    assert_eq!(fleet.fit(id, &units(1), Hints::Respect), Err(Reason::NoDevice));
+    fleet.set_inventory("n", inventory("n", &[8192]));
+    assert_eq!(free_mib(&fleet, "n"), [4096]);
+}
+
+/// E14: a node that goes and comes back finds its pods; when nothing refers to it, it is forgotten.
+#[test]
+fn e14_a_node_goes_and_comes_back() {
+    let (mut fleet, id) = one_node(&[8192]);
+    hold(&mut fleet, "pod", "n", on_uuid("n-0", MemoryAsk::Units(5000)));
+    fleet.remove_inventory("n");
+    assert_eq!(fleet.fit(id, &units(1), Hints::Respect), Err(Reason::NoDevice));
+    assert_eq!(fleet.held_by("pod").unwrap().node, "n");
+    fleet.set_inventory("n", inventory("n", &[8192]));
+    assert_eq!(free_mib(&fleet, "n"), [3192]);
+    fleet.remove_inventory("n");
+    assert!(fleet.release("pod"));
+    assert_eq!(fleet.node_id("n"), None);
+    assert_eq!(fleet.nodes().count(), 0);
+    assert_eq!(fleet.check(), []);
+}
+
+#[test]
+fn a_stale_id_names_no_other_node() {
+    let (mut fleet, stale) = one_node(&[8192]);
+    fleet.remove_inventory("n");
+    fleet.set_inventory("other", inventory("other", &[8192]));
+    assert_eq!(fleet.fit(stale, &units(1), Hints::Respect), Err(Reason::NoDevice));
+    assert!(fleet.view(stale).is_none());
+    assert_eq!(fleet.nodes().count(), 1);
+}
+
+#[test]
+fn a_ghost_charges_nothing_and_is_reported() {
+    let (mut fleet, _) = one_node(&[8192, 8192]);
+    hold(&mut fleet, "pod", "n", on_uuid("elsewhere", MemoryAsk::Units(5000)));
+    assert_eq!(free_mib(&fleet, "n"), [8192, 8192]);
+    assert_eq!(kinds(&fleet), [Doubt::Ghost { gpu: "elsewhere".into() }]);
+    assert!(matches!(fleet.check()[..], [Violation::MissingGpu { .. }]));
+}
+
+#[rstest]
+#[case::unknown_devices(Holding::Anywhere(units(5000)), Doubt::UnknownGpu)]
+#[case::unknown_minor(on_minor(7, MemoryAsk::Units(5000)), Doubt::UnknownMinor { minor: 7 })]
+fn a_share_that_may_be_anywhere_is_charged_everywhere(#[case] holding: Holding, #[case] doubt: Doubt) {
+    let (mut fleet, id) = one_node(&[8192, 8192, 4096]);
+    hold(&mut fleet, "pod", "n", holding);
+    assert_eq!(free_mib(&fleet, "n"), [3192, 3192, 0]);
+    assert_eq!(kinds(&fleet), [doubt]);
+    assert_eq!(gpus(&fleet, id)[0].suspect.memory, mib(5000));
+    assert_eq!(gpus(&fleet, id)[0].used, Amounts::ZERO);
+    let oversubscribed = |violation: &Violation| matches!(violation, Violation::Oversubscribed { .. });
+    assert!(!fleet.check().iter().any(oversubscribed));
+}
+
+#[test]
+fn an_amount_in_unknown_units_takes_the_whole_device() {
+    let (mut fleet, id) = one_node(&[8192, 8192]);
+    let mut without_unit = inventory("n", &[8192, 8192]);
+    without_unit.unit_bytes = None;
+    fleet.set_inventory("n", without_unit);
+    hold(&mut fleet, "pod", "n", on_minor(1, MemoryAsk::Units(1)));
+    assert_eq!(free_mib(&fleet, "n"), [8192, 0]);
+    assert_eq!(kinds(&fleet), [Doubt::UnknownUnit]);
+    assert_eq!(fleet.fit(id, &units(1), Hints::Respect), Err(Reason::NotServed));
+    assert_eq!(fleet.fit(id, &ask(1, MemoryAsk::Bytes(MIB)), Hints::Respect), Ok(()));
+    assert_eq!(fleet.check(), []);
+}
+
+#[test]
+fn a_doubtful_record_takes_room_but_breaks_nothing() {
+    let (mut fleet, _) = one_node(&[8192]);
+    let doubtful = HeldShare { trusted: false, ..share(GpuRef::Minor(0), MemoryAsk::Units(9000)) };
+    hold(&mut fleet, "pod", "n", Holding::Shares(vec![doubtful]));
+    assert_eq!(free_mib(&fleet, "n"), [0]);
+    assert_eq!(kinds(&fleet), [Doubt::Untrusted]);
+    assert_eq!(fleet.check(), []);
+}
+
+#[test]
+fn a_later_fact_replaces_the_earlier_one_on_any_node() {
+    let (mut fleet, _) = one_node(&[8192]);
+    fleet.set_inventory("m", inventory("m", &[8192]));
+    hold(&mut fleet, "pod", "n", on_minor(0, MemoryAsk::Units(100)));
+    hold(&mut fleet, "pod", "m", on_minor(0, MemoryAsk::Units(200)));
+    assert_eq!(free_mib(&fleet, "n"), [8192]);
+    assert_eq!(free_mib(&fleet, "m"), [7992]);
+    hold(&mut fleet, "pod", "m", on_uuid("m-0", MemoryAsk::Units(300)));
+    assert_eq!(free_mib(&fleet, "m"), [7892]);
+    assert_eq!(fleet.n_owners(), 1);
+    assert_eq!(fleet.check(), []);
+}
+
+#[test]
+fn what_is_on_a_sick_gpu_stays_counted() {
+    let (mut fleet, id) = one_node(&[8192]);
+    hold(&mut fleet, "pod", "n", on_minor(0, MemoryAsk::Units(5000)));
+    let mut sick = inventory("n", &[8192]);
+    sick.gpus[0].healthy = false;
+    fleet.set_inventory("n", sick);
+    assert_eq!(fleet.fit(id, &units(1), Hints::Respect), Err(Reason::Unhealthy));
+    assert_eq!(free_mib(&fleet, "n"), [3192]);
+    assert_eq!(fleet.check(), []);
+    fleet.set_inventory("n", inventory("n", &[8192]));
+    assert_eq!(fleet.fit(id, &units(3192), Hints::Respect), Ok(()));
+    assert_eq!(fleet.fit(id, &units(3193), Hints::Respect), Err(Reason::Memory));
+}
+
+#[test]
+fn views_say_who_holds_what() {
+    let (mut fleet, id) = one_node(&[8192]);
+    let exact = HeldShare { memory: HeldMemory::Exact(mib(10)), core: 30, ..share(GpuRef::Minor(0), MemoryAsk::Units(0)) };
+    hold(&mut fleet, "b", "n", Holding::Shares(vec![exact]));
+    hold(&mut fleet, "a", "n", on_minor(0, MemoryAsk::Ratio(50)));
+    let gpu = gpus(&fleet, id).remove(0);
+    assert_eq!(gpu.used, Amounts { memory: mib(4106), core: 30, slots: 2 });
+    assert_eq!(gpu.free, Amounts { memory: mib(4086), core: 70, slots: 98 });
+    let holders: Vec<_> = gpu.holders.iter().map(|holder| (holder.owner.as_str(), holder.amounts.memory)).collect();
+    assert_eq!(holders, [("a", mib(4096)), ("b", mib(10))]);
+}

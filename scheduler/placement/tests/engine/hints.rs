@@ -1,0 +1,79 @@
+//! Hints: room that is probably spoken for, without being held.
+
+use placement::{Hints, MemoryAsk, NodeId, Reason};
+use rstest::rstest;
+
+use crate::build::{gpus, hold, inventory, minors, on_minor, one_node, place, units};
+
+fn hint(fleet: &mut placement::Fleet, owner: &str, node: NodeId, mib: u64) -> bool {
+    let chosen = fleet.choose(node, &units(mib), placement::DevicePolicy::Binpack, Hints::RespectOthers(owner)).unwrap();
+    fleet.hint(&owner.into(), node, chosen)
+}
+
+#[rstest]
+#[case::respected(Hints::Respect, Err(Reason::Memory))]
+#[case::of_another(Hints::RespectOthers("b"), Err(Reason::Memory))]
+#[case::own(Hints::RespectOthers("a"), Ok(()))]
+#[case::ignored(Hints::Ignore, Ok(()))]
+fn who_heeds_a_hint(#[case] hints: Hints<'_>, #[case] expected: Result<(), Reason>) {
+    let (mut fleet, id) = one_node(&[8192]);
+    assert!(hint(&mut fleet, "a", id, 5000));
+    assert_eq!(fleet.fit(id, &units(5000), hints), expected);
+    assert_eq!(fleet.choose(id, &units(5000), placement::DevicePolicy::Spread, hints).map(drop), expected);
+    assert_eq!(fleet.score(id, &units(5000), placement::Policies::default(), hints).parts_per_million() > 0, expected.is_ok());
+    assert_eq!(gpus(&fleet, id)[0].hinted.memory, crate::build::mib(5000));
+    assert_eq!(fleet.check(), []);
+    assert!(fleet.unhint("a"));
+    assert_eq!(fleet.fit(id, &units(8192), Hints::Respect), Ok(()));
+}
+
+#[test]
+fn the_next_pod_is_steered_past_a_hint() {
+    let (mut fleet, id) = one_node(&[8192, 8192]);
+    assert!(hint(&mut fleet, "a", id, 5000));
+    assert_eq!(minors(&place(&mut fleet, "b", id, &units(5000)).unwrap()), [1]);
+    assert_eq!(minors(&place(&mut fleet, "a", id, &units(5000)).unwrap()), [0]);
+    assert_eq!((fleet.n_hints(), fleet.n_owners()), (0, 2));
+    assert_eq!(fleet.check(), []);
+}
+
+#[test]
+fn a_hint_is_replaced_and_used_up() {
+    let (mut fleet, n) = one_node(&[8192]);
+    fleet.set_inventory("m", inventory("m", &[8192]));
+    let m = fleet.node_id("m").unwrap();
+    assert!(hint(&mut fleet, "a", n, 5000));
+    assert!(hint(&mut fleet, "a", m, 5000));
+    assert_eq!(fleet.fit(n, &units(8192), Hints::Respect), Ok(()));
+    hold(&mut fleet, "a", "m", on_minor(0, MemoryAsk::Units(1000)));
+    assert_eq!(fleet.fit(m, &units(7192), Hints::Respect), Ok(()));
+    assert!(!hint(&mut fleet, "a", n, 1));
+    assert_eq!(fleet.n_hints(), 0);
+    assert_eq!(fleet.check(), []);
+}
+
+#[test]
+fn hints_follow_the_inventory() {
+    let (mut fleet, id) = one_node(&[8192]);
+    assert!(hint(&mut fleet, "a", id, 5000));
+    let mut moved = inventory("n", &[4096, 8192]);
+    moved.gpus[0].uuid = "new".into();
+    moved.gpus[1].uuid = "n-0".into();
+    fleet.set_inventory("n", moved);
+    assert_eq!(fleet.fit(id, &units(4096), Hints::Respect), Ok(()));
+    assert_eq!(fleet.fit(id, &units(4097), Hints::Respect), Err(Reason::Memory));
+    assert_eq!(fleet.check(), []);
+}
+
+/// A hint keeps a node's entry until it is withdrawn; a fact about its owner may take its place at that moment.
+#[test]
+fn a_node_known_by_a_hint_only() {
+    let (mut fleet, id) = one_node(&[8192]);
+    assert!(hint(&mut fleet, "a", id, 5000));
+    fleet.remove_inventory("n");
+    assert_eq!(fleet.check(), []);
+    fleet.set_inventory("m", inventory("m", &[8192]));
+    hold(&mut fleet, "a", "m", on_minor(0, MemoryAsk::Units(1)));
+    assert_eq!(fleet.node_id("n"), None);
+    assert_eq!(fleet.check(), []);
+}

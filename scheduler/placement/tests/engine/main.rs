@@ -1,0 +1,22 @@
+//! The engine through its public face: tables of plain cases, and random histories against a naive model.
+
+#[cfg(test)]
+mod build;
+#[cfg(test)]
+mod choices;
+#[cfg(test)]
+mod facts;
+#[cfg(test)]
+mod figures;
+#[cfg(test)]
+mod hints;
+#[cfg(test)]
+mod histories;
+#[cfg(test)]
+mod inventories;
+#[cfg(test)]
+mod model;
+#[cfg(test)]
+mod refusals;
+#[cfg(test)]
+mod reservations;

@@ -1,0 +1,220 @@
+//! The naive model: lists of everything, counted anew for each question, and choices by trying every set of devices.
+//!
+//! Written from the rules, not from the engine: whole sets instead of greedy picks, and reasons by asking what would
+//! have to be different.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use placement::{
+    DevicePolicy, Gpu, GpuRef, HeldMemory, HeldShare, Hints, Holding, Inventory, MemoryAsk, NodePolicy, Placement, Policies, Reason,
+    Request,
+};
+
+/// Memory in hundredths of a byte, core, slots.
+pub(crate) type Triple = [i128; 3];
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Model {
+    pub(crate) inventories: BTreeMap<String, Inventory>,
+    pub(crate) holdings: BTreeMap<String, (String, Holding)>,
+    pub(crate) hints: BTreeMap<String, (String, Placement)>,
+}
+
+/// What a device has, and what is left of it.
+#[derive(Clone, Debug)]
+struct Device {
+    gpu: Gpu,
+    total: Triple,
+    free: Triple,
+    need: Triple,
+}
+
+impl Model {
+    /// What is certainly held of each device, and what may be.
+    pub(crate) fn used(&self, node: &str) -> Vec<(Gpu, Triple, Triple)> {
+        let Some(inventory) = self.inventories.get(node) else { return Vec::new() };
+        let holdings = self.holdings.values().filter(|(at, _)| at == node).map(|(_, holding)| holding);
+        let shares: Vec<(HeldShare, bool)> = holdings.flat_map(flatten).collect();
+        let used = |gpu: &Gpu| {
+            let (mut certain, mut suspect) = ([0; 3], [0; 3]);
+            for (share, known_gpu) in &shares {
+                let is_here = match &share.gpu {
+                    GpuRef::Uuid(uuid) => gpu.uuid == *uuid,
+                    GpuRef::Minor(minor) => gpu.minor == *minor,
+                };
+                let is_nowhere = match &share.gpu {
+                    GpuRef::Uuid(_) => false,
+                    GpuRef::Minor(minor) => !inventory.gpus.iter().any(|gpu| gpu.minor == *minor),
+                };
+                let (amounts, is_guess) = held_on(gpu, share, inventory.unit_bytes);
+                if *known_gpu && is_here && share.trusted && !is_guess {
+                    certain = plus(certain, amounts);
+                } else if !known_gpu || is_here || is_nowhere {
+                    suspect = plus(suspect, amounts);
+                }
+            }
+            (gpu.clone(), certain, suspect)
+        };
+        inventory.gpus.iter().map(used).collect()
+    }
+
+    fn devices(&self, node: &str, request: &Request, hints: Hints<'_>) -> Result<Vec<Device>, Reason> {
+        let Some(inventory) = self.inventories.get(node).filter(|inventory| !inventory.gpus.is_empty()) else {
+            return Err(Reason::NoDevice);
+        };
+        if request.devices == 0 || matches!(request.memory, MemoryAsk::Bytes(0) | MemoryAsk::Units(0) | MemoryAsk::Ratio(0)) {
+            return Err(Reason::InvalidRequest);
+        }
+        if matches!(request.memory, MemoryAsk::Units(_)) && inventory.unit_bytes.is_none() {
+            return Err(Reason::NotServed);
+        }
+        let device = |(gpu, certain, suspect): (Gpu, Triple, Triple)| {
+            let total = total_of(&gpu);
+            let (core, slots) = (request.core.into(), request.slots.into());
+            let need = [asked(&gpu, request.memory, inventory.unit_bytes).unwrap(), core, slots];
+            let mut free = minus(total, plus(certain, suspect)).map(|left| left.max(0));
+            for (owner, (at, placement)) in &self.hints {
+                let counts = match hints {
+                    Hints::Ignore => false,
+                    Hints::Respect => true,
+                    Hints::RespectOthers(own) => owner != own,
+                };
+                for share in placement.shares.iter().filter(|share| counts && at == node && share.gpu == gpu.uuid) {
+                    let amounts = share.amounts;
+                    let taken = [amounts.memory.hundredths().into(), amounts.core.into(), amounts.slots.into()];
+                    free = minus(free, taken).map(|left| left.max(0));
+                }
+            }
+            Device { gpu, total, free, need }
+        };
+        Ok(self.used(node).into_iter().map(device).collect())
+    }
+
+    /// Whether, and if not why not, a request fits.
+    pub(crate) fn fit(&self, node: &str, request: &Request, hints: Hints<'_>) -> Result<(), Reason> {
+        let devices = self.devices(node, request, hints)?;
+        let wanted = request.devices as usize;
+        let fits_if = |change: &dyn Fn(&mut Device)| {
+            let mut changed = devices.clone();
+            changed.iter_mut().for_each(change);
+            changed.iter().filter(|device| device.has_room()).count()
+        };
+        if fits_if(&|_| ()) >= wanted {
+            return Ok(());
+        }
+        if fits_if(&|device| (device.free, device.gpu.healthy) = (device.total, true)) < wanted {
+            return Err(Reason::TooLarge);
+        }
+        if fits_if(&|device| device.free = device.total) < wanted {
+            return Err(Reason::Unhealthy);
+        }
+        if fits_if(&|_| ()) > 0 {
+            return Err(Reason::TooFew);
+        }
+        let reasons = [Reason::Memory, Reason::Core, Reason::Slots];
+        for emptied in [&[0][..], &[1], &[2], &[0, 1], &[0, 2], &[1, 2], &[0, 1, 2]] {
+            if fits_if(&|device| emptied.iter().for_each(|&at| device.free[at] = device.total[at])) > 0 {
+                return Err(reasons[emptied[0]]);
+            }
+        }
+        unreachable!("an empty device has room")
+    }
+
+    /// Minors of the devices that a request should take, of all sets that there are.
+    pub(crate) fn choose(&self, node: &str, request: &Request, policy: DevicePolicy, hints: Hints<'_>) -> Option<Vec<u32>> {
+        let sign = if policy == DevicePolicy::Binpack { 1 } else { -1 };
+        let key = |device: &Device| (minus(device.free, device.need).map(|left| left * sign), device.gpu.minor);
+        let sets = self.sets(node, request, hints);
+        let keyed = sets.into_iter().map(|set| {
+            let mut keys: Vec<_> = set.iter().map(key).collect();
+            keys.sort_unstable();
+            (keys, set.iter().map(|device| device.gpu.minor).collect::<BTreeSet<u32>>())
+        });
+        keyed.min().map(|(_, minors)| minors.into_iter().collect())
+    }
+
+    /// The score in millionths; 0 if there is no room.
+    pub(crate) fn score(&self, node: &str, request: &Request, policies: Policies, hints: Hints<'_>) -> i128 {
+        let Some(chosen) = self.choose(node, request, policies.device, hints) else { return 0 };
+        let devices = self.devices(node, request, hints).unwrap();
+        let (mut free, mut total) = (0, 0);
+        for device in devices.iter().filter(|device| device.gpu.healthy) {
+            let taken = if chosen.contains(&device.gpu.minor) { device.need[0] } else { 0 };
+            free += device.free[0] - taken;
+            total += device.total[0];
+        }
+        let part = if policies.node == NodePolicy::Binpack { total - free } else { free };
+        part * 1_000_000 / total
+    }
+
+    /// Every set of as many devices as are wanted, all with room.
+    fn sets(&self, node: &str, request: &Request, hints: Hints<'_>) -> Vec<Vec<Device>> {
+        let devices = self.devices(node, request, hints).unwrap_or_default();
+        let subsets = (0_u32..1 << devices.len()).filter(|bits| bits.count_ones() == request.devices);
+        let subsets = subsets.map(|bits| (0..).zip(&devices).filter(move |(at, _)| bits >> at & 1 == 1).map(|(_, device)| device.clone()));
+        subsets.map(Iterator::collect).filter(|set: &Vec<Device>| !set.is_empty() && set.iter().all(Device::has_room)).collect()
+    }
+
+    /// Whether a decision may be made: everything that is taken is there, once, on healthy devices, for a new owner.
+    pub(crate) fn admits(&self, owner: &str, node: &str, placement: &Placement) -> bool {
+        let used = self.used(node);
+        let distinct: BTreeSet<_> = placement.shares.iter().map(|share| &share.gpu).collect();
+        let has_room = |share: &placement::Share| {
+            let amounts = share.amounts;
+            let taken = [amounts.memory.hundredths().into(), amounts.core.into(), amounts.slots.into()];
+            used.iter().any(|(gpu, certain, suspect)| {
+                let left = minus(total_of(gpu), plus(plus(*certain, *suspect), taken));
+                let fits = (0..3).all(|at| left[at] >= 0 || taken[at] == 0);
+                gpu.uuid == share.gpu && gpu.healthy && fits
+            })
+        };
+        !self.holdings.contains_key(owner) && distinct.len() == placement.shares.len() && placement.shares.iter().all(has_room)
+    }
+}
+
+impl Device {
+    fn has_room(&self) -> bool {
+        self.gpu.healthy && (0..3).all(|at| self.need[at] <= self.free[at])
+    }
+}
+
+/// The shares of a holding, and whether it is known which devices they are on.
+fn flatten(holding: &Holding) -> Vec<(HeldShare, bool)> {
+    match holding {
+        Holding::Shares(shares) => shares.iter().map(|share| (share.clone(), true)).collect(),
+        Holding::Anywhere(request) => {
+            let memory = HeldMemory::Ask(request.memory);
+            let gpu = GpuRef::Minor(u32::MAX);
+            vec![(HeldShare { gpu, memory, core: request.core, slots: request.slots, trusted: false }, false)]
+        }
+    }
+}
+
+/// Amounts of a share on a device, and whether they are a guess.
+fn held_on(gpu: &Gpu, share: &HeldShare, unit_bytes: Option<u64>) -> (Triple, bool) {
+    let memory = match share.memory {
+        HeldMemory::Exact(memory) => Some(memory.hundredths().into()),
+        HeldMemory::Ask(ask) => asked(gpu, ask, unit_bytes),
+    };
+    ([memory.unwrap_or(total_of(gpu)[0]), share.core.into(), share.slots.into()], memory.is_none())
+}
+
+fn asked(gpu: &Gpu, ask: MemoryAsk, unit_bytes: Option<u64>) -> Option<i128> {
+    match ask {
+        MemoryAsk::Bytes(bytes) => Some(i128::from(bytes) * 100),
+        MemoryAsk::Units(units) => unit_bytes.map(|unit| i128::from(units) * i128::from(unit) * 100),
+        MemoryAsk::Ratio(percent) => Some(i128::from(percent) * i128::from(gpu.memory_bytes)),
+    }
+}
+
+pub(crate) fn total_of(gpu: &Gpu) -> Triple {
+    [i128::from(gpu.memory_bytes) * 100, gpu.core.into(), gpu.slots.into()]
+}
+
+fn plus(one: Triple, other: Triple) -> Triple {
+    [0, 1, 2].map(|at| one[at] + other[at])
+}
+
+fn minus(one: Triple, other: Triple) -> Triple {
+    [0, 1, 2].map(|at| one[at] - other[at])
+}

@@ -1,0 +1,84 @@
+//! Which reason a refusal gives.
+
+use std::collections::BTreeSet;
+
+use placement::{GpuRef, HeldShare, Hints, Holding, MemoryAsk, Reason, Request};
+use rstest::rstest;
+
+use crate::build::{ask, hold, inventory, one_node, share, units};
+
+const EMPTY: [(u64, u32, u32); 2] = [(0, 0, 0); 2];
+
+fn with_core(core: u32) -> Request {
+    Request { core, ..units(1) }
+}
+
+fn with_slots(slots: u32) -> Request {
+    Request { slots, ..units(1) }
+}
+
+/// Two GPUs of 8192 MiB, core 100 and 100 slots, of which so much is taken.
+#[rstest]
+#[case::zero_memory(EMPTY, units(0), Reason::InvalidRequest)]
+#[case::zero_ratio(EMPTY, ask(1, MemoryAsk::Ratio(0)), Reason::InvalidRequest)]
+#[case::zero_devices(EMPTY, ask(0, MemoryAsk::Units(1)), Reason::InvalidRequest)]
+#[case::more_memory_than_any(EMPTY, units(8193), Reason::TooLarge)]
+#[case::absurd_bytes(EMPTY, ask(1, MemoryAsk::Bytes(u64::MAX)), Reason::TooLarge)]
+#[case::absurd_ratio(EMPTY, ask(1, MemoryAsk::Ratio(u32::MAX)), Reason::TooLarge)]
+#[case::ratio_over_100(EMPTY, ask(1, MemoryAsk::Ratio(101)), Reason::TooLarge)]
+#[case::more_core_than_any(EMPTY, with_core(101), Reason::TooLarge)]
+#[case::more_slots_than_any(EMPTY, with_slots(101), Reason::TooLarge)]
+#[case::more_devices_than_there_are(EMPTY, ask(3, MemoryAsk::Units(1)), Reason::TooLarge)]
+#[case::absurd_devices(EMPTY, ask(u32::MAX, MemoryAsk::Units(1)), Reason::TooLarge)]
+#[case::memory([(8192, 0, 0), (8000, 0, 0)], units(193), Reason::Memory)]
+#[case::core([(0, 100, 0), (0, 90, 0)], with_core(11), Reason::Core)]
+#[case::slots([(0, 0, 100), (0, 0, 100)], units(1), Reason::Slots)]
+#[case::too_few([(8192, 0, 0), (0, 0, 0)], ask(2, MemoryAsk::Units(1)), Reason::TooFew)]
+#[case::one_short_of_one_thing_is_nearest([(8192, 100, 0), (0, 100, 0)], with_core(1), Reason::Core)]
+#[case::memory_is_named_before_core([(8192, 100, 0), (8192, 100, 0)], with_core(1), Reason::Memory)]
+#[case::memory_is_named_of_equal_misses([(0, 100, 0), (8192, 0, 0)], with_core(1), Reason::Memory)]
+fn reasons(#[case] taken: [(u64, u32, u32); 2], #[case] request: Request, #[case] expected: Reason) {
+    let (mut fleet, id) = one_node(&[8192, 8192]);
+    for (minor, (memory, core, slots)) in (0..).zip(taken) {
+        let share = HeldShare { core, slots, ..share(GpuRef::Minor(minor), MemoryAsk::Units(memory)) };
+        hold(&mut fleet, &format!("taker-{minor}"), "n", Holding::Shares(vec![share]));
+    }
+    assert_eq!(fleet.fit(id, &request, Hints::Respect), Err(expected));
+    assert_eq!(fleet.choose(id, &request, placement::DevicePolicy::Spread, Hints::Respect), Err(expected));
+}
+
+#[rstest]
+#[case::one_sick_one_full(&[false, true], units(8000), Reason::Memory)]
+#[case::both_sick(&[false, false], units(1), Reason::Unhealthy)]
+#[case::two_wanted_one_sick(&[false, true], ask(2, MemoryAsk::Units(1)), Reason::Unhealthy)]
+#[case::too_large_even_if_well(&[false, false], units(9000), Reason::TooLarge)]
+fn reasons_with_sick_gpus(#[case] health: &[bool], #[case] request: Request, #[case] expected: Reason) {
+    let (mut fleet, id) = one_node(&[8192, 8192]);
+    let mut devices = inventory("n", &[8192, 8192]);
+    devices.gpus.iter_mut().zip(health).for_each(|(gpu, healthy)| gpu.healthy = *healthy);
+    fleet.set_inventory("n", devices);
+    hold(&mut fleet, "pod", "n", crate::build::on_minor(1, MemoryAsk::Units(1000)));
+    assert_eq!(fleet.fit(id, &request, Hints::Respect), Err(expected));
+}
+
+#[test]
+fn explain_speaks_of_every_device() {
+    let (mut fleet, id) = one_node(&[8192, 4096, 8192, 8192]);
+    let mut devices = inventory("n", &[8192, 4096, 8192, 8192]);
+    devices.gpus[2].healthy = false;
+    fleet.set_inventory("n", devices);
+    hold(&mut fleet, "pod", "n", crate::build::on_minor(0, MemoryAsk::Units(5000)));
+    let verdicts = fleet.explain(id, &units(5000), Hints::Respect).unwrap();
+    let fits: Vec<_> = verdicts.iter().map(|verdict| (verdict.gpu.minor, verdict.fit)).collect();
+    assert_eq!(fits, [(0, Err(Reason::Memory)), (1, Err(Reason::TooLarge)), (2, Err(Reason::Unhealthy)), (3, Ok(()))]);
+    assert_eq!(verdicts[0].free.memory, crate::build::mib(3192));
+    assert_eq!(fleet.explain(id, &units(0), Hints::Respect).unwrap_err(), Reason::InvalidRequest);
+}
+
+#[test]
+fn there_are_ten_texts_and_ten_labels() {
+    let texts: BTreeSet<&str> = Reason::ALL.iter().map(|reason| reason.as_str()).collect();
+    let labels: BTreeSet<&str> = Reason::ALL.iter().map(|reason| reason.label()).collect();
+    assert_eq!((texts.len(), labels.len()), (10, 10));
+    assert!(labels.iter().all(|label| label.chars().all(|c| c.is_ascii_lowercase() || c == '_')));
+}

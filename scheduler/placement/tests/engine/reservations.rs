@@ -1,0 +1,106 @@
+//! Decisions: checked again when they are made, idempotent, and undone by release.
+
+use placement::{Amounts, Hints, MemoryAsk, OwnerId, Placement, Reason, ReserveError, Share};
+use rstest::rstest;
+
+use crate::build::{ask, free_mib, gpus, hold, inventory, mib, minors, on_minor, on_uuid, one_node, place, units};
+
+fn share(gpu: &str, minor: u32, mib_taken: u64) -> Share {
+    Share { gpu: gpu.into(), minor, amounts: Amounts { memory: mib(mib_taken), core: 10, slots: 1 } }
+}
+
+fn on(shares: &[Share]) -> Placement {
+    Placement { shares: shares.to_vec() }
+}
+
+#[rstest]
+#[case::nothing(on(&[]), "the placement takes nothing")]
+#[case::no_memory(on(&[share("n-0", 0, 0)]), "the placement takes nothing")]
+#[case::unknown_gpu(on(&[share("x", 0, 1)]), "GPU x is gone")]
+#[case::sick_gpu(on(&[share("n-2", 2, 1)]), "GPU n-2 is unhealthy")]
+#[case::twice(on(&[share("n-0", 0, 1), share("n-0", 0, 1)]), "GPU n-0 is chosen twice")]
+#[case::too_much(
+    on(&[share("n-1", 1, 1), share("n-0", 0, 8193)]),
+    "GPU n-0 has too little memory free: 8589934592 bytes, 100 % of core, 100 slots for 8590983168 bytes, 10 % of core, 1 slots"
+)]
+fn refused(#[case] placement: Placement, #[case] message: &str) {
+    let (mut fleet, id) = one_node(&[8192; 3]);
+    let mut devices = inventory("n", &[8192; 3]);
+    devices.gpus[2].healthy = false;
+    fleet.set_inventory("n", devices);
+    let error = fleet.reserve(&"pod".into(), id, &placement).unwrap_err();
+    assert_eq!(error.to_string(), message);
+    assert_eq!(free_mib(&fleet, "n"), [8192; 3]);
+    assert!(fleet.held_by("pod").is_none());
+    assert_eq!(fleet.check(), []);
+}
+
+#[test]
+fn a_node_that_is_gone_takes_nothing() {
+    let (mut fleet, id) = one_node(&[8192]);
+    let placement = fleet.choose(id, &units(1), placement::DevicePolicy::Binpack, Hints::Ignore).unwrap();
+    fleet.remove_inventory("n");
+    assert_eq!(fleet.reserve(&"pod".into(), id, &placement), Err(ReserveError::UnknownNode));
+}
+
+/// E10: of two that chose the same room only one gets it.
+#[test]
+fn e10_the_second_decision_on_the_same_room_is_refused() {
+    let (mut fleet, id) = one_node(&[8192]);
+    let chosen = fleet.choose(id, &units(5000), placement::DevicePolicy::Binpack, Hints::Ignore).unwrap();
+    assert_eq!(fleet.reserve(&"a".into(), id, &chosen), Ok(()));
+    assert!(matches!(fleet.reserve(&"b".into(), id, &chosen), Err(ReserveError::NoRoom { .. })));
+    assert!(fleet.release("a"));
+    assert_eq!(fleet.reserve(&"b".into(), id, &chosen), Ok(()));
+    assert_eq!(fleet.check(), []);
+}
+
+/// E9: deciding again for a pod that has its share neither moves it nor charges it twice.
+#[test]
+fn e9_deciding_twice_changes_nothing() {
+    let (mut fleet, id) = one_node(&[8192, 8192]);
+    let first = place(&mut fleet, "pod", id, &units(5000)).unwrap();
+    assert_eq!(fleet.reserve(&"pod".into(), id, &first), Ok(()));
+    assert_eq!(free_mib(&fleet, "n"), [3192, 8192]);
+    let elsewhere = on(&[share("n-1", 1, 5000)]);
+    assert_eq!(fleet.reserve(&"pod".into(), id, &elsewhere), Err(ReserveError::HoldsOther { node: "n".into() }));
+    assert_eq!(free_mib(&fleet, "n"), [3192, 8192]);
+}
+
+/// The watch tells in other words what was decided; deciding it again is still the same.
+#[rstest]
+#[case::by_minor(on_minor(0, MemoryAsk::Units(4096)), true)]
+#[case::by_uuid(on_uuid("n-0", MemoryAsk::Ratio(50)), true)]
+#[case::another_amount(on_uuid("n-0", MemoryAsk::Ratio(49)), false)]
+#[case::another_gpu(on_minor(1, MemoryAsk::Units(4096)), false)]
+fn a_fact_may_confirm_a_decision(#[case] fact: placement::Holding, #[case] same: bool) {
+    let (mut fleet, id) = one_node(&[8192, 8192]);
+    let decision = place(&mut fleet, "pod", id, &units(4096)).unwrap();
+    hold(&mut fleet, "pod", "n", fact);
+    assert_eq!(fleet.reserve(&"pod".into(), id, &decision).is_ok(), same);
+    assert_eq!(fleet.check(), []);
+}
+
+#[test]
+fn a_pod_of_another_node_is_not_placed_twice() {
+    let (mut fleet, n) = one_node(&[8192]);
+    fleet.set_inventory("m", inventory("m", &[8192]));
+    hold(&mut fleet, "pod", "m", on_minor(0, MemoryAsk::Units(100)));
+    let chosen = fleet.choose(n, &units(100), placement::DevicePolicy::Binpack, Hints::Ignore).unwrap();
+    let owner = OwnerId::from("pod");
+    assert_eq!(fleet.reserve(&owner, n, &chosen), Err(ReserveError::HoldsOther { node: "m".into() }));
+}
+
+#[rstest]
+#[case::core(|request: &mut placement::Request| request.core = 60, Reason::Core)]
+#[case::slots(|request: &mut placement::Request| request.slots = 60, Reason::Slots)]
+fn every_dimension_is_limited(#[case] change: fn(&mut placement::Request), #[case] reason: Reason) {
+    let (mut fleet, id) = one_node(&[8192; 2]);
+    let mut request = ask(1, MemoryAsk::Ratio(1));
+    change(&mut request);
+    assert_eq!(minors(&place(&mut fleet, "a", id, &request).unwrap()), [0]);
+    assert_eq!(minors(&place(&mut fleet, "b", id, &request).unwrap()), [1]);
+    assert_eq!(place(&mut fleet, "c", id, &request), Err(reason));
+    assert_eq!(gpus(&fleet, id)[0].used.memory, mib(8192).percent(1));
+    assert_eq!(fleet.check(), []);
+}
