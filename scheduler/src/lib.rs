@@ -1,0 +1,15 @@
+//! kube-scheduler extender that shares GPUs per device: watches in, HTTP answers out, one binding written per pod.
+//!
+//! What fits where is decided in the `placement` crate; this crate keeps its state, speaks HTTP and writes bindings.
+
+pub mod accounting;
+pub mod bind;
+pub mod config;
+pub mod extender;
+pub mod index;
+pub mod inventory;
+pub mod metrics;
+pub mod offline;
+pub mod run;
+pub mod serve;
+pub mod watch;

@@ -1,0 +1,237 @@
+//! Writes bindings to the API server, and finds out what became of one: the only file that writes there.
+//!
+//! Knows nothing of devices: the annotations come ready. Never retries a write whose outcome it does not know.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use http::{HeaderMap, Method, Request, StatusCode, header};
+use http_body_util::BodyExt;
+use kube::Client;
+use kube::client::Body;
+use serde::Deserialize;
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+/// Pause before a busy API server is asked again, unless it says otherwise.
+const BUSY_PAUSE: Duration = Duration::from_millis(200);
+/// Longest time that one look at a pod may take.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(4);
+/// Characters of an API server's message that are passed on.
+const MAX_MESSAGE: usize = 500;
+
+/// A pod by everything that identifies it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodId {
+    /// Namespace.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+    /// UID.
+    pub uid: String,
+}
+
+/// A binding to write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Order {
+    /// The pod.
+    pub pod: PodId,
+    /// The node.
+    pub node: String,
+    /// Merged into the pod's annotations in the same write.
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// What became of a write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The pod is bound to the node.
+    Bound,
+    /// The API server refused: nothing was written.
+    Refused(String),
+    /// It may have been written or not.
+    Unknown(String),
+}
+
+/// What a look at a pod found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// Bound to this node.
+    On(String),
+    /// Not bound.
+    Unbound,
+    /// There is no pod of this UID.
+    Gone,
+}
+
+/// The API server's side of binding.
+#[derive(Clone)]
+pub struct Binder {
+    client: Client,
+    timeout: Duration,
+}
+
+impl std::fmt::Debug for Binder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Binder").field("timeout", &self.timeout).finish_non_exhaustive()
+    }
+}
+
+/// An answer of the API server.
+struct Answer {
+    status: StatusCode,
+    retry_after: Option<Duration>,
+    body: Vec<u8>,
+}
+
+impl Binder {
+    /// Writes through `client`, each bind within `timeout`.
+    pub fn new(client: Client, timeout: Duration) -> Self {
+        Self { client, timeout }
+    }
+
+    /// Binds a pod, and asks what became of it where the answer leaves that open and time is left.
+    pub async fn bind(&self, order: &Order) -> Outcome {
+        let deadline = Instant::now() + self.timeout;
+        match self.post_until(order, deadline).await {
+            Ok(answer) if answer.status == StatusCode::CONFLICT => self.judge_conflict(order, &answer.message(), deadline).await,
+            Ok(answer) => match answer.outcome() {
+                Outcome::Unknown(message) => self.judge_unknown(order, message, deadline).await,
+                outcome => outcome,
+            },
+            Err(message) => self.judge_unknown(order, message, deadline).await,
+        }
+    }
+
+    /// Posts until the answer is another than "busy", or time is up; an error is a lost answer.
+    async fn post_until(&self, order: &Order, deadline: Instant) -> Result<Answer, String> {
+        loop {
+            let lost = |_| format!("no answer from the API server within {:?}", self.timeout);
+            let answer = timeout_at(deadline, self.post(order)).await.map_err(lost)??;
+            let again = Instant::now() + answer.retry_after.unwrap_or(BUSY_PAUSE);
+            if answer.status != StatusCode::TOO_MANY_REQUESTS || again >= deadline {
+                return Ok(answer);
+            }
+            sleep_until(again).await;
+        }
+    }
+
+    /// Success is certain if the pod is where it should be; that it is not yet there proves nothing.
+    async fn judge_unknown(&self, order: &Order, message: String, deadline: Instant) -> Outcome {
+        match timeout_at(deadline, self.find(&order.pod)).await {
+            Ok(Ok(Found::On(node))) if node == order.node => Outcome::Bound,
+            _ => Outcome::Unknown(message),
+        }
+    }
+
+    /// A conflict is success if this very pod is on this very node: an earlier bind got through.
+    async fn judge_conflict(&self, order: &Order, message: &str, deadline: Instant) -> Outcome {
+        match timeout_at(deadline, self.find(&order.pod)).await {
+            Ok(Ok(Found::On(node))) if node == order.node => Outcome::Bound,
+            Ok(Ok(Found::On(node))) => Outcome::Refused(format!("the pod is already bound to node {node:?}")),
+            Ok(Ok(Found::Gone)) => Outcome::Refused(format!("there is no pod with UID {} any more: {message}", order.pod.uid)),
+            Ok(Ok(Found::Unbound)) => Outcome::Refused(message.to_owned()),
+            Ok(Err(error)) => Outcome::Unknown(error),
+            Err(_) => Outcome::Unknown(message.to_owned()),
+        }
+    }
+
+    async fn post(&self, order: &Order) -> Result<Answer, String> {
+        let PodId { namespace, name, uid } = &order.pod;
+        let binding = serde_json::json!({
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": name, "namespace": namespace, "uid": uid, "annotations": order.annotations},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": order.node},
+        });
+        let path = format!("{}/binding", pod_path(&order.pod)?);
+        self.send(Method::POST, &path, binding.to_string().into_bytes()).await
+    }
+
+    /// Looks at a pod.
+    ///
+    /// # Errors
+    /// Why it cannot be known, for people.
+    pub async fn find(&self, pod: &PodId) -> Result<Found, String> {
+        let Some(found) = self.get(pod).await? else {
+            return Ok(Found::Gone);
+        };
+        Ok(match found.spec.node_name {
+            _ if found.metadata.uid.as_deref() != Some(pod.uid.as_str()) => Found::Gone,
+            Some(node) if !node.is_empty() => Found::On(node),
+            _ => Found::Unbound,
+        })
+    }
+
+    /// Reads a pod by its name, whatever its UID; none if there is no pod of that name.
+    ///
+    /// # Errors
+    /// Why it cannot be read, for people.
+    pub async fn get(&self, pod: &PodId) -> Result<Option<proto::pod::Pod>, String> {
+        let path = pod_path(pod)?;
+        let answer = tokio::time::timeout(LOOK_TIMEOUT, self.send(Method::GET, &path, Vec::new())).await;
+        let answer = answer.map_err(|_| format!("no answer from the API server within {LOOK_TIMEOUT:?}"))??;
+        if answer.status == StatusCode::NOT_FOUND {
+            return Ok(None);
+        }
+        if !answer.status.is_success() {
+            return Err(answer.message());
+        }
+        serde_json::from_slice(&answer.body).map(Some).map_err(|error| format!("cannot read the API server's answer: {error}"))
+    }
+
+    async fn send(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Answer, String> {
+        let request = Request::builder().method(method).uri(path).header(header::CONTENT_TYPE, "application/json");
+        let request = request.body(Body::from(body)).map_err(|error| format!("cannot make the request: {error}"))?;
+        let response = self.client.send(request).await.map_err(|error| format!("{:#}", anyhow::Error::from(error)))?;
+        let (parts, body) = response.into_parts();
+        let body = body.collect().await.map_err(|error| format!("the API server's answer broke off: {error}"))?;
+        Ok(Answer { status: parts.status, retry_after: retry_after(&parts.headers), body: body.to_bytes().to_vec() })
+    }
+}
+
+impl Answer {
+    fn outcome(&self) -> Outcome {
+        match self.status {
+            status if status.is_success() => Outcome::Bound,
+            StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => Outcome::Unknown(self.message()),
+            status if status.is_server_error() => Outcome::Unknown(self.message()),
+            _ => Outcome::Refused(self.message()),
+        }
+    }
+
+    /// The status and what the server says about it, for people.
+    fn message(&self) -> String {
+        #[derive(Deserialize)]
+        struct Status {
+            message: String,
+        }
+        let text = match serde_json::from_slice::<Status>(&self.body) {
+            Ok(status) => status.message,
+            Err(_) => String::from_utf8_lossy(&self.body).trim().to_owned(),
+        };
+        let text: String = text.chars().take(MAX_MESSAGE).collect();
+        if text.is_empty() { self.status.to_string() } else { format!("{}: {text}", self.status) }
+    }
+}
+
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let seconds = headers.get(header::RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
+    Some(Duration::from_secs(seconds))
+}
+
+/// Path of a pod; names are checked, as they come from a request and must not change the path.
+fn pod_path(pod: &PodId) -> Result<String, String> {
+    let plain = |name: &str| {
+        let legal = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'.';
+        !name.is_empty() && name.len() <= 253 && name.bytes().all(legal) && !name.starts_with('.')
+    };
+    for (what, name) in [("namespace", &pod.namespace), ("pod name", &pod.name)] {
+        if !plain(name) {
+            return Err(format!("{name:?} is no {what}"));
+        }
+    }
+    Ok(format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,245 @@
+//! What the command line and the environment say, checked once.
+//!
+//! Nothing else of the daemon reads a flag or an environment variable.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::{Parser, ValueEnum};
+use proto::quantity::Quantity;
+use proto::resource::ResourceNames;
+
+/// Shares GPUs per device: an extender of kube-scheduler.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "gpushare-scheduler", version, max_term_width = 100)]
+pub struct Args {
+    /// Address to serve on.
+    #[arg(long, env = "GPUSHARE_LISTEN", default_value = "0.0.0.0:12345")]
+    listen: SocketAddr,
+    /// Path that the extender's verbs are under; the `urlPrefix` of kube-scheduler's configuration ends with it.
+    #[arg(long, env = "GPUSHARE_PREFIX", default_value = "/gpushare-scheduler", value_parser = prefix)]
+    prefix: String,
+    /// Kubeconfig file; without it the file named by KUBECONFIG, ~/.kube/config or the pod's service account.
+    #[arg(long, env = "GPUSHARE_KUBECONFIG", value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// Resource that counts GPU memory in units; the node annotation `<resource>-unit` says how much a unit is.
+    #[arg(long, env = "GPUSHARE_MEMORY_RESOURCE", default_value = proto::resource::GPU_MEM, value_parser = resource_name)]
+    memory_resource: String,
+    /// How nodes are scored: the fullest first, or the emptiest.
+    #[arg(long, env = "GPUSHARE_NODE_POLICY", value_enum, default_value = "binpack")]
+    node_policy: PolicyName,
+    /// How devices of a node are chosen: the fitting one with least room left, or with most.
+    #[arg(long, env = "GPUSHARE_DEVICE_POLICY", value_enum, default_value = "binpack")]
+    device_policy: PolicyName,
+    /// Longest time that one bind may take; stay below the extender's httpTimeout (5s unless configured).
+    #[arg(long, env = "GPUSHARE_BIND_TIMEOUT", default_value = "4s", value_parser = duration)]
+    bind_timeout: Duration,
+    /// How long an answer that left one node only keeps room for its pod.
+    #[arg(long, env = "GPUSHARE_HINT_TTL", default_value = "30s", value_parser = duration)]
+    hint_ttl: Duration,
+    /// Largest request body.
+    #[arg(long, env = "GPUSHARE_MAX_BODY", default_value = "32Mi", value_parser = body_limit, value_name = "BYTES")]
+    max_body: usize,
+    /// Longest time in which a request must have come in whole.
+    #[arg(long, env = "GPUSHARE_READ_TIMEOUT", default_value = "10s", value_parser = duration)]
+    read_timeout: Duration,
+    /// Most requests in work at one time; more wait.
+    #[arg(long, env = "GPUSHARE_CONCURRENCY", default_value_t = 512, value_parser = concurrency)]
+    concurrency: usize,
+    /// Certificate chain to serve TLS with (PEM).
+    #[arg(long, env = "GPUSHARE_TLS_CERT_FILE", requires = "tls_key_file", value_name = "FILE")]
+    tls_cert_file: Option<PathBuf>,
+    /// Private key of that certificate (PEM).
+    #[arg(long, env = "GPUSHARE_TLS_KEY_FILE", requires = "tls_cert_file", value_name = "FILE")]
+    tls_key_file: Option<PathBuf>,
+    /// Authorities (PEM); with it filter, prioritize and bind demand a client certificate that one of them signed.
+    #[arg(long, env = "GPUSHARE_CLIENT_CA_FILE", requires = "tls_cert_file", value_name = "FILE")]
+    client_ca_file: Option<PathBuf>,
+    /// Form of the log on standard error.
+    #[arg(long, env = "GPUSHARE_LOG_FORMAT", value_enum, default_value = "text")]
+    log_format: LogFormat,
+    /// What is logged: error, warn, info, debug, trace or directives such as `info,scheduler=debug`.
+    #[arg(long, env = "GPUSHARE_LOG_LEVEL", default_value = "info")]
+    log_level: String,
+}
+
+/// Name of a policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PolicyName {
+    /// Fill what is already in use.
+    Binpack,
+    /// Use what is least in use.
+    Spread,
+}
+
+/// Form of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// Lines for people.
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+/// Everything the daemon was told, checked.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where the API server is found.
+    pub kubeconfig: Option<PathBuf>,
+    /// What is scheduled and how.
+    pub scheduling: Scheduling,
+    /// How HTTP is served.
+    pub serving: Serving,
+    /// The log.
+    pub log: Log,
+}
+
+/// What is scheduled and how.
+#[derive(Clone, Debug)]
+pub struct Scheduling {
+    /// Resource names that are the cluster's choice.
+    pub names: ResourceNames,
+    /// Order of nodes.
+    pub node_policy: PolicyName,
+    /// Order of a node's devices.
+    pub device_policy: PolicyName,
+    /// Longest time that one bind may take.
+    pub bind_timeout: Duration,
+    /// How long a hint lives.
+    pub hint_ttl: Duration,
+}
+
+/// How HTTP is served.
+#[derive(Clone, Debug)]
+pub struct Serving {
+    /// Address to serve on.
+    pub listen: SocketAddr,
+    /// Path that the verbs are under: empty, or with a slash in front and none behind.
+    pub prefix: String,
+    /// Largest request body, in bytes.
+    pub max_body: usize,
+    /// Longest time in which a request must have come in whole.
+    pub read_timeout: Duration,
+    /// Most requests in work at one time.
+    pub concurrency: usize,
+    /// Certificates, if TLS is served.
+    pub tls: Option<TlsFiles>,
+}
+
+/// Files of certificates and keys (PEM).
+#[derive(Clone, Debug)]
+pub struct TlsFiles {
+    /// Certificate chain.
+    pub cert: PathBuf,
+    /// Private key.
+    pub key: PathBuf,
+    /// Authorities that sign the certificates of clients, if the verbs demand one.
+    pub client_ca: Option<PathBuf>,
+}
+
+/// How the daemon logs.
+#[derive(Clone, Debug)]
+pub struct Log {
+    /// Form of the lines.
+    pub format: LogFormat,
+    /// Filter directives.
+    pub level: String,
+}
+
+impl TryFrom<Args> for Config {
+    type Error = anyhow::Error;
+
+    fn try_from(args: Args) -> anyhow::Result<Self> {
+        if args.bind_timeout.is_zero() || args.read_timeout.is_zero() {
+            bail!("--bind-timeout and --read-timeout must be longer than 0s");
+        }
+        check_log_level(&args.log_level)?;
+        let tls = match (args.tls_cert_file, args.tls_key_file) {
+            (Some(cert), Some(key)) => Some(TlsFiles { cert, key, client_ca: args.client_ca_file }),
+            _ => None,
+        };
+        Ok(Self {
+            kubeconfig: args.kubeconfig,
+            scheduling: Scheduling {
+                names: ResourceNames { memory: args.memory_resource },
+                node_policy: args.node_policy,
+                device_policy: args.device_policy,
+                bind_timeout: args.bind_timeout,
+                hint_ttl: args.hint_ttl,
+            },
+            serving: Serving {
+                listen: args.listen,
+                prefix: args.prefix,
+                max_body: args.max_body,
+                read_timeout: args.read_timeout,
+                concurrency: args.concurrency,
+                tls,
+            },
+            log: Log { format: args.log_format, level: args.log_level },
+        })
+    }
+}
+
+/// Refuses what the log filter would take for a target name, such as `--log-level inof`.
+fn check_log_level(level: &str) -> anyhow::Result<()> {
+    for directive in level.split(',').filter(|directive| !directive.contains('=')) {
+        let known: Result<tracing_subscriber::filter::LevelFilter, _> = directive.trim().parse();
+        known.with_context(|| format!("--log-level: {directive:?} is none of off, error, warn, info, debug, trace"))?;
+    }
+    tracing_subscriber::EnvFilter::try_new(level).with_context(|| format!("--log-level {level:?}"))?;
+    Ok(())
+}
+
+/// Durations such as `500ms`, `4s`, `2m`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let millis_per_unit = match unit {
+        "ms" => Some(1),
+        "s" => Some(1000),
+        "m" => Some(60_000),
+        "h" => Some(3_600_000),
+        _ => None,
+    };
+    let number: Option<u64> = number.parse().ok();
+    let millis = number.zip(millis_per_unit).and_then(|(number, unit)| number.checked_mul(unit));
+    let most = 24 * 3_600_000;
+    let millis = millis.filter(|millis| *millis <= most);
+    millis.map(Duration::from_millis).ok_or_else(|| "write a whole number and ms, s, m or h, such as 500ms or 4s; at most 24h".to_owned())
+}
+
+fn body_limit(text: &str) -> Result<usize, String> {
+    let bytes: Quantity = text.parse().map_err(|error| format!("{error}"))?;
+    let bytes = bytes.unsigned().and_then(|bytes| usize::try_from(bytes).ok());
+    bytes.filter(|bytes| (1024..=1 << 30).contains(bytes)).ok_or_else(|| "must be from 1Ki to 1Gi".to_owned())
+}
+
+fn concurrency(text: &str) -> Result<usize, String> {
+    let most: usize = text.parse().map_err(|_| "not a whole number".to_owned())?;
+    (1..=65_536).contains(&most).then_some(most).ok_or_else(|| "must be from 1 to 65536".to_owned())
+}
+
+/// The prefix as the router wants it: no slash at the end, `/` alone is no prefix.
+fn prefix(text: &str) -> Result<String, String> {
+    let trimmed = text.trim_end_matches('/');
+    let plain = |segment: &str| !segment.is_empty() && segment.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._~".contains(&b));
+    match trimmed.strip_prefix('/') {
+        None if text == "/" => Ok(String::new()),
+        Some(path) if path.split('/').all(plain) => Ok(trimmed.to_owned()),
+        _ => Err("must be / or a path such as /gpushare-scheduler, of letters, digits and -._~".to_owned()),
+    }
+}
+
+/// An extended resource name: a domain, a slash, a name.
+fn resource_name(text: &str) -> Result<String, String> {
+    let word = |word: &str| !word.is_empty() && word.len() <= 253 && word.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b));
+    match text.split_once('/') {
+        Some((domain, name)) if word(domain) && word(name) && name.len() <= 63 => Ok(text.to_owned()),
+        _ => Err("must be a resource name with a domain, such as aliyun.com/gpu-mem".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

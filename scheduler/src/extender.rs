@@ -1,0 +1,251 @@
+//! The extender's HTTP routes: reads requests, answers them from memory, hands binds to [`binding`].
+//!
+//! Decides nothing itself.
+
+pub mod binding;
+pub mod filter;
+pub mod inspect;
+pub mod prioritize;
+mod remembered;
+mod turns;
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Path, RawQuery, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use bytes::Bytes;
+use http::{Request, StatusCode, header};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use prometheus_client::registry::Registry;
+use tower::limit::GlobalConcurrencyLimitLayer;
+
+use crate::accounting::PodFacts;
+use crate::bind::Binder;
+use crate::config::Serving;
+use crate::index::{Index, Shared};
+use crate::metrics::{Ending, Metrics, Timer, Verb};
+use crate::serve::ClientCertificate;
+use remembered::Remembered;
+use turns::Turns;
+
+/// Everything that requests are answered with.
+#[derive(Debug)]
+pub struct Extender {
+    index: Shared<Index>,
+    metrics: Metrics,
+    binder: Binder,
+    /// Pods that filters were asked about and no watch has shown yet.
+    remembered: Mutex<Remembered>,
+    turns: Turns,
+    limits: Limits,
+}
+
+/// What a request must keep to.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    max_body: usize,
+    read_timeout: Duration,
+    client_certificate: bool,
+}
+
+/// A verb that needs memory only: request bytes in, answer bytes out.
+type Answer = fn(&Extender, &[u8], Instant) -> Result<Vec<u8>, RequestFailure>;
+
+/// A request that is not answered with what it asks for.
+#[derive(Debug, thiserror::Error)]
+pub enum RequestFailure {
+    /// Not what the verb expects.
+    #[error("{verb} request: {reason}")]
+    Malformed {
+        /// The verb.
+        verb: &'static str,
+        /// What is wrong, and where.
+        reason: String,
+    },
+    /// Larger than configured.
+    #[error("the request's body is larger than {limit} bytes; raise --max-body or send node names only (nodeCacheCapable)")]
+    TooLarge {
+        /// The limit.
+        limit: usize,
+    },
+    /// The body did not come in time, or broke off.
+    #[error("the request's body did not arrive: {reason}")]
+    Broken {
+        /// How.
+        reason: String,
+    },
+    /// The client showed no certificate.
+    #[error("this verb demands a client certificate that the configured authorities signed")]
+    NoCertificate,
+    /// The state is not complete yet.
+    #[error("{reason}")]
+    NotReady {
+        /// What is missing.
+        reason: String,
+    },
+}
+
+impl RequestFailure {
+    fn status(&self) -> StatusCode {
+        match self {
+            Self::Malformed { .. } => StatusCode::BAD_REQUEST,
+            Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::Broken { .. } => StatusCode::REQUEST_TIMEOUT,
+            Self::NoCertificate => StatusCode::FORBIDDEN,
+            Self::NotReady { .. } => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+
+    fn ending(&self) -> Ending {
+        if matches!(self, Self::NotReady { .. }) { Ending::NotReady } else { Ending::Malformed }
+    }
+}
+
+impl IntoResponse for RequestFailure {
+    fn into_response(self) -> Response {
+        tracing::warn!(status = self.status().as_u16(), error = %self, "request refused");
+        (self.status(), format!("{self}\n")).into_response()
+    }
+}
+
+impl Extender {
+    /// Answers from `index`, binds through `binder`.
+    pub fn new(index: Shared<Index>, metrics: Metrics, binder: Binder, serving: &Serving) -> Self {
+        let limits = Limits {
+            max_body: serving.max_body,
+            read_timeout: serving.read_timeout,
+            client_certificate: serving.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some()),
+        };
+        Self { index, metrics, binder, remembered: Mutex::default(), turns: Turns::default(), limits }
+    }
+
+    /// Reads a request's body, if the client may ask at all.
+    async fn receive(&self, request: Request<Body>) -> Result<Bytes, RequestFailure> {
+        let Limits { max_body: limit, read_timeout, client_certificate } = self.limits;
+        if client_certificate && request.extensions().get::<ClientCertificate>().is_none() {
+            return Err(RequestFailure::NoCertificate);
+        }
+        let length = request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
+        if length.is_some_and(|length| length > limit) {
+            return Err(RequestFailure::TooLarge { limit });
+        }
+        match tokio::time::timeout(read_timeout, Limited::new(request.into_body(), limit).collect()).await {
+            Ok(Ok(body)) => Ok(body.to_bytes()),
+            Ok(Err(error)) if error.is::<LengthLimitError>() => Err(RequestFailure::TooLarge { limit }),
+            Ok(Err(error)) => Err(RequestFailure::Broken { reason: error.to_string() }),
+            Err(_) => Err(RequestFailure::Broken { reason: format!("it took longer than {read_timeout:?}") }),
+        }
+    }
+
+    /// Keeps what a filter was told about a pod that no watch has shown.
+    fn remember(&self, uid: &str, facts: &PodFacts) {
+        self.remembered.lock().unwrap_or_else(PoisonError::into_inner).put(uid, facts);
+    }
+
+    fn recall(&self, uid: &str) -> Option<PodFacts> {
+        self.remembered.lock().unwrap_or_else(PoisonError::into_inner).get(uid)
+    }
+}
+
+/// All routes; the verbs and `inspect` are under the configured prefix.
+pub fn router(extender: Arc<Extender>, registry: Arc<Registry>, serving: &Serving) -> Router {
+    let prefix = &serving.prefix;
+    let verbs = Router::new()
+        .route(&format!("{prefix}/filter"), post(filter))
+        .route(&format!("{prefix}/prioritize"), post(prioritize))
+        .route(&format!("{prefix}/bind"), post(bind))
+        .route_layer(GlobalConcurrencyLimitLayer::new(serving.concurrency));
+    let mut views = Router::new()
+        .route(&format!("{prefix}/inspect"), get(inspect_all))
+        .route(&format!("{prefix}/inspect/{{node}}"), get(inspect_node))
+        .route("/version", get(version))
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(readyz))
+        .route("/metrics", get(move || metrics(registry.clone())));
+    if !prefix.is_empty() {
+        views = views.route(&format!("{prefix}/version"), get(version));
+    }
+    verbs.merge(views).with_state(extender)
+}
+
+async fn version() -> String {
+    format!("{}\n", env!("CARGO_PKG_VERSION"))
+}
+
+async fn readyz(State(extender): State<Arc<Extender>>) -> Response {
+    match extender.index.read().ready() {
+        Ok(()) => "ok\n".into_response(),
+        Err(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")).into_response(),
+    }
+}
+
+#[expect(clippy::unused_async, reason = "a handler is a function that returns a future")]
+async fn metrics(registry: Arc<Registry>) -> Response {
+    let mut text = String::new();
+    match prometheus_client::encoding::text::encode(&mut text, &registry) {
+        Ok(()) => ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+    }
+}
+
+async fn filter(State(extender): State<Arc<Extender>>, request: Request<Body>) -> Response {
+    extender.answer(Verb::Filter, request, filter::answer).await
+}
+
+async fn prioritize(State(extender): State<Arc<Extender>>, request: Request<Body>) -> Response {
+    extender.answer(Verb::Prioritize, request, prioritize::answer).await
+}
+
+impl Extender {
+    /// Answers a verb that needs memory only.
+    async fn answer(&self, verb: Verb, request: Request<Body>, answer: Answer) -> Response {
+        let body = self.receive(request).await;
+        let mut timer = self.metrics.time(verb);
+        let now = tokio::time::Instant::now().into_std();
+        respond(&mut timer, body.and_then(|body| answer(self, &body, now)))
+    }
+}
+
+fn respond(timer: &mut Timer<'_>, answer: Result<Vec<u8>, RequestFailure>) -> Response {
+    match answer {
+        Ok(json) => ([(header::CONTENT_TYPE, "application/json")], json).into_response(),
+        Err(failure) => {
+            timer.ending = failure.ending();
+            failure.into_response()
+        }
+    }
+}
+
+async fn bind(State(extender): State<Arc<Extender>>, request: Request<Body>) -> Response {
+    let body = extender.receive(request).await;
+    let mut timer = extender.metrics.time(Verb::Bind);
+    let answer = match body {
+        Ok(body) => binding::answer(&extender, &body, &mut timer).await,
+        Err(failure) => Err(failure),
+    };
+    respond(&mut timer, answer)
+}
+
+async fn inspect_all(State(extender): State<Arc<Extender>>, RawQuery(query): RawQuery) -> Response {
+    let mut timer = extender.metrics.time(Verb::Inspect);
+    let now = extender.index.read();
+    let answer = match query.as_deref().and_then(inspect::pod_of_query) {
+        Some(pod) => inspect::pod(&now, &pod),
+        None => inspect::all(&now),
+    };
+    drop(now);
+    respond(&mut timer, Ok(answer))
+}
+
+async fn inspect_node(State(extender): State<Arc<Extender>>, Path(node): Path<String>) -> Response {
+    let mut timer = extender.metrics.time(Verb::Inspect);
+    let answer = inspect::node(&extender.index.read(), &node);
+    respond(&mut timer, Ok(answer))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,236 @@
+//! `filter`: which of the named nodes have a device with room. Writes nothing but a hint in memory.
+//!
+//! The hot path: the request is parsed once, names are looked up once each, and the answer is written once.
+
+use std::borrow::Cow;
+use std::time::Instant;
+
+use placement::{Fleet, NodeId, Reason};
+use proto::extender::{ExtenderArgs, ExtenderFilterResult, Name, NodeList, WholeNode};
+use proto::node::Node;
+
+use super::{Extender, RequestFailure};
+use crate::accounting::{Ask, PodFacts, refusal};
+use crate::index::{Index, NodeAsk};
+use crate::inventory;
+
+/// Most bytes that one failed node's entry takes besides its name.
+const ENTRY: usize = 96;
+
+/// What a pod wants of every node.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Wanted<'a> {
+    /// Nothing: every node will do.
+    Nothing,
+    /// This.
+    Room(NodeAsk<'a>),
+    /// Something that no node can give.
+    Impossible(Reason),
+}
+
+/// Why a node does not do.
+#[derive(Clone, Copy, Debug)]
+struct Miss {
+    reason: Reason,
+    /// Whether we do not know the node: it may be new, and nothing is said about its devices.
+    unknown: bool,
+}
+
+impl<'a> Wanted<'a> {
+    /// What a pod wants; a request that breaks a rule is told to the log in full.
+    pub(super) fn of(uid: &'a str, facts: Option<&PodFacts>) -> Self {
+        let Some(facts) = facts else { return Self::Nothing };
+        match &facts.ask {
+            Ask::Request(request) => Self::Room(NodeAsk::new(uid, request)),
+            Ask::Invalid(error) => {
+                tracing::info!(namespace = %facts.namespace, pod = %facts.name, %error, "the pod's request breaks a rule");
+                Self::Impossible(refusal(error))
+            }
+        }
+    }
+
+    fn of_node(&self, index: &Index, name: &str) -> Result<Option<NodeId>, Miss> {
+        match self {
+            Self::Nothing => Ok(None),
+            Self::Impossible(reason) => Err(Miss { reason: *reason, unknown: false }),
+            Self::Room(ask) => index
+                .fit(name, ask)
+                .map(Some)
+                .map_err(|reason| Miss { reason, unknown: reason == Reason::NoDevice && !index.knows_node(name) }),
+        }
+    }
+}
+
+/// Request bytes in, answer bytes out.
+///
+/// # Errors
+/// If the bytes are no filter request, or the state is not complete.
+pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Vec<u8>, RequestFailure> {
+    let malformed = |reason: String| RequestFailure::Malformed { verb: "filter", reason };
+    let args: ExtenderArgs<'_> = serde_json::from_slice(body).map_err(|error| malformed(error.to_string()))?;
+    let uid = args.pod.uid();
+    if extender.index.read().has_expired_hints(now) {
+        extender.index.write().expire_hints(now);
+    }
+    let index = extender.index.read();
+    index.ready().map_err(|reason| RequestFailure::NotReady { reason })?;
+    let facts = PodFacts::of(&args.pod, index.names());
+    let wanted = Wanted::of(uid, facts.as_ref());
+    let (judged, json) = match (&args.node_names, args.nodes) {
+        (Some(names), _) => {
+            let judged = judge_names(&index, &wanted, names);
+            let json = judged.json(names, body.len());
+            (judged, json)
+        }
+        (None, Some(nodes)) => judge_nodes(&index, &wanted, nodes),
+        (None, None) => return Err(malformed("neither NodeNames nor Nodes is given".to_owned())),
+    };
+    let (is_new, was_hinted) = (index.pod(uid).is_none(), index.is_hinted(uid));
+    drop(index);
+    if let Some(facts) = facts.filter(|_| is_new && !uid.is_empty()) {
+        extender.remember(uid, &facts);
+    }
+    judged.count(extender);
+    if let (Wanted::Room(ask), false) = (wanted, uid.is_empty()) {
+        match judged.only() {
+            Some(node) => extender.index.write().hint(node, &ask, now),
+            None if was_hinted => extender.index.write().unhint(uid),
+            None => {}
+        }
+    }
+    Ok(json)
+}
+
+/// The verdict on every node of a request, by its place in the request.
+struct Judged {
+    fitting: Vec<usize>,
+    missed: Vec<(usize, Miss)>,
+    last_fit: Option<NodeId>,
+}
+
+impl Judged {
+    fn with_capacity(n_nodes: usize) -> Self {
+        Self { fitting: Vec::with_capacity(n_nodes), missed: Vec::new(), last_fit: None }
+    }
+
+    #[inline]
+    fn push(&mut self, at: usize, verdict: Result<Option<NodeId>, Miss>) {
+        match verdict {
+            Ok(node) => {
+                self.fitting.push(at);
+                self.last_fit = node;
+            }
+            Err(miss) => self.missed.push((at, miss)),
+        }
+    }
+
+    /// The node, if it is the only one that fits.
+    fn only(&self) -> Option<NodeId> {
+        self.last_fit.filter(|_| self.fitting.len() == 1)
+    }
+
+    fn count(&self, extender: &Extender) {
+        for reason in Reason::ALL {
+            let n_nodes = self.missed.iter().filter(|(_, miss)| miss.reason == reason).count();
+            if n_nodes > 0 {
+                extender.metrics.refused(reason, u64::try_from(n_nodes).unwrap_or(u64::MAX));
+            }
+        }
+    }
+
+    /// The answer to a request of names.
+    ///
+    /// Failed nodes are listed only if none fits: nobody asks about them otherwise.
+    fn json(&self, names: &[Name<'_>], size: usize) -> Vec<u8> {
+        let listed = if self.fitting.is_empty() { self.missed.as_slice() } else { &[] };
+        let mut json = Vec::with_capacity(size + listed.len() * ENTRY + 128);
+        json.extend_from_slice(br#"{"Nodes":null,"NodeNames":["#);
+        for (nth, name) in self.fitting.iter().filter_map(|at| names.get(*at)).enumerate() {
+            if nth > 0 {
+                json.push(b',');
+            }
+            push_name(&mut json, name);
+        }
+        json.extend_from_slice(br#"],"FailedNodes":{"#);
+        push_missed(&mut json, names, listed.iter().filter(|(_, miss)| miss.unknown));
+        json.extend_from_slice(br#"},"FailedAndUnresolvableNodes":{"#);
+        push_missed(&mut json, names, listed.iter().filter(|(_, miss)| !miss.unknown));
+        json.extend_from_slice(br#"},"Error":""}"#);
+        json
+    }
+}
+
+fn push_missed<'m>(json: &mut Vec<u8>, names: &[Name<'_>], missed: impl Iterator<Item = &'m (usize, Miss)>) {
+    let entries = missed.filter_map(|(at, miss)| Some((names.get(*at)?, miss.reason)));
+    for (nth, (name, reason)) in entries.enumerate() {
+        if nth > 0 {
+            json.push(b',');
+        }
+        push_name(json, name);
+        json.extend_from_slice(b":\"");
+        // Reasons are our own texts and have nothing in them that JSON would escape.
+        json.extend_from_slice(reason.as_str().as_bytes());
+        json.push(b'"');
+    }
+}
+
+fn push_name(json: &mut Vec<u8>, name: &Name<'_>) {
+    match &name.0 {
+        // It stood in the request as it is, so it needs no escape here either.
+        Cow::Borrowed(plain) => {
+            json.push(b'"');
+            json.extend_from_slice(plain.as_bytes());
+            json.push(b'"');
+        }
+        Cow::Owned(escaped) => json.extend_from_slice(serde_json::Value::from(escaped.as_str()).to_string().as_bytes()),
+    }
+}
+
+fn judge_names(index: &Index, wanted: &Wanted<'_>, names: &[Name<'_>]) -> Judged {
+    let mut judged = Judged::with_capacity(names.len());
+    for (at, name) in names.iter().enumerate() {
+        judged.push(at, wanted.of_node(index, &name.0));
+    }
+    judged
+}
+
+/// Judges nodes that were sent whole, and answers with those that fit, as they came.
+fn judge_nodes(index: &Index, wanted: &Wanted<'_>, nodes: NodeList) -> (Judged, Vec<u8>) {
+    let mut judged = Judged::with_capacity(nodes.items.len());
+    let name = |node: &WholeNode| node.node.metadata.name.clone().unwrap_or_default();
+    let names: Vec<String> = nodes.items.iter().map(name).collect();
+    for (at, (node, name)) in nodes.items.iter().zip(&names).enumerate() {
+        let verdict = match wanted {
+            Wanted::Room(ask) if !index.knows_node(name) => fit_template(index, &node.node, ask).map(|()| None),
+            _ => wanted.of_node(index, name),
+        };
+        judged.push(at, verdict);
+    }
+    let mut result = ExtenderFilterResult::default();
+    if judged.fitting.is_empty() {
+        for (at, miss) in &judged.missed {
+            let failed = if miss.unknown { &mut result.failed_nodes } else { &mut result.failed_and_unresolvable_nodes };
+            if let Some(name) = names.get(*at) {
+                failed.insert(name.as_str(), miss.reason.as_str());
+            }
+        }
+    }
+    let mut fitting = judged.fitting.iter().copied().peekable();
+    let items = nodes.items.into_iter().enumerate().filter(|(at, _)| fitting.next_if_eq(at).is_some());
+    result.nodes = Some(NodeList { items: items.map(|(_, node)| node).collect() });
+    let json = serde_json::to_vec(&result).unwrap_or_default();
+    (judged, json)
+}
+
+/// Judges a node that does not exist yet: an empty one of its capacity.
+fn fit_template(index: &Index, node: &Node, ask: &NodeAsk<'_>) -> Result<(), Miss> {
+    let miss = |reason| Miss { reason, unknown: true };
+    let report = inventory::of_template(node, index.names()).ok_or(miss(Reason::NoDevice))?;
+    if report.opaque && !ask.in_units {
+        return Err(miss(Reason::NotServed));
+    }
+    let mut empty = Fleet::new();
+    empty.set_inventory("template", report.inventory);
+    let id = empty.node_id("template").ok_or(miss(Reason::NoDevice))?;
+    empty.fit(id, &ask.request, placement::Hints::Ignore).map_err(|reason| Miss { reason, unknown: false })
+}

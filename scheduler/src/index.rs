@@ -1,0 +1,206 @@
+//! The state that every request is answered from: what watches have shown and what binds have decided.
+//!
+//! Changes only through [`Follow`] (watches), and through assume, confirm and forget (binds). Does no I/O, reads no clock:
+//! whoever calls brings the time.
+
+mod assume;
+mod census;
+mod hints;
+mod nodes;
+mod pods;
+mod stamp;
+
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
+
+use placement::{Fleet, Hints, NodeId, OwnerId, Policies, Reason, Request};
+use proto::resource::ResourceNames;
+use rustc_hash::FxHashMap;
+
+pub use assume::{AssumeError, Assumed, Assumption, Phase};
+pub use census::{Census, GpuCensus, GpuShow, HolderShow, NodeShow};
+pub use nodes::RawDevice;
+pub use stamp::Stamps;
+
+use crate::accounting::PodFacts;
+use crate::watch::Follow;
+use hints::HintQueue;
+use nodes::NodeState;
+use pods::PodEntry;
+use proto::node::Node;
+use proto::pod::Pod;
+
+/// State behind a lock that is held for moments only and never while waiting for anything else.
+#[derive(Debug)]
+pub struct Shared<I>(Arc<RwLock<I>>);
+
+impl<I> Clone for Shared<I> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<I> Shared<I> {
+    /// Shares a state.
+    pub fn new(state: I) -> Self {
+        Self(Arc::new(RwLock::new(state)))
+    }
+
+    /// The state, to look at.
+    pub fn read(&self) -> RwLockReadGuard<'_, I> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The state, to change.
+    pub fn write(&self) -> RwLockWriteGuard<'_, I> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Nodes, devices, pods and who holds what.
+#[derive(Debug)]
+pub struct Index {
+    names: ResourceNames,
+    policies: Policies,
+    fleet: Fleet,
+    /// Every node that exists or has a Device object, by name.
+    nodes: FxHashMap<Box<str>, NodeState>,
+    /// How many nodes count in units that nobody knows.
+    n_opaque: usize,
+    /// Pods that ask for our resources and are not terminal, by UID.
+    pods: FxHashMap<OwnerId, PodEntry>,
+    hints: HintQueue,
+    stamps: Stamps,
+    node_list: List,
+    device_list: List,
+    pod_list: List,
+}
+
+/// How far the list of one kind has come; objects carry the number of the list that named them last.
+#[derive(Clone, Copy, Debug, Default)]
+struct List {
+    number: u32,
+    synced: bool,
+}
+
+impl List {
+    fn begin(&mut self) {
+        self.number = self.number.wrapping_add(1).max(1);
+    }
+}
+
+impl Index {
+    /// An index that has seen nothing yet.
+    pub fn new(names: ResourceNames, policies: Policies, hint_ttl: Duration) -> Self {
+        let first = List { number: 1, synced: false };
+        Self {
+            names,
+            policies,
+            fleet: Fleet::new(),
+            nodes: FxHashMap::default(),
+            n_opaque: 0,
+            pods: FxHashMap::default(),
+            hints: HintQueue::new(hint_ttl),
+            stamps: Stamps::default(),
+            node_list: first,
+            device_list: first,
+            pod_list: first,
+        }
+    }
+
+    /// Resource names that are the cluster's choice.
+    pub fn names(&self) -> &ResourceNames {
+        &self.names
+    }
+
+    /// Preferences among nodes and devices.
+    pub fn policies(&self) -> Policies {
+        self.policies
+    }
+
+    /// The engine's state.
+    pub fn fleet(&self) -> &Fleet {
+        &self.fleet
+    }
+
+    /// Each kind of object and whether all of it has been seen.
+    pub fn synced(&self) -> [(&'static str, bool); 3] {
+        [
+            (<Self as Follow<Node>>::KIND, self.node_list.synced),
+            (<Self as Follow<RawDevice>>::KIND, self.device_list.synced),
+            (<Self as Follow<Pod>>::KIND, self.pod_list.synced),
+        ]
+    }
+
+    /// Whether everything has been seen.
+    ///
+    /// # Errors
+    /// A sentence that names what has not.
+    pub fn ready(&self) -> Result<(), String> {
+        let missing: Vec<&str> = self.synced().into_iter().filter(|(_, synced)| !synced).map(|(kind, _)| kind).collect();
+        if missing.is_empty() { Ok(()) } else { Err(format!("not ready: waiting for the list of {}", missing.join(", "))) }
+    }
+
+    /// Whether there is a Node object of this name.
+    pub fn knows_node(&self, name: &str) -> bool {
+        self.nodes.get(name).is_some_and(NodeState::exists)
+    }
+
+    /// What is known of a pod that asks for our resources.
+    pub fn pod(&self, uid: &str) -> Option<&PodFacts> {
+        self.pods.get(uid).map(|entry| &entry.facts)
+    }
+
+    /// Finds pods by name; more than one while a pod and its successor of the same name overlap.
+    pub fn pods_named<'a>(&'a self, namespace: &'a str, name: &'a str) -> impl Iterator<Item = (&'a OwnerId, &'a PodFacts)> {
+        let entries = self.pods.iter().map(|(uid, entry)| (uid, &entry.facts));
+        entries.filter(move |(_, facts)| &*facts.namespace == namespace && &*facts.name == name)
+    }
+
+    /// Whether a node has room.
+    ///
+    /// # Errors
+    /// The reason why not.
+    #[inline]
+    pub fn fit(&self, name: &str, ask: &NodeAsk<'_>) -> Result<NodeId, Reason> {
+        let node = self.fleet.node_id(name).ok_or(Reason::NoDevice)?;
+        self.refuse_opaque(name, ask)?;
+        self.fleet.fit(node, &ask.request, Hints::RespectOthers(ask.uid)).map(|()| node)
+    }
+
+    /// Refuses amounts that cannot be compared with units of unknown size.
+    fn refuse_opaque(&self, name: &str, ask: &NodeAsk<'_>) -> Result<(), Reason> {
+        if self.n_opaque == 0 || ask.in_units {
+            return Ok(());
+        }
+        if self.nodes.get(name).is_some_and(NodeState::is_opaque) { Err(Reason::NotServed) } else { Ok(()) }
+    }
+
+    /// How good a node is, from 0 to 10.
+    pub fn score(&self, name: &str, ask: &NodeAsk<'_>) -> i64 {
+        let Ok(node) = self.fit(name, ask) else { return 0 };
+        self.fleet.score(node, &ask.request, self.policies, Hints::RespectOthers(ask.uid)).tenths().into()
+    }
+}
+
+/// What is asked of nodes, and for whom.
+#[derive(Clone, Copy, Debug)]
+pub struct NodeAsk<'a> {
+    /// UID of the pod, so that its own hint does not count against it.
+    pub uid: &'a str,
+    /// What each of its devices must have.
+    pub request: Request,
+    /// Whether it asks in memory units.
+    pub in_units: bool,
+}
+
+impl<'a> NodeAsk<'a> {
+    /// The question that a pod's request poses.
+    pub fn new(uid: &'a str, request: &proto::request::PodRequest) -> Self {
+        let in_units = matches!(request.memory, proto::request::Memory::Units(_));
+        Self { uid, request: crate::accounting::per_device(request), in_units }
+    }
+}
+
+#[cfg(test)]
+mod tests;

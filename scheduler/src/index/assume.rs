@@ -1,0 +1,266 @@
+//! What binds decide before the API server knows: devices chosen and reserved, until the watch shows them or they fall.
+
+use std::time::{Duration, Instant};
+
+use placement::{Hints, Inventory, OwnerId, Placement, Reason, ReserveError};
+use proto::device::TYPE_GPU;
+use proto::quantity::Quantity;
+use proto::record::{DeviceAllocation, GpushareRecord, Record};
+use proto::request::{Dialect, Memory, PodRequest};
+use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO};
+
+use super::pods::PodEntry;
+use super::{Index, NodeAsk, NodeState};
+use crate::accounting::{Ask, PodFacts, refusal};
+use crate::bind::{Found, Order, PodId};
+use crate::inventory::record_id;
+
+/// How long a write whose answer was lost may still be under way in the API server.
+const UNDER_WAY: Duration = Duration::from_secs(5);
+
+/// A bind that was decided and is not yet seen.
+#[derive(Clone, Debug)]
+pub struct Assumption {
+    /// The binding as it is written, every time it is written.
+    pub order: Order,
+    /// Its assume timestamp, which tells it from every other decision.
+    pub stamp: u64,
+    /// How far it has come.
+    pub phase: Phase,
+    /// When it came so far.
+    pub since: Instant,
+}
+
+/// How far a decision has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Being written.
+    Writing,
+    /// Written; the watch has not shown it yet.
+    Written,
+    /// Nobody knows whether it was written.
+    Doubtful,
+}
+
+/// What a bind should do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Assumed {
+    /// Write this.
+    Write {
+        /// The binding.
+        order: Order,
+        /// Names the decision.
+        stamp: u64,
+        /// Whether it has been written before, with an outcome that is not known.
+        repeated: bool,
+    },
+    /// Nothing: the watch has shown the pod on that very node.
+    AlreadyBound,
+}
+
+/// Why a bind cannot be decided; nothing has changed.
+#[derive(Debug, thiserror::Error)]
+pub enum AssumeError {
+    /// The pod is on another node.
+    #[error("the pod is already bound to node {node:?}")]
+    BoundElsewhere {
+        /// Where it is.
+        node: String,
+    },
+    /// An earlier bind to another node may have got through.
+    #[error("an earlier bind of the pod to node {node:?} is not settled yet")]
+    AssumedElsewhere {
+        /// Where it may be.
+        node: String,
+    },
+    /// The request breaks a rule.
+    #[error("{reason}: {detail}")]
+    Invalid {
+        /// The class of the rule.
+        reason: Reason,
+        /// The rule.
+        detail: String,
+    },
+    /// No room.
+    #[error("node {node:?}: {reason}")]
+    NoRoom {
+        /// The node.
+        node: String,
+        /// What is missing.
+        reason: Reason,
+    },
+    /// The engine refused its own choice.
+    #[error("node {node:?} cannot take the pod")]
+    Reserve {
+        /// The node.
+        node: String,
+        /// Why.
+        #[source]
+        source: ReserveError,
+    },
+}
+
+impl Index {
+    /// Chooses devices for a pod on a node and reserves them; for a decision that stands already, the same again.
+    ///
+    /// # Errors
+    /// Why the pod cannot be bound there.
+    pub fn assume(&mut self, pod: &PodId, facts: &PodFacts, node: &str, nanos: u64, now: Instant) -> Result<Assumed, AssumeError> {
+        let entry = self.pods.get_mut(pod.uid.as_str());
+        if let Some(bound) = entry.as_ref().and_then(|entry| entry.facts.bound.as_ref()).or(facts.bound.as_ref()) {
+            let same = *bound.node == *node;
+            return if same { Ok(Assumed::AlreadyBound) } else { Err(AssumeError::BoundElsewhere { node: bound.node.to_string() }) };
+        }
+        if let Some(assumption) = entry.and_then(|entry| entry.assumption.as_mut()) {
+            return assumption.again(node, now);
+        }
+        let request = match &facts.ask {
+            Ask::Request(request) => *request,
+            Ask::Invalid(error) => return Err(AssumeError::Invalid { reason: refusal(error), detail: error.to_string() }),
+        };
+        let placement = self.choose(pod, &request, node)?;
+        let stamp = self.stamps.next(nanos);
+        let order =
+            Order { pod: pod.clone(), node: node.to_owned(), annotations: self.record(&request, node, &placement, stamp).annotations() };
+        let assumption = Assumption { order: order.clone(), stamp, phase: Phase::Writing, since: now };
+        let entry = self.pods.entry(OwnerId::from(pod.uid.as_str())).or_insert_with(|| PodEntry::new(facts.clone()));
+        entry.assumption = Some(Box::new(assumption));
+        self.hints.remove(&pod.uid);
+        Ok(Assumed::Write { order, stamp, repeated: false })
+    }
+
+    /// Chooses and reserves. Room that is hinted at is taken only if there is no other.
+    fn choose(&mut self, pod: &PodId, request: &PodRequest, node: &str) -> Result<Placement, AssumeError> {
+        let no_room = |reason| AssumeError::NoRoom { node: node.to_owned(), reason };
+        let ask = NodeAsk::new(&pod.uid, request);
+        let id = self.fleet.node_id(node).ok_or_else(|| no_room(Reason::NoDevice))?;
+        self.refuse_opaque(node, &ask).map_err(no_room)?;
+        let choose = |hints| self.fleet.choose(id, &ask.request, self.policies.device, hints);
+        let placement = choose(Hints::RespectOthers(&pod.uid)).or_else(|_| choose(Hints::Ignore)).map_err(no_room)?;
+        let owner = self.owner(&pod.uid);
+        match self.fleet.reserve(&owner, id, &placement) {
+            Ok(()) => Ok(placement),
+            Err(source) => Err(AssumeError::Reserve { node: node.to_owned(), source }),
+        }
+    }
+
+    /// What the pod's annotations will say.
+    fn record(&self, request: &PodRequest, node: &str, placement: &Placement, stamp: u64) -> Record {
+        let state = self.nodes.get(node);
+        let opaque = state.is_some_and(NodeState::is_opaque);
+        let view = self.fleet.node_id(node).and_then(|node| self.fleet.view(node));
+        let inventory = view.and_then(placement::NodeView::inventory);
+        let allocation = |share: &placement::Share| allocation(share, inventory, opaque);
+        let allocations = placement.shares.iter().map(allocation).collect();
+        let gpushare = match (request.dialect, request.memory, placement.shares.first()) {
+            (Dialect::Gpushare, Memory::Units(pod_units), Some(share)) => Some(GpushareRecord {
+                idx: share.minor,
+                pod_units,
+                device_units: inventory.and_then(|inventory| units_of(share, inventory)).unwrap_or_default(),
+                assigned: false,
+            }),
+            _ => None,
+        };
+        Record { allocations: [(TYPE_GPU.to_owned(), allocations)].into(), assumed_at: Some(stamp), gpushare }
+    }
+
+    /// A decision has been written.
+    pub fn confirm(&mut self, uid: &str, stamp: u64, now: Instant) {
+        self.advance(uid, stamp, Phase::Written, now);
+    }
+
+    /// Nobody knows whether a decision has been written.
+    pub fn doubt(&mut self, uid: &str, stamp: u64, now: Instant) {
+        self.advance(uid, stamp, Phase::Doubtful, now);
+    }
+
+    fn advance(&mut self, uid: &str, stamp: u64, phase: Phase, now: Instant) {
+        let entry = self.pods.get_mut(uid);
+        if let Some(assumption) = entry.and_then(|entry| entry.assumption.as_mut()).filter(|assumption| assumption.stamp == stamp) {
+            assumption.phase = phase;
+            assumption.since = now;
+        }
+    }
+
+    /// A decision has certainly not been written, and will not be: its devices are free again.
+    pub fn forget(&mut self, uid: &str, stamp: u64) {
+        let Some(entry) = self.pods.get_mut(uid) else { return };
+        if entry.assumption.take_if(|assumption| assumption.stamp == stamp).is_none() {
+            return;
+        }
+        let unseen = entry.list == 0;
+        self.fleet.release(uid);
+        if unseen {
+            self.pods.remove(uid);
+        }
+    }
+
+    /// How far a decision has come; `None` once it is seen or has fallen.
+    pub fn phase(&self, uid: &str, stamp: u64) -> Option<Phase> {
+        let assumption = self.pods.get(uid)?.assumption.as_ref()?;
+        (assumption.stamp == stamp).then_some(assumption.phase)
+    }
+
+    /// Settles a decision by what a look at its pod found, if it is still open; whether it now is settled.
+    ///
+    /// That the pod is not bound settles nothing for a while: the write may still be under way.
+    pub fn settle(&mut self, uid: &str, stamp: u64, found: &Found, now: Instant) -> bool {
+        let Some(entry) = self.pods.get(uid) else { return true };
+        let Some(assumption) = entry.assumption.as_ref().filter(|assumption| assumption.stamp == stamp) else { return true };
+        match found {
+            Found::On(node) if *node == assumption.order.node => self.confirm(uid, stamp, now),
+            Found::Unbound if now.saturating_duration_since(assumption.since) < UNDER_WAY => return false,
+            // If somebody else has bound it, the watch will say to what; the room here is free.
+            Found::On(_) | Found::Gone | Found::Unbound => self.forget(uid, stamp),
+        }
+        true
+    }
+
+    /// Decisions that were written long ago and have not been seen.
+    pub fn overdue(&self, now: Instant, limit: Duration) -> Vec<(PodId, u64)> {
+        let assumptions = self.pods.values().filter_map(|entry| entry.assumption.as_ref());
+        let overdue = assumptions.filter(|assumption| now.saturating_duration_since(assumption.since) >= limit);
+        overdue.map(|assumption| (assumption.order.pod.clone(), assumption.stamp)).collect()
+    }
+}
+
+impl Assumption {
+    /// The same decision once more, if it is asked for the same node.
+    fn again(&mut self, node: &str, now: Instant) -> Result<Assumed, AssumeError> {
+        if self.order.node != node {
+            return Err(AssumeError::AssumedElsewhere { node: self.order.node.clone() });
+        }
+        self.phase = Phase::Writing;
+        self.since = now;
+        Ok(Assumed::Write { order: self.order.clone(), stamp: self.stamp, repeated: true })
+    }
+}
+
+/// Koordinator's entry for one device.
+fn allocation(share: &placement::Share, inventory: Option<&Inventory>, opaque: bool) -> DeviceAllocation {
+    let mut resources = std::collections::BTreeMap::new();
+    let mut put = |resource: &str, amount: u64| resources.insert(resource.to_owned(), Quantity::from_unsigned(amount));
+    if share.amounts.core > 0 {
+        put(GPU_CORE, share.amounts.core.into());
+    }
+    // Bytes of a node whose unit is unknown are made up and must not be written down.
+    if !opaque {
+        put(GPU_MEMORY, share.amounts.memory.bytes_ceil());
+    }
+    let gpu = inventory.and_then(|inventory| inventory.gpus.iter().find(|gpu| gpu.uuid == share.gpu));
+    if let Some(gpu) = gpu {
+        put(GPU_MEMORY_RATIO, share.amounts.memory.percent_of(gpu.total().memory).into());
+    }
+    DeviceAllocation {
+        minor: i32::try_from(share.minor).unwrap_or(i32::MAX),
+        resources,
+        id: record_id(&share.gpu).to_owned(),
+        extension: None,
+    }
+}
+
+/// Whole units of the node on the chosen device.
+fn units_of(share: &placement::Share, inventory: &Inventory) -> Option<u64> {
+    let gpu = inventory.gpus.iter().find(|gpu| gpu.uuid == share.gpu)?;
+    gpu.memory_bytes.checked_div(inventory.unit_bytes?)
+}

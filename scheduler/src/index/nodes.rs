@@ -1,0 +1,202 @@
+//! Nodes and Device objects as watches show them, turned into inventories.
+
+use std::borrow::Cow;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource;
+use kube::core::ClusterResourceScope;
+use proto::device::Device;
+use proto::node::Node;
+use serde::{Deserialize, Serialize};
+use tracing::warn;
+
+use super::Index;
+use crate::inventory::{self, DeviceReport, NodeReport};
+use crate::watch::Follow;
+
+/// A Device object whose spec is not decoded yet: one that cannot be decoded must not hide the others.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RawDevice {
+    /// The node's name.
+    #[serde(default)]
+    pub metadata: ObjectMeta,
+    /// As it came.
+    #[serde(default)]
+    pub spec: serde_json::Value,
+}
+
+impl Resource for RawDevice {
+    type DynamicType = ();
+    type Scope = ClusterResourceScope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        Device::kind(&())
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        Device::group(&())
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        Device::version(&())
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        Device::plural(&())
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
+/// What is known of a node.
+#[derive(Debug, Default)]
+pub(super) struct NodeState {
+    node: Option<Node>,
+    device: Option<DeviceReport>,
+    /// Numbers of the lists that named the two last.
+    node_list: u32,
+    device_list: u32,
+    /// What the two amount to.
+    report: Option<NodeReport>,
+    /// What in it cannot be used.
+    pub(super) problems: Vec<String>,
+}
+
+impl NodeState {
+    pub(super) fn exists(&self) -> bool {
+        self.node.is_some()
+    }
+
+    pub(super) fn is_opaque(&self) -> bool {
+        self.report.as_ref().is_some_and(|report| report.opaque)
+    }
+
+    pub(super) fn shares_gpus(&self) -> bool {
+        self.report.as_ref().is_some_and(|report| !report.inventory.gpus.is_empty())
+    }
+}
+
+impl Follow<Node> for Index {
+    const KIND: &'static str = "nodes";
+
+    fn apply(&mut self, node: Node) {
+        let Some(name) = node.metadata.name.as_deref() else { return };
+        let state = self.nodes.entry(name.into()).or_default();
+        state.node_list = self.node_list.number;
+        let trimmed = inventory::trim(&node, &self.names);
+        // Nodes report their health every few seconds; most of that changes nothing here.
+        if state.node.as_ref() != Some(&trimmed) {
+            state.node = Some(trimmed);
+            self.refresh_node(name);
+        }
+    }
+
+    fn delete(&mut self, node: &Node) {
+        if let Some(name) = node.metadata.name.as_deref() {
+            self.forget_node(name);
+        }
+    }
+
+    fn begin_list(&mut self) {
+        self.node_list.begin();
+    }
+
+    fn end_list(&mut self) {
+        let number = self.node_list.number;
+        let gone = self.nodes.iter().filter(|(_, state)| state.node.is_some() && state.node_list != number);
+        let gone: Vec<Box<str>> = gone.map(|(name, _)| name.clone()).collect();
+        for name in gone {
+            self.forget_node(&name);
+        }
+        self.node_list.synced = true;
+    }
+}
+
+impl Follow<RawDevice> for Index {
+    const KIND: &'static str = "devices";
+
+    fn apply(&mut self, device: RawDevice) {
+        let Some(name) = device.metadata.name.as_deref() else { return };
+        let state = self.nodes.entry(name.into()).or_default();
+        state.device_list = self.device_list.number;
+        let report = DeviceReport::of(&device.spec);
+        if state.device.as_ref() != Some(&report) {
+            state.device = Some(report);
+            self.refresh_node(name);
+        }
+    }
+
+    fn delete(&mut self, device: &RawDevice) {
+        if let Some(name) = device.metadata.name.as_deref() {
+            self.forget_device(name);
+        }
+    }
+
+    fn begin_list(&mut self) {
+        self.device_list.begin();
+    }
+
+    fn end_list(&mut self) {
+        let number = self.device_list.number;
+        let gone = self.nodes.iter().filter(|(_, state)| state.device.is_some() && state.device_list != number);
+        let gone: Vec<Box<str>> = gone.map(|(name, _)| name.clone()).collect();
+        for name in gone {
+            self.forget_device(&name);
+        }
+        self.device_list.synced = true;
+    }
+}
+
+impl Index {
+    fn forget_node(&mut self, name: &str) {
+        if let Some(state) = self.nodes.get_mut(name) {
+            state.node = None;
+            self.refresh_node(name);
+        }
+    }
+
+    fn forget_device(&mut self, name: &str) {
+        if let Some(state) = self.nodes.get_mut(name) {
+            state.device = None;
+            self.refresh_node(name);
+        }
+    }
+
+    /// Works a node's inventory out anew, and what pods hold there if it has changed.
+    fn refresh_node(&mut self, name: &str) {
+        let Some(state) = self.nodes.get_mut(name) else { return };
+        // A Device object may outlive its node, or come before it: without the node there is nothing to place on.
+        let report = state.node.as_ref().and_then(|node| inventory::report(node, state.device.as_ref(), &self.names));
+        if report == state.report {
+            if state.node.is_none() && state.device.is_none() {
+                self.nodes.remove(name);
+            }
+            return;
+        }
+        self.n_opaque -= usize::from(state.is_opaque());
+        state.report = report;
+        self.n_opaque += usize::from(state.is_opaque());
+        let mut problems = state.report.as_ref().map(|report| report.problems.clone()).unwrap_or_default();
+        match &state.report {
+            Some(report) => {
+                let unusable = self.fleet.set_inventory(name, report.inventory.clone());
+                problems.extend(unusable.iter().map(ToString::to_string));
+            }
+            None => self.fleet.remove_inventory(name),
+        }
+        for problem in &problems {
+            warn!(node = name, problem, "a device or the memory unit of a node cannot be used");
+        }
+        state.problems = problems;
+        if state.node.is_none() && state.device.is_none() {
+            self.nodes.remove(name);
+        }
+        self.account_again(name);
+    }
+}

@@ -1,0 +1,125 @@
+//! Pods as watches show them, turned into holdings.
+
+use placement::OwnerId;
+use proto::pod::Pod;
+use tracing::warn;
+
+use super::Index;
+use super::assume::Assumption;
+use crate::accounting::PodFacts;
+use crate::watch::Follow;
+
+/// What is known of a pod that asks for our resources.
+#[derive(Debug)]
+pub(super) struct PodEntry {
+    pub(super) facts: PodFacts,
+    /// What a bind decided, until the watch shows the pod bound.
+    pub(super) assumption: Option<Box<Assumption>>,
+    /// Why it is counted conservatively.
+    pub(super) problem: Option<Box<str>>,
+    /// Number of the list that named it last; 0 if no watch has shown it yet.
+    pub(super) list: u32,
+}
+
+impl Follow<Pod> for Index {
+    const KIND: &'static str = "pods";
+
+    fn apply(&mut self, pod: Pod) {
+        let uid = pod.uid();
+        if uid.is_empty() {
+            return;
+        }
+        let facts = if pod.is_terminal() { None } else { PodFacts::of(&pod, &self.names) };
+        match facts {
+            Some(facts) => self.put_pod(uid, facts),
+            None => self.remove_pod(uid),
+        }
+    }
+
+    fn delete(&mut self, pod: &Pod) {
+        self.remove_pod(pod.uid());
+    }
+
+    fn begin_list(&mut self) {
+        self.pod_list.begin();
+    }
+
+    fn end_list(&mut self) {
+        let number = self.pod_list.number;
+        // An assumed pod may be younger than the list; whoever bound it asks what became of it.
+        let gone = self.pods.iter().filter(|(_, entry)| entry.list != number && entry.assumption.is_none());
+        let gone: Vec<OwnerId> = gone.map(|(uid, _)| uid.clone()).collect();
+        for uid in gone {
+            self.remove_pod(uid.as_str());
+        }
+        self.pod_list.synced = true;
+    }
+}
+
+impl Index {
+    fn put_pod(&mut self, uid: &str, facts: PodFacts) {
+        let list = self.pod_list.number;
+        let owner = self.owner(uid);
+        let Some(bound) = &facts.bound else {
+            let entry = self.pods.entry(owner).or_insert_with(|| PodEntry::new(facts.clone()));
+            entry.facts = facts;
+            entry.list = list;
+            return;
+        };
+        if let Some(nanos) = bound.assumed_at {
+            self.stamps.saw(nanos);
+        }
+        let entry = self.pods.entry(owner.clone()).or_insert_with(|| PodEntry::new(facts.clone()));
+        let known = entry.facts == facts && entry.assumption.is_none() && entry.list != 0;
+        entry.facts = facts;
+        entry.list = list;
+        entry.assumption = None;
+        self.hints.remove(uid);
+        // A bound pod is shown many times; only its first binding, or a changed record, is news.
+        if !known || self.fleet.held_by(uid).is_none() {
+            self.account(&owner);
+        }
+    }
+
+    /// The pod's UID, as the text that is kept already if there is one.
+    pub(super) fn owner(&self, uid: &str) -> OwnerId {
+        self.pods.get_key_value(uid).map_or_else(|| OwnerId::from(uid), |(owner, _)| owner.clone())
+    }
+
+    pub(super) fn remove_pod(&mut self, uid: &str) {
+        self.hints.remove(uid);
+        self.fleet.release(uid);
+        self.pods.remove(uid);
+    }
+
+    /// Works out what a bound pod holds.
+    fn account(&mut self, owner: &OwnerId) {
+        let Some(entry) = self.pods.get_mut(owner) else { return };
+        let Some(bound) = entry.facts.bound.as_deref() else { return };
+        let node = self.fleet.node_id(&bound.node).and_then(|node| self.fleet.view(node));
+        let inventory = node.and_then(placement::NodeView::inventory);
+        let Some(account) = entry.facts.account(inventory) else { return };
+        let problem: Option<Box<str>> = account.problem.map(Into::into);
+        if let Some(problem) = problem.as_deref().filter(|problem| entry.problem.as_deref() != Some(problem)) {
+            let (namespace, name, node) = (&entry.facts.namespace, &entry.facts.name, &bound.node);
+            warn!(%namespace, pod = %name, %node, problem, "a pod is counted conservatively");
+        }
+        entry.problem = problem;
+        self.fleet.hold(owner, &bound.node, account.holding);
+    }
+
+    /// Works out anew what pods hold on a node, after its devices or its unit have changed.
+    pub(super) fn account_again(&mut self, node: &str) {
+        let Some(node) = self.fleet.node_id(node).and_then(|node| self.fleet.view(node)) else { return };
+        let owners: Vec<OwnerId> = node.held().map(|held| held.owner.clone()).collect();
+        for owner in owners {
+            self.account(&owner);
+        }
+    }
+}
+
+impl PodEntry {
+    pub(super) fn new(facts: PodFacts) -> Self {
+        Self { facts, assumption: None, problem: None, list: 0 }
+    }
+}

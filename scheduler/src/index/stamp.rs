@@ -1,0 +1,55 @@
+//! Assume timestamps: unix nanoseconds that only ever grow, so that they order binds.
+
+/// Nanoseconds that a record may be ahead of this clock and still be believed.
+const DAY: u64 = 24 * 3600 * 1_000_000_000;
+
+/// Makes assume timestamps; reads no clock itself.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Stamps {
+    issued: u64,
+    seen: u64,
+}
+
+impl Stamps {
+    /// Takes note of a timestamp in a record, which an earlier scheduler may have made.
+    pub fn saw(&mut self, nanos: u64) {
+        self.seen = self.seen.max(nanos);
+    }
+
+    /// A timestamp for `now`, later than every one before it.
+    ///
+    /// A record from the far future, which nobody's clock can have made, does not count.
+    pub fn next(&mut self, now: u64) -> u64 {
+        let after_seen = if self.seen < now.saturating_add(DAY) { self.seen.saturating_add(1) } else { 0 };
+        self.issued = now.max(after_seen).max(self.issued.saturating_add(1));
+        self.issued
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{DAY, Stamps};
+
+    #[test]
+    fn grows_while_the_clock_stands_or_falls() {
+        let mut stamps = Stamps::default();
+        assert_eq!([stamps.next(100), stamps.next(100), stamps.next(50)], [100, 101, 102]);
+    }
+
+    #[test]
+    fn begins_above_what_records_say() {
+        let mut stamps = Stamps::default();
+        stamps.saw(500);
+        assert_eq!(stamps.next(100), 501);
+    }
+
+    #[test]
+    fn ignores_records_from_the_far_future() {
+        let mut stamps = Stamps::default();
+        stamps.saw(u64::MAX);
+        assert_eq!([stamps.next(100), stamps.next(100)], [100, 101]);
+        let mut stamps = Stamps::default();
+        stamps.saw(100 + DAY - 1);
+        assert_eq!(stamps.next(100), 100 + DAY);
+    }
+}

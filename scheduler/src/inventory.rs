@@ -1,0 +1,174 @@
+//! What devices a node has: its Device object, or its capacity where there is none, in the engine's terms.
+//!
+//! Pure. Whatever cannot be read is left out and reported; the rest is used.
+
+use placement::{GpuUuid, Inventory};
+use proto::device::{DeviceInfo, TYPE_GPU};
+use proto::memory_unit::MemoryUnit;
+use proto::node::Node;
+use proto::resource::{DEFAULT_SLOTS, GPU_CORE, GPU_COUNT, GPU_MEMORY, GPU_SHARED, ResourceNames};
+use serde::Deserialize;
+use serde_json::Value;
+
+/// Most devices that a node's capacity is believed to speak of.
+const MAX_GPUS: u64 = 1024;
+/// How the made-up UUIDs of devices that are known from a node's capacity begin.
+const MADE_UP: &str = "minor-";
+
+/// A node's devices as far as they can be read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeReport {
+    /// The devices and the unit.
+    pub inventory: Inventory,
+    /// Whether the unit is unknown, so that a unit counts as 1 MiB and only pods that ask in units can be compared.
+    pub opaque: bool,
+    /// What could not be read, for people.
+    pub problems: Vec<String>,
+}
+
+/// What a Device object says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeviceReport {
+    gpus: Vec<placement::Gpu>,
+    problems: Vec<String>,
+}
+
+/// What a node has; `None` if it shares no GPUs.
+pub fn report(node: &Node, device: Option<&DeviceReport>, names: &ResourceNames) -> Option<NodeReport> {
+    match device {
+        Some(device) if !device.gpus.is_empty() || !device.problems.is_empty() => Some(device.on(node, names)),
+        // Who publishes bytes publishes a Device object too; until it is seen, an equal split would be a guess.
+        _ if node.capacity(GPU_MEMORY).is_some() => None,
+        _ => of_capacity(node, names),
+    }
+}
+
+/// The parts of a node that [`report`] reads: nodes are large and many.
+pub fn trim(node: &Node, names: &ResourceNames) -> Node {
+    let mut trimmed = Node::default();
+    let key = names.memory_unit_annotation();
+    let unit = node.metadata.annotations.as_ref().and_then(|annotations| annotations.get(&key));
+    trimmed.metadata.annotations = unit.map(|unit| [(key, unit.clone())].into());
+    for resource in [names.memory.as_str(), GPU_COUNT, GPU_MEMORY] {
+        if let Some(value) = node.status.capacity.get(resource) {
+            trimmed.status.capacity.insert(resource.to_owned(), value.clone());
+        }
+    }
+    trimmed
+}
+
+impl DeviceReport {
+    /// Reads the `spec` of a Device object.
+    pub fn of(spec: &Value) -> Self {
+        let mut report = Self::default();
+        let entries = match spec.get("devices") {
+            None | Some(Value::Null) => &[],
+            Some(Value::Array(entries)) => entries.as_slice(),
+            Some(_) => {
+                report.problems.push("Device object: spec.devices is no list".to_owned());
+                &[]
+            }
+        };
+        for (at, entry) in entries.iter().enumerate() {
+            if entry.get("type").is_some_and(|kind| kind != TYPE_GPU) {
+                continue;
+            }
+            match gpu(entry) {
+                Ok(gpu) => report.gpus.push(gpu),
+                Err(problem) => report.problems.push(format!("Device object: spec.devices[{at}]: {problem}")),
+            }
+        }
+        report
+    }
+
+    fn on(&self, node: &Node, names: &ResourceNames) -> NodeReport {
+        let mut problems = self.problems.clone();
+        let unit = published_unit(node, names).unwrap_or_else(|problem| {
+            problems.push(problem);
+            None
+        });
+        let inventory = Inventory { gpus: self.gpus.clone(), unit_bytes: unit.map(MemoryUnit::bytes) };
+        NodeReport { inventory, opaque: false, problems }
+    }
+}
+
+fn gpu(entry: &Value) -> Result<placement::Gpu, String> {
+    let info = DeviceInfo::deserialize(entry).map_err(|error| error.to_string())?;
+    let amount = |resource: &str| match info.resources.get(resource) {
+        None => Ok(None),
+        Some(quantity) => quantity.unsigned().map(Some).ok_or_else(|| format!("{resource} is {quantity}, not a whole number")),
+    };
+    let count = |resource: &str, usual: u32| match amount(resource)? {
+        None => Ok(usual),
+        Some(count) => u32::try_from(count).map_err(|_| format!("{resource} is {count}, which is absurd")),
+    };
+    if info.id.is_empty() {
+        return Err("id is missing".to_owned());
+    }
+    let minor = info.minor.ok_or("minor is missing")?;
+    Ok(placement::Gpu {
+        minor: u32::try_from(minor).map_err(|_| format!("minor is {minor}"))?,
+        memory_bytes: amount(GPU_MEMORY)?.ok_or_else(|| format!("resources has no {GPU_MEMORY}"))?,
+        core: count(GPU_CORE, 100)?,
+        slots: count(GPU_SHARED, DEFAULT_SLOTS)?,
+        healthy: info.health,
+        uuid: GpuUuid::from(info.id),
+    })
+}
+
+/// The unit that the node's plugin publishes.
+fn published_unit(node: &Node, names: &ResourceNames) -> Result<Option<MemoryUnit>, String> {
+    let key = names.memory_unit_annotation();
+    let Some(text) = node.metadata.annotations.as_ref().and_then(|annotations| annotations.get(&key)) else {
+        return Ok(None);
+    };
+    text.parse().map(Some).map_err(|error| format!("node annotation {key}: {error}"))
+}
+
+/// Equal devices, numbered from 0, of a node whose plugin is the old one.
+fn of_capacity(node: &Node, names: &ResourceNames) -> Option<NodeReport> {
+    let n_gpus = node.capacity(GPU_COUNT).filter(|count| (1..=MAX_GPUS).contains(count))?;
+    let units = node.capacity(&names.memory)? / n_gpus;
+    let (unit, problems) = match published_unit(node, names) {
+        Ok(unit) => (unit, Vec::new()),
+        Err(problem) => (None, vec![problem]),
+    };
+    let unit_bytes = unit.unwrap_or(MemoryUnit::MIB).bytes();
+    let gpus = equal_gpus(n_gpus, units.saturating_mul(unit_bytes));
+    // Zero units is what kubelet shows while a plugin has not registered again; nothing can be said until it has.
+    let gpus = if units == 0 { Vec::new() } else { gpus };
+    Some(NodeReport { inventory: Inventory { gpus, unit_bytes: Some(unit_bytes) }, opaque: unit.is_none(), problems })
+}
+
+/// What a node that does not exist yet would have, by its template alone.
+pub fn of_template(node: &Node, names: &ResourceNames) -> Option<NodeReport> {
+    let Some(bytes) = node.capacity(GPU_MEMORY) else {
+        return of_capacity(node, names);
+    };
+    let per_gpu = u64::from(DEFAULT_SLOTS);
+    let percent = || node.capacity(GPU_CORE).or_else(|| node.capacity(GPU_SHARED)).map(|percent| percent / per_gpu);
+    let n_gpus = node.capacity(GPU_COUNT).or_else(percent).filter(|count| (1..=MAX_GPUS).contains(count))?;
+    let unit_bytes = published_unit(node, names).ok().flatten().map(MemoryUnit::bytes);
+    let inventory = Inventory { gpus: equal_gpus(n_gpus, bytes / n_gpus), unit_bytes };
+    Some(NodeReport { inventory, opaque: false, problems: Vec::new() })
+}
+
+fn equal_gpus(n_gpus: u64, memory_bytes: u64) -> Vec<placement::Gpu> {
+    let gpu = |minor: u32| placement::Gpu {
+        uuid: GpuUuid::from(format!("{MADE_UP}{minor}")),
+        minor,
+        memory_bytes,
+        core: 100,
+        slots: DEFAULT_SLOTS,
+        healthy: true,
+    };
+    (0..u32::try_from(n_gpus).unwrap_or(0)).map(gpu).collect()
+}
+
+/// The UUID for records; empty for a device that is known by its minor only.
+pub fn record_id(uuid: &GpuUuid) -> &str {
+    if uuid.as_str().starts_with(MADE_UP) { "" } else { uuid.as_str() }
+}
+
+#[cfg(test)]
+mod tests;

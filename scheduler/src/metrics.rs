@@ -1,0 +1,205 @@
+//! What Prometheus is told: counts and times of requests, and the state as it is when asked.
+//!
+//! Gauges of state are read from the index at scrape time, so they cannot drift from it.
+
+use std::fmt;
+use std::time::Instant;
+
+use placement::Reason;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::index::{Census, Shared};
+
+/// Upper bounds of the buckets of request times, in seconds: fine where filters are, wide enough for binds.
+const BUCKETS: [f64; 17] =
+    [0.000_05, 0.000_1, 0.000_2, 0.000_3, 0.000_5, 0.000_75, 0.001, 0.002, 0.004, 0.008, 0.016, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0];
+
+/// A verb of the extender.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// Which nodes fit.
+    Filter,
+    /// How good they are.
+    Prioritize,
+    /// Bind a pod.
+    Bind,
+    /// Show the state.
+    Inspect,
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// Answered.
+    Ok,
+    /// Answered with a refusal or an error text.
+    Refused,
+    /// Not a request that can be read.
+    Malformed,
+    /// The watches have not synced.
+    NotReady,
+    /// A bind of which nobody knows whether it was written.
+    Unknown,
+}
+
+impl Verb {
+    const fn label(self) -> &'static str {
+        match self {
+            Self::Filter => "filter",
+            Self::Prioritize => "prioritize",
+            Self::Bind => "bind",
+            Self::Inspect => "inspect",
+        }
+    }
+}
+
+impl Ending {
+    const fn label(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Refused => "refused",
+            Self::Malformed => "malformed",
+            Self::NotReady => "not_ready",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RequestLabels {
+    verb: &'static str,
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct VerbLabels {
+    verb: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabels {
+    reason: &'static str,
+}
+
+/// Counts and times of requests.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    requests: Family<RequestLabels, Counter>,
+    seconds: Family<VerbLabels, Histogram, fn() -> Histogram>,
+    refusals: Family<ReasonLabels, Counter>,
+}
+
+/// Measures one request; counts it when dropped.
+#[derive(Debug)]
+pub struct Timer<'a> {
+    metrics: &'a Metrics,
+    verb: Verb,
+    started: Instant,
+    /// How the request ends, unless said otherwise.
+    pub ending: Ending,
+}
+
+impl Metrics {
+    /// Registers everything, the gauges of `index` too.
+    pub fn register(registry: &mut Registry, index: Shared<crate::index::Index>) -> Self {
+        let metrics = Self {
+            requests: Family::default(),
+            seconds: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
+            refusals: Family::default(),
+        };
+        registry.register("requests", "Requests by verb and outcome", metrics.requests.clone());
+        registry.register_with_unit("request", "Time from the whole request to its answer", Unit::Seconds, metrics.seconds.clone());
+        registry.register("refused_nodes", "Nodes refused by filters, by reason", metrics.refusals.clone());
+        registry.register_collector(Box::new(State(index)));
+        metrics
+    }
+
+    /// Starts to measure a request.
+    pub fn time(&self, verb: Verb) -> Timer<'_> {
+        Timer { metrics: self, verb, started: Instant::now(), ending: Ending::Ok }
+    }
+
+    /// Counts nodes that a filter refused.
+    pub fn refused(&self, reason: Reason, n_nodes: u64) {
+        self.refusals.get_or_create(&ReasonLabels { reason: reason.label() }).inc_by(n_nodes);
+    }
+}
+
+impl Drop for Timer<'_> {
+    fn drop(&mut self) {
+        let labels = RequestLabels { verb: self.verb.label(), outcome: self.ending.label() };
+        self.metrics.requests.get_or_create(&labels).inc();
+        let seconds = self.started.elapsed().as_secs_f64();
+        self.metrics.seconds.get_or_create(&VerbLabels { verb: self.verb.label() }).observe(seconds);
+    }
+}
+
+/// Reads gauges from the index.
+#[derive(Debug)]
+struct State(Shared<crate::index::Index>);
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct GpuLabels {
+    node: String,
+    minor: u32,
+    uuid: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct KindLabels {
+    kind: &'static str,
+}
+
+impl Collector for State {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        // Copied out first, so that a slow reader of the metrics holds no lock.
+        let census: Census = self.0.read().census();
+        let mut gauge = |name: &str, help: &str, value: u64| -> Result<(), fmt::Error> {
+            let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
+            let metric = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;
+            gauge.encode(metric)
+        };
+        gauge("nodes", "Nodes that the scheduler knows", census.n_nodes)?;
+        gauge("gpu_nodes", "Nodes with GPUs to share", census.n_gpu_nodes)?;
+        gauge("pods", "Pods that hold a share", census.n_pods)?;
+        gauge("pending_pods", "Unbound pods that ask for a share", census.n_pending)?;
+        gauge("assumed_pods", "Pods that were chosen devices for and are not yet seen bound", census.n_assumed)?;
+        gauge("conservative_pods", "Pods whose devices are not known for sure", census.n_conservative)?;
+        gauge("hints", "Pods that room is kept for after a filter left one node", census.n_hints)?;
+        per_kind(&mut encoder, &census)?;
+        per_gpu(&mut encoder, &census, "gpu_memory_total_bytes", "Memory of a GPU", |gpu| gpu.total)?;
+        per_gpu(&mut encoder, &census, "gpu_memory_allocated_bytes", "Memory of a GPU that pods hold", |gpu| gpu.used)
+    }
+}
+
+fn per_kind(encoder: &mut DescriptorEncoder<'_>, census: &Census) -> Result<(), fmt::Error> {
+    let kind = prometheus_client::metrics::MetricType::Gauge;
+    let mut family = encoder.encode_descriptor("synced", "Whether a kind of object has been seen whole", None, kind)?;
+    for (kind, synced) in census.synced {
+        ConstGauge::new(i64::from(synced)).encode(family.encode_family(&KindLabels { kind })?)?;
+    }
+    Ok(())
+}
+
+fn per_gpu(
+    encoder: &mut DescriptorEncoder<'_>,
+    census: &Census,
+    name: &str,
+    help: &str,
+    value: impl Fn(&crate::index::GpuCensus) -> u64,
+) -> Result<(), fmt::Error> {
+    let kind = prometheus_client::metrics::MetricType::Gauge;
+    let mut family = encoder.encode_descriptor(name, help, None, kind)?;
+    for gpu in &census.gpus {
+        let labels = GpuLabels { node: gpu.node.clone(), minor: gpu.minor, uuid: gpu.uuid.clone() };
+        let gauge = ConstGauge::new(i64::try_from(value(gpu)).unwrap_or(i64::MAX));
+        gauge.encode(family.encode_family(&labels)?)?;
+    }
+    Ok(())
+}

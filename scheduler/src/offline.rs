@@ -1,0 +1,65 @@
+//! An extender with a given state and no API server behind it: for benchmarks, tests and trials.
+//!
+//! Its binds fail, as nobody listens.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use kube::Client;
+use placement::Policies;
+use prometheus_client::registry::Registry;
+use proto::node::Node;
+use proto::pod::Pod;
+use proto::resource::ResourceNames;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::bind::Binder;
+use crate::config::Serving;
+use crate::extender::Extender;
+use crate::index::{Index, RawDevice, Shared};
+use crate::metrics::Metrics;
+use crate::watch::Follow;
+
+/// An index that has seen these objects, and nothing else, whole. Objects that cannot be read are left out.
+pub fn index(nodes: impl Iterator<Item = Value>, devices: impl Iterator<Item = Value>, pods: impl Iterator<Item = Value>) -> Index {
+    let mut index = Index::new(ResourceNames::default(), Policies::default(), Duration::from_secs(30));
+    list::<Node>(&mut index, nodes);
+    list::<RawDevice>(&mut index, devices);
+    list::<Pod>(&mut index, pods);
+    index
+}
+
+fn list<K: DeserializeOwned>(index: &mut Index, objects: impl Iterator<Item = Value>)
+where
+    Index: Follow<K>,
+{
+    Follow::<K>::begin_list(index);
+    for object in objects.filter_map(|object| serde_json::from_value(object).ok()) {
+        index.apply(object);
+    }
+    Follow::<K>::end_list(index);
+}
+
+/// How an extender serves unless told otherwise.
+pub fn serving() -> Serving {
+    Serving {
+        listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+        prefix: "/gpushare-scheduler".to_owned(),
+        max_body: 32 << 20,
+        read_timeout: Duration::from_secs(10),
+        concurrency: 512,
+        tls: None,
+    }
+}
+
+/// An extender that answers from these objects.
+pub fn extender(nodes: impl Iterator<Item = Value>, devices: impl Iterator<Item = Value>, pods: impl Iterator<Item = Value>) -> Extender {
+    let index = Shared::new(index(nodes, devices, pods));
+    let nobody = tower::service_fn(|_: http::Request<kube::client::Body>| async {
+        Err::<http::Response<kube::client::Body>, _>(std::io::Error::from(std::io::ErrorKind::ConnectionRefused))
+    });
+    let metrics = Metrics::register(&mut Registry::default(), index.clone());
+    let binder = Binder::new(Client::new(nobody, "default"), Duration::from_secs(4));
+    Extender::new(index, metrics, binder, &serving())
+}

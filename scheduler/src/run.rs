@@ -1,0 +1,104 @@
+//! Puts the daemon together: configuration, log, client, watches, routes; runs until told to stop.
+
+use std::io::IsTerminal;
+use std::sync::Arc;
+
+use anyhow::Context;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client};
+use placement::{DevicePolicy, NodePolicy, Policies};
+use prometheus_client::registry::Registry;
+use proto::node::Node;
+use proto::pod::Pod;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::info;
+use tracing_subscriber::EnvFilter;
+
+use crate::bind::Binder;
+use crate::config::{Args, Config, Log, LogFormat, PolicyName, Scheduling};
+use crate::extender::{Extender, router};
+use crate::index::{Index, RawDevice, Shared};
+use crate::metrics::Metrics;
+use crate::serve::{serve, tls_acceptor};
+use crate::watch::watch;
+
+/// Runs the daemon until SIGTERM or SIGINT.
+///
+/// # Errors
+/// Whatever keeps it from starting.
+pub async fn run(args: Args) -> anyhow::Result<()> {
+    let config = Config::try_from(args)?;
+    start_log(&config.log)?;
+    let stop = stop_signal()?;
+    let client = client(&config).await?;
+    let index = Shared::new(Index::new(config.scheduling.names.clone(), policies(&config.scheduling), config.scheduling.hint_ttl));
+    let mut registry = Registry::with_prefix("gpushare_scheduler");
+    let metrics = Metrics::register(&mut registry, index.clone());
+    let binder = Binder::new(client.clone(), config.scheduling.bind_timeout);
+    let extender = Arc::new(Extender::new(index.clone(), metrics, binder, &config.serving));
+    let tls = config.serving.tls.as_ref().map(tls_acceptor).transpose()?;
+    let address = config.serving.listen;
+    let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
+    info!(address = %listener.local_addr().unwrap_or(address), prefix = config.serving.prefix, tls = tls.is_some(), "serving");
+    watch_all(&client, &index);
+    tokio::spawn(Arc::clone(&extender).sweep());
+    let router = router(extender, Arc::new(registry), &config.serving);
+    serve(listener, router, tls, config.serving.read_timeout, stop).await;
+    info!("stopped");
+    Ok(())
+}
+
+fn watch_all(client: &Client, index: &Shared<Index>) {
+    tokio::spawn(watch(Api::<Node>::all(client.clone()), index.clone()));
+    tokio::spawn(watch(Api::<RawDevice>::all(client.clone()), index.clone()));
+    tokio::spawn(watch(Api::<Pod>::all(client.clone()), index.clone()));
+}
+
+fn policies(scheduling: &Scheduling) -> Policies {
+    let node = match scheduling.node_policy {
+        PolicyName::Binpack => NodePolicy::Binpack,
+        PolicyName::Spread => NodePolicy::Spread,
+    };
+    let device = match scheduling.device_policy {
+        PolicyName::Binpack => DevicePolicy::Binpack,
+        PolicyName::Spread => DevicePolicy::Spread,
+    };
+    Policies { node, device }
+}
+
+/// A client without retries and rate limits of its own: binds must know what was sent, and how often.
+async fn client(config: &Config) -> anyhow::Result<Client> {
+    let mut settings = match &config.kubeconfig {
+        Some(path) => {
+            let at = || format!("kubeconfig {}", path.display());
+            let file = Kubeconfig::read_from(path).with_context(at)?;
+            kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.with_context(at)?
+        }
+        None => kube::Config::infer().await.context("no kubeconfig and no service account to reach the API server with")?,
+    };
+    settings.default_retry = false;
+    Client::try_from(settings).context("cannot make a client of the API server")
+}
+
+fn start_log(log: &Log) -> anyhow::Result<()> {
+    let filter = EnvFilter::try_new(&log.level).with_context(|| format!("--log-level {:?}", log.level))?;
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let builder = builder.with_ansi(std::io::stderr().is_terminal());
+    let started = match log.format {
+        LogFormat::Text => builder.try_init(),
+        LogFormat::Json => builder.json().flatten_event(true).try_init(),
+    };
+    started.map_err(|error| anyhow::anyhow!("cannot start the log: {error}"))
+}
+
+fn stop_signal() -> anyhow::Result<impl Future<Output = ()>> {
+    let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?;
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => info!("SIGTERM, stopping"),
+            _ = interrupt.recv() => info!("SIGINT, stopping"),
+        }
+    })
+}

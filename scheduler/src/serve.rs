@@ -1,0 +1,149 @@
+//! Accepts connections and serves one router on them, in the clear or over TLS, until told to stop.
+//!
+//! Knows nothing about the routes. A client's certificate is checked here and told to the routes as [`ClientCertificate`].
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use axum::Router;
+use axum::body::Body;
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
+use tower::ServiceExt;
+use tracing::{debug, warn};
+
+use crate::config::TlsFiles;
+
+/// How long requests in work may take to end once the daemon is told to stop.
+const DRAIN: Duration = Duration::from_secs(10);
+
+/// Marks a request whose client has shown a certificate that the configured authorities signed.
+#[derive(Clone, Copy, Debug)]
+pub struct ClientCertificate;
+
+/// Serves until `stop` completes, then lets the requests in work end.
+pub async fn serve(
+    listener: TcpListener,
+    router: Router,
+    tls: Option<TlsAcceptor>,
+    read_timeout: Duration,
+    stop: impl Future<Output = ()>,
+) {
+    let graceful = GracefulShutdown::new();
+    let connection = Connection { router, tls, read_timeout };
+    tokio::pin!(stop);
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = &mut stop => break,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                tokio::spawn(connection.clone().run(stream, graceful.watcher()));
+            }
+            Err(error) => {
+                warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+    drop(listener);
+    if tokio::time::timeout(DRAIN, graceful.shutdown()).await.is_err() {
+        warn!("some requests did not end in time");
+    }
+}
+
+/// What a connection needs to be served.
+#[derive(Clone)]
+struct Connection {
+    router: Router,
+    tls: Option<TlsAcceptor>,
+    read_timeout: Duration,
+}
+
+impl Connection {
+    async fn run(self, stream: TcpStream, watcher: Watcher) {
+        if let Err(error) = stream.set_nodelay(true) {
+            debug!(%error, "cannot set TCP_NODELAY");
+        }
+        let Some(acceptor) = self.tls.clone() else {
+            return self.http(stream, false, watcher).await;
+        };
+        match tokio::time::timeout(self.read_timeout, acceptor.accept(stream)).await {
+            Ok(Ok(stream)) => {
+                let certified = stream.get_ref().1.peer_certificates().is_some();
+                self.http(stream, certified, watcher).await;
+            }
+            Ok(Err(error)) => debug!(%error, "TLS handshake failed"),
+            Err(_) => debug!("TLS handshake took too long"),
+        }
+    }
+
+    async fn http(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, certified: bool, watcher: Watcher) {
+        let router = self.router;
+        let service = hyper::service::service_fn(move |request: Request<Incoming>| answer(router.clone(), request, certified));
+        let mut builder = auto::Builder::new(TokioExecutor::new());
+        builder.http1().timer(TokioTimer::new()).header_read_timeout(self.read_timeout);
+        builder.http2().timer(TokioTimer::new());
+        let connection = builder.serve_connection(TokioIo::new(stream), service).into_owned();
+        if let Err(error) = watcher.watch(connection).await {
+            debug!(error = %error, "connection ended");
+        }
+    }
+}
+
+async fn answer(router: Router, request: Request<Incoming>, certified: bool) -> Result<Response<Body>, Infallible> {
+    let mut request = request.map(Body::new);
+    if certified {
+        request.extensions_mut().insert(ClientCertificate);
+    }
+    router.oneshot(request).await
+}
+
+/// Reads certificates and keys.
+///
+/// # Errors
+/// Names the file that cannot be read or used.
+pub fn tls_acceptor(files: &TlsFiles) -> anyhow::Result<TlsAcceptor> {
+    let chain = certificates(&files.cert)?;
+    let key = PrivateKeyDer::from_pem_file(&files.key).with_context(|| format!("private key {}", files.key.display()))?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ServerConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions()?;
+    let builder = match &files.client_ca {
+        None => builder.with_no_client_auth(),
+        Some(path) => {
+            let mut roots = RootCertStore::empty();
+            for certificate in certificates(path)? {
+                roots.add(certificate).with_context(|| format!("authority in {}", path.display()))?;
+            }
+            // Probes and metrics come without a certificate, so the verbs refuse, not the handshake.
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).allow_unauthenticated();
+            builder.with_client_cert_verifier(verifier.build().with_context(|| format!("authorities in {}", path.display()))?)
+        }
+    };
+    let mut config = builder
+        .with_single_cert(chain, key)
+        .with_context(|| format!("certificate {} with key {}", files.cert.display(), files.key.display()))?;
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+fn certificates(path: &std::path::Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
+    let open = || format!("certificates {}", path.display());
+    let certificates: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path).with_context(open)?.collect();
+    let certificates = certificates.with_context(open)?;
+    anyhow::ensure!(!certificates.is_empty(), "certificates {}: the file holds none", path.display());
+    Ok(certificates)
+}
