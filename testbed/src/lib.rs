@@ -1,0 +1,15 @@
+//! A small Kubernetes in one process, in which gpushare's real binaries run unchanged.
+//!
+//! An API server over HTTP, kubelet's device manager over its sockets and a scheduling loop that calls extenders,
+//! each behaving as the original does where gpushare can tell the difference. Nothing of it ships.
+
+pub mod apiserver;
+pub mod cluster;
+pub mod daemons;
+pub mod http_client;
+pub mod invariants;
+pub mod kube_scheduler;
+pub mod kubelet;
+pub mod manifests;
+pub mod observer;
+pub mod rbac;

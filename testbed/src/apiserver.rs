@@ -1,0 +1,154 @@
+//! An in-process Kubernetes API server: real clients talk to it over HTTP on loopback.
+//!
+//! It has the rules of the API (resource versions, watches, patches, apply, grace, binding, ...) over untyped
+//! objects in memory. It has no authorisation, no admission plugins or webhooks, no garbage collector, no
+//! controllers and no persistence.
+//!
+//! `store`, `event_log`, `selector`, `patch`, `pod` and `verbs` are synchronous and touch no network; `http` is a
+//! thin layer over them, and [`Cluster`] the same thing for callers in this process.
+
+mod access;
+mod cluster;
+mod discovery;
+mod event_form;
+mod event_log;
+mod faults;
+mod http;
+mod kubeconfig;
+mod name;
+mod object;
+mod patch;
+mod pod;
+mod pod_log;
+mod read;
+mod render;
+mod resource;
+mod selector;
+mod status;
+mod store;
+mod table;
+mod verbs;
+mod watch;
+
+use std::collections::{BTreeSet, HashMap};
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+pub use self::access::{Access, User};
+pub use self::cluster::Cluster;
+pub use self::event_log::Change;
+pub use self::faults::{Fault, Faults, HeldWatches, Injected, Matching};
+pub use self::resource::Resource;
+pub use self::status::ApiError;
+pub use self::watch::{Watch, WatchEvent};
+
+use self::access::{Audit, Tokens};
+use self::http::Server;
+
+/// How to run a server.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Where to listen; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// How many changes per resource lists and watches can look back.
+    pub event_window: usize,
+    /// How often watches get bookmarks.
+    pub bookmark_interval: Duration,
+    /// Bearer tokens and whom they stand for; with none, no token is asked for.
+    pub tokens: HashMap<String, User>,
+}
+
+impl Config {
+    /// A free port on loopback, no tokens, and the look-back of an ordinary cluster.
+    pub fn loopback() -> Self {
+        Self {
+            listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            event_window: 50_000,
+            bookmark_interval: Duration::from_secs(60),
+            tokens: HashMap::new(),
+        }
+    }
+}
+
+/// A running server.
+#[derive(Debug)]
+pub struct ApiServer {
+    address: SocketAddr,
+    server: Arc<Server>,
+    serving: JoinHandle<()>,
+}
+
+impl ApiServer {
+    /// Starts a server with an empty cluster.
+    pub async fn start(config: Config) -> io::Result<Self> {
+        let cluster = Cluster::new(config.event_window);
+        Self::start_with(config, cluster).await
+    }
+
+    /// Starts a server over an existing cluster, such as that of a server that was shut down.
+    pub async fn start_with(config: Config, cluster: Cluster) -> io::Result<Self> {
+        let listener = TcpListener::bind(config.listen).await?;
+        let address = listener.local_addr()?;
+        let server = Arc::new(Server {
+            cluster,
+            tokens: Tokens::new(config.tokens),
+            audit: Audit::new(),
+            faults: Faults::new(),
+            bookmark_interval: config.bookmark_interval,
+            stopping: CancellationToken::new(),
+        });
+        let serving = tokio::spawn(http::serve(listener, Arc::clone(&server)));
+        Ok(Self { address, server, serving })
+    }
+
+    /// Base URL without a trailing slash.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Where the server listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The objects behind the server, without HTTP.
+    pub fn cluster(&self) -> &Cluster {
+        &self.server.cluster
+    }
+
+    /// What to break.
+    pub fn faults(&self) -> &Faults {
+        &self.server.faults
+    }
+
+    /// Which kinds of access have been used over HTTP so far.
+    pub fn accesses(&self) -> BTreeSet<Access> {
+        self.server.audit.snapshot()
+    }
+
+    /// Makes a token stand for a user from now on. The first one turns authentication on.
+    pub fn add_token(&self, token: &str, user: User) {
+        self.server.tokens.add(token.to_owned(), user);
+    }
+
+    /// Writes a kubeconfig file for a user; it holds the user's token if there is one.
+    pub fn kubeconfig(&self, path: &Path, user: &str) -> io::Result<()> {
+        let text = kubeconfig::render(&self.url(), user, self.server.tokens.of(user).as_deref());
+        std::fs::write(path, text)
+    }
+
+    /// Stops accepting, ends all watches, and waits for the running requests.
+    pub async fn shutdown(self) {
+        self.server.stopping.cancel();
+        if let Err(error) = self.serving.await {
+            tracing::warn!(%error, "the API server did not end cleanly");
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! The in-process handle to the API: the same rules as over HTTP without the HTTP, for the parts of the testbed.
+//!
+//! Objects are untyped and shared. Access control, audit and injected faults belong to the HTTP layer and do not
+//! apply here.
+
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use chrono::Utc;
+use serde_json::{Value, json};
+
+use super::patch::Format;
+use super::pod_log::PodLogs;
+use super::read::ListQuery;
+use super::resource::{Registry, Resource};
+use super::selector::Selectors;
+use super::status::ApiError;
+use super::store::{Key, Store};
+use super::verbs::delete::DeleteOptions;
+use super::verbs::{State, Target, WriteOptions};
+use super::watch::{Start, Watch};
+use super::{object, read};
+
+/// A cheap handle to one API; clones share it.
+#[derive(Debug, Clone)]
+pub struct Cluster {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    state: RwLock<State>,
+    logs: PodLogs,
+}
+
+/// Namespaces that every cluster has.
+const NAMESPACES: &[&str] = &["default", "kube-node-lease", "kube-public", "kube-system"];
+
+impl Cluster {
+    /// An empty cluster that remembers `event_window` changes per resource.
+    pub fn new(event_window: usize) -> Self {
+        let state = State { store: Store::new(event_window), registry: Registry::new() };
+        let cluster = Self { inner: Arc::new(Inner { state: RwLock::new(state), logs: PodLogs::new() }) };
+        for name in NAMESPACES {
+            let namespace = json!({"metadata": {"name": name}});
+            if let Err(error) = cluster.create("namespaces", namespace) {
+                tracing::error!(%error, name, "cannot create a namespace");
+            }
+        }
+        cluster
+    }
+
+    pub(crate) fn state(&self) -> RwLockReadGuard<'_, State> {
+        self.inner.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn state_mut(&self) -> RwLockWriteGuard<'_, State> {
+        self.inner.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn logs(&self) -> &PodLogs {
+        &self.inner.logs
+    }
+
+    /// The resource named `plural` or `plural.group`.
+    pub fn resource(&self, name: &str) -> Result<Arc<Resource>, ApiError> {
+        let found = self.state().registry.named(name);
+        found.ok_or_else(|| ApiError::new(404, format!("the server doesn't have a resource type \"{name}\"")))
+    }
+
+    fn target(&self, resource: &str, namespace: &str, name: &str) -> Result<Target, ApiError> {
+        let resource = self.resource(resource)?;
+        let namespace = if resource.namespaced { namespace.to_owned() } else { String::new() };
+        Ok(Target { resource, namespace, name: name.to_owned(), status: false })
+    }
+
+    /// An object; the namespace is ignored for cluster-scoped resources.
+    pub fn get(&self, resource: &str, namespace: &str, name: &str) -> Result<Arc<Value>, ApiError> {
+        let target = self.target(resource, namespace, name)?;
+        let version = self.state().current(&target)?;
+        Ok(Arc::clone(&version.value))
+    }
+
+    /// All objects of a resource, in all namespaces or in one, ordered by namespace and name.
+    pub fn list(&self, resource: &str, namespace: Option<&str>) -> Result<Vec<Arc<Value>>, ApiError> {
+        let resource = self.resource(resource)?;
+        let query = ListQuery { namespace: namespace.map(str::to_owned), ..ListQuery::default() };
+        let page = read::list(&self.state().store, &resource.storage, &query)?;
+        Ok(page.items.iter().map(|v| Arc::clone(&v.value)).collect())
+    }
+
+    /// Creates an object; `apiVersion`, `kind` and the namespace `default` are filled in where missing.
+    pub fn create(&self, resource: &str, mut value: Value) -> Result<Arc<Value>, ApiError> {
+        let target = self.target_of(resource, &mut value)?;
+        let unnamed = Target { name: String::new(), ..target };
+        let written = self.state_mut().create(&unnamed, value, &options())?;
+        Ok(Arc::clone(&written.version.value))
+    }
+
+    /// Replaces an object, status excepted.
+    pub fn update(&self, resource: &str, mut value: Value) -> Result<Arc<Value>, ApiError> {
+        let target = self.target_of(resource, &mut value)?;
+        let written = self.state_mut().update(&target, value, &options())?;
+        Ok(Arc::clone(&written.version.value))
+    }
+
+    fn target_of(&self, resource: &str, value: &mut Value) -> Result<Target, ApiError> {
+        let mut target = self.target(resource, "", object::text(value, "/metadata/name"))?;
+        let map = object::make_object(value);
+        object::default(map, "apiVersion", target.resource.api_version());
+        object::default(map, "kind", target.resource.kind.clone());
+        if target.resource.namespaced {
+            object::default(object::meta(value), "namespace", "default");
+            object::text(value, "/metadata/namespace").clone_into(&mut target.namespace);
+        }
+        Ok(target)
+    }
+
+    /// Patches an object by JSON merge patch.
+    pub fn patch(&self, resource: &str, namespace: &str, name: &str, patch: Value) -> Result<Arc<Value>, ApiError> {
+        let target = self.target(resource, namespace, name)?;
+        self.apply_patch(&target, Format::Merge, patch)
+    }
+
+    /// Patches an object's status: `patch` is the new part of the status itself. Lists with merge keys, such as
+    /// conditions, merge by key for built-in kinds.
+    pub fn patch_status(&self, resource: &str, namespace: &str, name: &str, patch: &Value) -> Result<Arc<Value>, ApiError> {
+        let target = Target { status: true, ..self.target(resource, namespace, name)? };
+        let format = if target.resource.custom { Format::Merge } else { Format::Strategic };
+        self.apply_patch(&target, format, json!({"status": patch}))
+    }
+
+    fn apply_patch(&self, target: &Target, format: Format, patch: Value) -> Result<Arc<Value>, ApiError> {
+        let written = self.state_mut().patch(target, format, patch, &options())?;
+        Ok(Arc::clone(&written.version.value))
+    }
+
+    /// Deletes an object, a pod with the given grace (or its own for `None`). Returns whether it is gone already.
+    pub fn delete(&self, resource: &str, namespace: &str, name: &str, grace_seconds: Option<i64>) -> Result<bool, ApiError> {
+        let target = self.target(resource, namespace, name)?;
+        let deletion = DeleteOptions { grace: grace_seconds, now: Utc::now(), ..DeleteOptions::default() };
+        let deleted = self.state_mut().delete(&target, &deletion)?;
+        Ok(deleted.removed)
+    }
+
+    /// Binds a pod with a Binding object, as `POST pods/{name}/binding` does.
+    pub fn bind(&self, namespace: &str, pod: &str, mut binding: Value) -> Result<Arc<Value>, ApiError> {
+        let target = self.target("pods", namespace, pod)?;
+        object::default(object::make_object(&mut binding), "kind", "Binding");
+        let version = self.state_mut().bind(&target, &binding, &options())?;
+        Ok(Arc::clone(&version.value))
+    }
+
+    /// Watches a resource, in all namespaces or in one, with label and field selectors in their usual text form
+    /// (empty for everything). With `after` none, every present object comes first as added.
+    pub fn watch(
+        &self,
+        resource: &str,
+        namespace: Option<&str>,
+        label_selector: &str,
+        field_selector: &str,
+        after: Option<u64>,
+    ) -> Result<Watch, ApiError> {
+        let resource = self.resource(resource)?;
+        let selectors = Selectors::parse(label_selector, field_selector)?;
+        let start = after.map_or(Start::Present, Start::After);
+        Watch::new(self, &resource.storage, namespace, selectors, start)
+    }
+
+    /// The revision of the latest write.
+    pub fn revision(&self) -> u64 {
+        self.state().store.revision()
+    }
+
+    /// Forgets all past changes: lists and watches from earlier revisions get 410 from now on.
+    pub fn compact(&self) {
+        self.state_mut().store.compact();
+    }
+
+    /// Adds text to a container's log. The log goes when a pod of that name is created anew or removed.
+    pub fn append_log(&self, namespace: &str, pod: &str, container: &str, text: &str) {
+        let key = Key::new(namespace, pod);
+        let uid = self.get("pods", namespace, pod).map(|p| object::text(&p, "/metadata/uid").to_owned());
+        self.inner.logs.append(key, uid.unwrap_or_default(), container, text);
+    }
+}
+
+fn options() -> WriteOptions {
+    WriteOptions { dry_run: false, manager: "testbed".to_owned(), force: false, now: Utc::now() }
+}

@@ -1,0 +1,227 @@
+//! Injected faults: what goes wrong, for which requests, and how often.
+//!
+//! Faults concern requests over HTTP only; the rules of the API itself never see them.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{broadcast, watch};
+
+use super::status::ApiError;
+
+/// What a fault does to a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// The request is handled after a delay.
+    Delay(Duration),
+    /// The request is refused with this HTTP status.
+    Refuse(u16),
+    /// The request is refused with this HTTP status and a Retry-After in seconds.
+    RefuseUntil(u16, u32),
+    /// The connection closes before the request is handled.
+    DropConnection,
+    /// The request is handled and the connection closes instead of a reply.
+    DropReply,
+}
+
+type NamePredicate = dyn Fn(&str) -> bool + Send + Sync;
+
+/// Which requests a fault meets.
+#[derive(Clone, Default)]
+pub struct Matching {
+    verb: Option<String>,
+    resource: Option<String>,
+    subresource: Option<String>,
+    name: Option<Arc<NamePredicate>>,
+    times: Option<u64>,
+}
+
+impl std::fmt::Debug for Matching {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Matching")
+            .field("verb", &self.verb)
+            .field("resource", &self.resource)
+            .field("subresource", &self.subresource)
+            .field("times", &self.times)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Matching {
+    /// Every request for a resource, always.
+    pub fn anything() -> Self {
+        Self::default()
+    }
+
+    /// Only this RBAC verb.
+    #[must_use]
+    pub fn verb(self, verb: &str) -> Self {
+        Self { verb: Some(verb.to_owned()), ..self }
+    }
+
+    /// Only this plural resource.
+    #[must_use]
+    pub fn resource(self, plural: &str) -> Self {
+        Self { resource: Some(plural.to_owned()), ..self }
+    }
+
+    /// Only this subresource; empty for the object itself.
+    #[must_use]
+    pub fn subresource(self, subresource: &str) -> Self {
+        Self { subresource: Some(subresource.to_owned()), ..self }
+    }
+
+    /// Only objects whose name satisfies this; the name of a collection is empty.
+    #[must_use]
+    pub fn name(self, accepts: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
+        Self { name: Some(Arc::new(accepts)), ..self }
+    }
+
+    /// Only the first so many requests.
+    #[must_use]
+    pub fn times(self, times: u64) -> Self {
+        Self { times: Some(times), ..self }
+    }
+
+    fn accepts(&self, call: &Call<'_>) -> bool {
+        let is = |wanted: &Option<String>, found: &str| wanted.as_deref().is_none_or(|w| w == found);
+        is(&self.verb, call.verb)
+            && is(&self.resource, call.resource)
+            && is(&self.subresource, call.subresource)
+            && self.name.as_ref().is_none_or(|accepts| accepts(call.name))
+    }
+}
+
+/// A request, as faults see it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Call<'a> {
+    pub(crate) verb: &'a str,
+    pub(crate) resource: &'a str,
+    pub(crate) subresource: &'a str,
+    pub(crate) name: &'a str,
+}
+
+#[derive(Debug)]
+struct Rule {
+    matching: Matching,
+    fault: Fault,
+    n_hits: Arc<AtomicU64>,
+}
+
+/// An injected fault; it stays until [`Self::remove`].
+#[derive(Debug)]
+pub struct Injected {
+    id: u64,
+    faults: Faults,
+    n_hits: Arc<AtomicU64>,
+}
+
+impl Injected {
+    /// How many requests the fault has met.
+    pub fn hits(&self) -> u64 {
+        self.n_hits.load(Ordering::Acquire)
+    }
+
+    /// Ends the fault.
+    pub fn remove(self) {
+        self.faults.0.rules.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
+    }
+}
+
+/// The events of watches on a resource, held back until this is dropped.
+#[derive(Debug)]
+pub struct HeldWatches {
+    resource: String,
+    faults: Faults,
+}
+
+impl Drop for HeldWatches {
+    fn drop(&mut self) {
+        self.faults.0.held.send_modify(|held| {
+            if let Some(at) = held.iter().position(|r| *r == self.resource) {
+                held.swap_remove(at);
+            }
+        });
+    }
+}
+
+/// All faults of one server; clones share them.
+#[derive(Debug, Clone)]
+pub struct Faults(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    rules: Mutex<BTreeMap<u64, Rule>>,
+    next_id: AtomicU64,
+    held: watch::Sender<Vec<String>>,
+    cut: broadcast::Sender<String>,
+}
+
+impl Faults {
+    pub(crate) fn new() -> Self {
+        Self(Arc::new(Inner {
+            rules: Mutex::new(BTreeMap::new()),
+            next_id: AtomicU64::new(0),
+            held: watch::Sender::new(Vec::new()),
+            cut: broadcast::Sender::new(16),
+        }))
+    }
+
+    /// Makes matching requests fail from now on. Where several faults match, the oldest counts.
+    pub fn inject(&self, matching: Matching, fault: Fault) -> Injected {
+        let n_hits = Arc::new(AtomicU64::new(0));
+        let id = self.0.next_id.fetch_add(1, Ordering::Relaxed);
+        let rule = Rule { matching, fault, n_hits: Arc::clone(&n_hits) };
+        self.0.rules.lock().unwrap_or_else(PoisonError::into_inner).insert(id, rule);
+        Injected { id, faults: self.clone(), n_hits }
+    }
+
+    /// Ends all injected faults.
+    pub fn clear(&self) {
+        self.0.rules.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    /// Cuts the connections of all watches on a resource (plural), or of all watches for an empty name.
+    pub fn drop_watches(&self, resource: &str) {
+        // Without a running watch there is nobody to tell.
+        let _ = self.0.cut.send(resource.to_owned());
+    }
+
+    /// Holds back the events of all watches on a resource (plural) until the result is dropped.
+    pub fn hold_watches(&self, resource: &str) -> HeldWatches {
+        self.0.held.send_modify(|held| held.push(resource.to_owned()));
+        HeldWatches { resource: resource.to_owned(), faults: self.clone() }
+    }
+
+    /// The fault that meets a request, if any; counts as a hit.
+    pub(crate) fn meet(&self, call: &Call<'_>) -> Option<Fault> {
+        let mut rules = self.0.rules.lock().unwrap_or_else(PoisonError::into_inner);
+        let rule = rules.values_mut().find(|r| r.matching.times != Some(0) && r.matching.accepts(call))?;
+        rule.matching.times = rule.matching.times.map(|n| n - 1);
+        rule.n_hits.fetch_add(1, Ordering::AcqRel);
+        Some(rule.fault)
+    }
+
+    pub(crate) fn held(&self) -> watch::Receiver<Vec<String>> {
+        self.0.held.subscribe()
+    }
+
+    pub(crate) fn cuts(&self) -> broadcast::Receiver<String> {
+        self.0.cut.subscribe()
+    }
+}
+
+/// The error of an injected refusal.
+pub(crate) fn refusal(code: u16, retry_after: Option<u32>) -> ApiError {
+    let text = match code {
+        409 => "the object has been modified; please apply your changes to the latest version and try again",
+        410 => "the requested resource version is too old",
+        429 => "too many requests, please try again later",
+        503 => "the server is currently unable to handle the request",
+        504 => "the request did not complete within the allotted timeout",
+        _ => "internal error",
+    };
+    ApiError { retry_after, ..ApiError::new(code, text) }
+}

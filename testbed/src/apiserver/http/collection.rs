@@ -1,0 +1,142 @@
+//! Requests for a collection: list, watch, deletecollection.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::response::Response;
+use bytes::{Bytes, BytesMut};
+use http::HeaderValue;
+
+use super::answer::{body_answer, bytes_answer};
+use super::watch_stream::{Plan, WatchStream};
+use super::{ApiRequest, Server};
+use crate::apiserver::read::{self, ListQuery};
+use crate::apiserver::render::{self, View};
+use crate::apiserver::selector::{FieldSelector, Selectors};
+use crate::apiserver::status::ApiError;
+use crate::apiserver::store::Version;
+use crate::apiserver::watch::{Start, Watch};
+
+/// Bytes of a list that are put together at a time.
+const CHUNK: usize = 256 * 1024;
+
+impl ApiRequest {
+    fn selectors(&self) -> Result<Selectors, ApiError> {
+        let text = |key| self.query.get(key).unwrap_or_default();
+        let mut selectors = Selectors::parse(text("labelSelector"), text("fieldSelector"))?;
+        if !self.route.name.is_empty() {
+            selectors.fields = selectors.fields.and(FieldSelector::name(&self.route.name));
+        }
+        Ok(selectors)
+    }
+
+    fn list_query(&self) -> Result<ListQuery, ApiError> {
+        let revision = self.query.number("resourceVersion")?;
+        let matching = self.query.get("resourceVersionMatch");
+        if matching.is_some() && revision.is_none() {
+            return Err(invalid("resourceVersionMatch is forbidden unless resourceVersion is provided"));
+        }
+        if !matches!(matching, None | Some("Exact" | "NotOlderThan")) {
+            return Err(invalid("resourceVersionMatch must be Exact or NotOlderThan"));
+        }
+        let limit = self.query.number("limit")?.map(|l| usize::try_from(l).unwrap_or(usize::MAX));
+        let exact = matching == Some("Exact") || (limit.is_some_and(|l| l > 0) && matching.is_none());
+        Ok(ListQuery {
+            namespace: self.route.namespace.clone(),
+            selectors: self.selectors()?,
+            limit,
+            token: self.query.get("continue").map(str::to_owned),
+            revision,
+            exact,
+        })
+    }
+}
+
+fn invalid(why: &str) -> ApiError {
+    ApiError::new(422, format!("ListOptions.meta.k8s.io \"\" is invalid: {why}"))
+}
+
+pub(super) fn list(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
+    let view = request.view()?;
+    let query = request.list_query()?;
+    let resource = Arc::clone(&request.route.resource);
+    let page = read::list(&server.cluster.state().store, &resource.storage, &query)?;
+    let meta = render::list_meta(page.revision, page.next.as_deref(), page.remaining);
+    let (head, tail) = render::envelope(view, &resource, &meta);
+    let mut items = page.items.into_iter().map(move |v| render::item(view, &resource, &v)).peekable();
+    let mut head = Some(head);
+    let chunks = std::iter::from_fn(move || {
+        let mut chunk = BytesMut::with_capacity(CHUNK);
+        match head.take() {
+            Some(head) => chunk.extend_from_slice(head.as_bytes()),
+            None if items.peek().is_none() => return None,
+            None => chunk.extend_from_slice(b","),
+        }
+        while let Some(item) = items.next() {
+            chunk.extend_from_slice(&item);
+            if chunk.len() >= CHUNK || items.peek().is_none() {
+                break;
+            }
+            chunk.extend_from_slice(b",");
+        }
+        if items.peek().is_none() {
+            chunk.extend_from_slice(tail.as_bytes());
+        }
+        Some(Ok::<Bytes, std::convert::Infallible>(chunk.freeze()))
+    });
+    let body = Body::from_stream(futures::stream::iter(chunks));
+    Ok(body_answer(200, HeaderValue::from_static("application/json"), body))
+}
+
+pub(super) fn watch(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
+    let view = request.view()?;
+    let resource = Arc::clone(&request.route.resource);
+    let bookmarks = request.query.is_set("allowWatchBookmarks");
+    let streams_list = request.query.is_set("sendInitialEvents");
+    let matching = request.query.get("resourceVersionMatch");
+    if streams_list && (matching != Some("NotOlderThan") || !bookmarks) {
+        let why = "sendInitialEvents requires resourceVersionMatch=NotOlderThan and allowWatchBookmarks=true";
+        return Err(invalid(why));
+    }
+    if !streams_list && matching.is_some() && request.query.get("sendInitialEvents").is_none() {
+        return Err(invalid("resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided"));
+    }
+    let start = match request.query.number("resourceVersion")? {
+        Some(rv) if rv > 0 && !streams_list => Start::After(rv),
+        _ if request.query.get("sendInitialEvents") == Some("false") => Start::After(server.cluster.revision()),
+        _ => Start::Present,
+    };
+    let namespace = request.route.namespace.as_deref();
+    let watch = Watch::new(&server.cluster, &resource.storage, namespace, request.selectors()?, start);
+    let plan = Plan {
+        view,
+        resource,
+        bookmarks,
+        ends_initial_events: streams_list,
+        timeout: request.query.number("timeoutSeconds")?.filter(|s| *s > 0).map(Duration::from_secs),
+    };
+    let stream = WatchStream::new(server, watch, plan);
+    Ok(body_answer(200, HeaderValue::from_static("application/json"), Body::from_stream(stream.into_stream())))
+}
+
+pub(super) fn delete(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
+    let options = request.delete_options()?;
+    let selectors = request.selectors()?;
+    let target = request.route.target();
+    let mut state = server.cluster.state_mut();
+    let deleted: Vec<Arc<Version>> = state.delete_collection(&target, &selectors, &options)?;
+    let revision = state.store.revision();
+    drop(state);
+    let meta = render::list_meta(revision, None, None);
+    let (head, tail) = render::envelope(View::Object, &target.resource, &meta);
+    let mut body = BytesMut::from(head.as_bytes());
+    for (i, version) in deleted.iter().enumerate() {
+        if i > 0 {
+            body.extend_from_slice(b",");
+        }
+        body.extend_from_slice(&render::item(View::Object, &target.resource, version));
+    }
+    body.extend_from_slice(tail.as_bytes());
+    Ok(bytes_answer(200, body.freeze()))
+}

@@ -1,0 +1,167 @@
+//! Requests for one object: get, create, update, patch, delete, and the pods' own subresources.
+
+use std::sync::Arc;
+
+use axum::response::Response;
+use chrono::Utc;
+use serde_json::{Value, json};
+
+use super::answer::{bytes_answer, json_answer, text_answer};
+use super::{ApiRequest, Server};
+use crate::apiserver::object;
+use crate::apiserver::patch::Format;
+use crate::apiserver::render::{self, View};
+use crate::apiserver::resource::Resource;
+use crate::apiserver::status::{ApiError, success};
+use crate::apiserver::store::Version;
+use crate::apiserver::verbs::delete::DeleteOptions;
+use crate::apiserver::verbs::{Target, WriteOptions};
+
+impl ApiRequest {
+    /// The view the client prefers.
+    pub(super) fn view(&self) -> Result<View, ApiError> {
+        View::negotiate(&self.accept, self.query.get("includeObject"))
+            .ok_or_else(|| ApiError::new(406, "only the following media types are accepted: application/json"))
+    }
+
+    fn write_options(&self) -> WriteOptions {
+        let agent = self.user_agent.split('/').next().unwrap_or_default();
+        let default = if self.content_type.starts_with("application/apply-patch") { "" } else { agent };
+        WriteOptions {
+            dry_run: self.query.get("dryRun") == Some("All"),
+            manager: self.query.get("fieldManager").unwrap_or(default).to_owned(),
+            force: self.query.is_set("force"),
+            now: Utc::now(),
+        }
+    }
+
+    fn one(&self, code: u16, resource: &Resource, version: &Version) -> Result<Response, ApiError> {
+        Ok(bytes_answer(code, render::one(self.view()?, resource, version)))
+    }
+
+    /// The options of a deletion: from the body, and from the query where the body says nothing.
+    pub(super) fn delete_options(&self) -> Result<DeleteOptions, ApiError> {
+        let mut options = DeleteOptions::read(&self.read_body()?, Utc::now());
+        if let Some(text) = self.query.get("gracePeriodSeconds") {
+            let parsed = text.parse().map_err(|_| ApiError::bad_request("gracePeriodSeconds must be an integer"))?;
+            options.grace = options.grace.or(Some(parsed));
+        }
+        options.dry_run |= self.query.get("dryRun") == Some("All");
+        Ok(options)
+    }
+}
+
+pub(super) fn get(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
+    let version = server.cluster.state().current(&request.route.target())?;
+    request.one(200, &request.route.resource, &version)
+}
+
+pub(super) fn create(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
+    if !request.route.name.is_empty() {
+        return Err(ApiError::method_not_allowed(&request.route.resource.qualified(), "create"));
+    }
+    if request.route.resource.is("", "bindings") {
+        return bind(server, request);
+    }
+    request.view()?;
+    let options = WriteOptions { force: false, ..request.write_options() };
+    let written = server.cluster.state_mut().create(&request.route.target(), request.read_body()?, &options)?;
+    request.one(201, &request.route.resource, &written.version)
+}
+
+pub(super) fn update(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
+    request.view()?;
+    let body = request.read_body()?;
+    let written = server.cluster.state_mut().update(&request.route.target(), body, &request.write_options())?;
+    request.one(200, &request.route.resource, &written.version)
+}
+
+pub(super) fn patch(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
+    request.view()?;
+    let format = Format::of(&request.content_type).ok_or_else(|| {
+        ApiError::new(
+            415,
+            "the body of the request was in an unknown format - accepted media types include: \
+             application/json-patch+json, application/merge-patch+json, \
+             application/strategic-merge-patch+json, application/apply-patch+yaml",
+        )
+    })?;
+    let (target, body) = (request.route.target(), request.read_body()?);
+    let written = server.cluster.state_mut().patch(&target, format, body, &request.write_options())?;
+    let code = if written.created { 201 } else { 200 };
+    request.one(code, &request.route.resource, &written.version)
+}
+
+pub(super) fn delete(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
+    let options = request.delete_options()?;
+    let resource = &request.route.resource;
+    let deleted = server.cluster.state_mut().delete(&request.route.target(), &options)?;
+    if !deleted.removed || resource.is_pod() {
+        return request.one(200, resource, &deleted.version);
+    }
+    let details = json!({
+        "name": request.route.name, "group": resource.group, "kind": resource.plural,
+        "uid": object::text(&deleted.version.value, "/metadata/uid"),
+    });
+    Ok(json_answer(200, &success(200, Some(details))))
+}
+
+pub(super) fn bind(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
+    let body = request.read_body()?;
+    let target = pod_target(server, request, &body)?;
+    server.cluster.state_mut().bind(&target, &body, &request.write_options())?;
+    Ok(json_answer(201, &success(201, None)))
+}
+
+/// The pod of a binding; `POST bindings` names it in the body only.
+fn pod_target(server: &Arc<Server>, request: &ApiRequest, body: &Value) -> Result<Target, ApiError> {
+    let mut target = request.route.target();
+    if target.name.is_empty() {
+        object::text(body, "/metadata/name").clone_into(&mut target.name);
+        target.resource = server.cluster.resource("pods")?;
+    }
+    Ok(target)
+}
+
+pub(super) fn evict(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
+    let target = request.route.target();
+    server.cluster.state_mut().evict(&target, &request.read_body()?, &request.write_options())?;
+    Ok(json_answer(201, &success(201, None)))
+}
+
+pub(super) fn log(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
+    let target = request.route.target();
+    let pod = server.cluster.state().current(&target)?;
+    let names: Vec<&str> = ["/spec/containers", "/spec/initContainers"]
+        .into_iter()
+        .flat_map(|list| object::array(&pod.value, list))
+        .map(|c| object::text(c, "/name"))
+        .collect();
+    let container = choose_container(request, &pod.value, &names)?;
+    if object::text(&pod.value, "/spec/nodeName").is_empty() {
+        return Ok(text_answer(String::new()));
+    }
+    let uid = object::text(&pod.value, "/metadata/uid");
+    let text = server.cluster.logs().read(&target.key(), uid, container);
+    let Some(n_lines) = request.query.number("tailLines")? else { return Ok(text_answer(text)) };
+    let lines: Vec<&str> = text.split_inclusive('\n').collect();
+    let skipped = lines.len().saturating_sub(usize::try_from(n_lines).unwrap_or(usize::MAX));
+    Ok(text_answer(lines.into_iter().skip(skipped).collect()))
+}
+
+fn choose_container<'a>(request: &ApiRequest, pod: &Value, names: &[&'a str]) -> Result<&'a str, ApiError> {
+    let pod_name = &request.route.name;
+    match (request.query.get("container"), names) {
+        (Some(asked), _) => names
+            .iter()
+            .find(|n| **n == asked)
+            .copied()
+            .ok_or_else(|| ApiError::bad_request(format!("container {asked} is not valid for pod {pod_name}"))),
+        (None, [only]) => Ok(*only),
+        (None, [first, ..]) if object::array(pod, "/spec/containers").len() == 1 => Ok(*first),
+        (None, _) => Err(ApiError::bad_request(format!(
+            "a container name must be specified for pod {pod_name}, choose one of: [{}]",
+            names.join(" ")
+        ))),
+    }
+}

@@ -1,0 +1,187 @@
+//! Paths and queries: which resource, object and verb a request means.
+
+use std::sync::Arc;
+
+use http::Method;
+
+use crate::apiserver::cluster::Cluster;
+use crate::apiserver::resource::Resource;
+use crate::apiserver::status::ApiError;
+use crate::apiserver::verbs::Target;
+
+/// The parameters of a query.
+#[derive(Debug)]
+pub(super) struct Query(Vec<(String, String)>);
+
+impl Query {
+    pub(super) fn parse(text: &str) -> Self {
+        let pairs = text.split('&').filter(|p| !p.is_empty()).map(|pair| {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            (decode(key), decode(value))
+        });
+        Self(pairs.collect())
+    }
+
+    pub(super) fn get(&self, key: &str) -> Option<&str> {
+        self.0.iter().find(|(k, v)| k == key && !v.is_empty()).map(|(_, v)| v.as_str())
+    }
+
+    pub(super) fn is_set(&self, key: &str) -> bool {
+        matches!(self.get(key), Some("true" | "1"))
+    }
+
+    /// A number, or an error that names the parameter.
+    pub(super) fn number(&self, key: &str) -> Result<Option<u64>, ApiError> {
+        let parse =
+            |text: &str| text.parse().map_err(|_| ApiError::bad_request(format!("{key}: Invalid value: {text:?}: must be a number")));
+        self.get(key).map(parse).transpose()
+    }
+}
+
+fn decode(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        let ahead = rest.clone();
+        let hex = |b: u8| char::from(b).to_digit(16).and_then(|d| u8::try_from(d).ok());
+        match (byte, ahead.take(2).map(hex).collect::<Option<Vec<u8>>>().as_deref()) {
+            (b'%', Some([high, low])) => {
+                bytes.push(high * 16 + low);
+                rest.nth(1);
+            }
+            (b'+', _) => bytes.push(b' '),
+            _ => bytes.push(byte),
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// What a request is about.
+#[derive(Debug)]
+pub(super) struct Route {
+    /// RBAC verb.
+    pub(super) verb: &'static str,
+    pub(super) resource: Arc<Resource>,
+    /// None for cluster-scoped resources and for all namespaces.
+    pub(super) namespace: Option<String>,
+    /// Empty for collections.
+    pub(super) name: String,
+    pub(super) subresource: String,
+}
+
+impl Route {
+    pub(super) fn parse(cluster: &Cluster, method: &Method, path: &str, query: &Query) -> Result<Self, ApiError> {
+        let decoded: Vec<String> = path.split('/').map(decode).collect();
+        let parts: Vec<&str> = decoded.iter().map(String::as_str).collect();
+        let (group, version, rest) = match parts.as_slice() {
+            ["api", version, rest @ ..] => ("", *version, rest),
+            ["apis", group, version, rest @ ..] => (*group, *version, rest),
+            _ => return Err(ApiError::unknown_path()),
+        };
+        let (namespace, plural, rest) = match rest {
+            ["namespaces", name, "status" | "finalize"] => {
+                let rest: &[&str] = rest.get(1..).unwrap_or_default();
+                debug_assert_eq!(rest.first(), Some(name));
+                (None, "namespaces", rest)
+            }
+            ["namespaces", namespace, plural, rest @ ..] => (Some((*namespace).to_owned()), *plural, rest),
+            [plural, rest @ ..] => (None, *plural, rest),
+            [] => return Err(ApiError::unknown_path()),
+        };
+        let found = cluster.state().registry.find(group, version, plural);
+        let resource = found.ok_or_else(ApiError::unknown_path)?;
+        let (name, subresource) = match rest {
+            [] => (String::new(), String::new()),
+            [name] => ((*name).to_owned(), String::new()),
+            [name, subresource] => ((*name).to_owned(), (*subresource).to_owned()),
+            _ => return Err(ApiError::unknown_path()),
+        };
+        let route = Self { verb: verb(method, &name, query)?, resource, namespace, name, subresource };
+        route.check()
+    }
+
+    fn check(self) -> Result<Self, ApiError> {
+        let resource = &self.resource;
+        let known = match self.subresource.as_str() {
+            "" => true,
+            "status" => resource.status,
+            other => resource.actions().contains(&other),
+        };
+        let scoped = if resource.namespaced {
+            self.namespace.is_some() || (self.name.is_empty() && matches!(self.verb, "list" | "watch"))
+        } else {
+            self.namespace.is_none()
+        };
+        if !known {
+            return Err(ApiError::unknown_path());
+        }
+        if !scoped && self.namespace.is_some() {
+            return Err(ApiError::unknown_path());
+        }
+        if !scoped {
+            return Err(ApiError::method_not_allowed(&resource.qualified(), self.verb));
+        }
+        Ok(self)
+    }
+
+    /// The target of this route.
+    pub(super) fn target(&self) -> Target {
+        Target {
+            resource: Arc::clone(&self.resource),
+            namespace: self.namespace.clone().unwrap_or_default(),
+            name: self.name.clone(),
+            status: self.subresource == "status",
+        }
+    }
+}
+
+fn verb(method: &Method, name: &str, query: &Query) -> Result<&'static str, ApiError> {
+    let on_collection = name.is_empty();
+    match *method {
+        Method::GET if query.is_set("watch") => Ok("watch"),
+        Method::GET | Method::HEAD if on_collection => Ok("list"),
+        Method::GET | Method::HEAD => Ok("get"),
+        Method::POST => Ok("create"),
+        Method::PUT if !on_collection => Ok("update"),
+        Method::PATCH if !on_collection => Ok("patch"),
+        Method::DELETE if on_collection => Ok("deletecollection"),
+        Method::DELETE => Ok("delete"),
+        _ => Err(ApiError::new(405, "the server does not allow this method on the requested resource")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queries_are_decoded() {
+        let query = Query::parse("labelSelector=a%3Db%2Cc+in+%28d%29&watch=1&limit=x&empty=");
+        assert_eq!(query.get("labelSelector"), Some("a=b,c in (d)"));
+        assert!(query.is_set("watch"));
+        assert_eq!(query.get("empty"), None);
+        assert_eq!(query.number("limit").unwrap_err().code, 400);
+        assert_eq!(decode("100%"), "100%");
+        assert_eq!(decode("%zz"), "%zz");
+    }
+
+    #[test]
+    fn paths_name_objects_and_subresources() {
+        let cluster = Cluster::new(10);
+        let parse = |method: Method, path: &str| {
+            Route::parse(&cluster, &method, path, &Query::parse(""))
+                .map(|r| (r.verb, r.resource.qualified(), r.namespace, r.name, r.subresource))
+        };
+        let owned = |verb, plural: &str, ns: Option<&str>, name: &str, sub: &str| {
+            Ok((verb, plural.to_owned(), ns.map(str::to_owned), name.to_owned(), sub.to_owned()))
+        };
+        assert_eq!(parse(Method::GET, "api/v1/pods"), owned("list", "pods", None, "", ""));
+        assert_eq!(parse(Method::GET, "api/v1/namespaces/a"), owned("get", "namespaces", None, "a", ""));
+        assert_eq!(parse(Method::PUT, "api/v1/namespaces/a/finalize"), owned("update", "namespaces", None, "a", "finalize"));
+        assert_eq!(parse(Method::POST, "api/v1/namespaces/a/pods/p/binding"), owned("create", "pods", Some("a"), "p", "binding"));
+        assert_eq!(parse(Method::GET, "api/v1/pods/p").unwrap_err().code, 405);
+        assert_eq!(parse(Method::GET, "api/v1/namespaces/a/nodes/n").unwrap_err().code, 404);
+        assert_eq!(parse(Method::GET, "api/v1/nodes/n/binding").unwrap_err().code, 404);
+        assert_eq!(parse(Method::PATCH, "api/v1/nodes").unwrap_err().code, 405);
+    }
+}

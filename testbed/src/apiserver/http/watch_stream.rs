@@ -1,0 +1,179 @@
+//! The body of a watch: one JSON line per event, with bookmarks, until its time is over or something ends it.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use futures::Stream;
+use tokio::sync::{broadcast, watch};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use super::Server;
+use crate::apiserver::event_log::Change;
+use crate::apiserver::render::{self, View};
+use crate::apiserver::resource::Resource;
+use crate::apiserver::status::ApiError;
+use crate::apiserver::watch::{Delta, Watch};
+
+/// How long a watch lives whose client sets no limit.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+
+/// What the client of a watch wants.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) view: View,
+    pub(super) resource: Arc<Resource>,
+    pub(super) bookmarks: bool,
+    pub(super) ends_initial_events: bool,
+    pub(super) timeout: Option<Duration>,
+}
+
+/// A watch on its way to a client.
+#[derive(Debug)]
+pub(super) struct WatchStream {
+    plan: Plan,
+    watch: Result<Watch, ApiError>,
+    bookmark: Interval,
+    deadline: Instant,
+    cuts: broadcast::Receiver<String>,
+    held: watch::Receiver<Vec<String>>,
+    stopping: CancellationToken,
+    ended: bool,
+}
+
+/// What made a waiting watch go on.
+enum Woken {
+    Changed,
+    Bookmark,
+    Ended,
+    Cut,
+}
+
+impl WatchStream {
+    pub(super) fn new(server: &Server, watch: Result<Watch, ApiError>, plan: Plan) -> Self {
+        let now = Instant::now();
+        let mut bookmark = interval_at(now + server.bookmark_interval, server.bookmark_interval);
+        bookmark.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        Self {
+            deadline: now + plan.timeout.unwrap_or(DEFAULT_TIMEOUT),
+            plan,
+            watch,
+            bookmark,
+            cuts: server.faults.cuts(),
+            held: server.faults.held(),
+            stopping: server.stopping.clone(),
+            ended: false,
+        }
+    }
+
+    /// The chunks of the body; an error cuts the connection.
+    pub(super) fn into_stream(self) -> impl Stream<Item = io::Result<Bytes>> {
+        futures::stream::unfold(self, |mut stream| async move {
+            let chunk = stream.next_chunk().await?;
+            stream.ended |= chunk.is_err();
+            Some((chunk, stream))
+        })
+    }
+
+    async fn next_chunk(&mut self) -> Option<io::Result<Bytes>> {
+        loop {
+            if self.ended {
+                return None;
+            }
+            let held = self.is_held();
+            let found = match &mut self.watch {
+                Ok(_) if held => Ok(Vec::new()),
+                Ok(watch) => watch.read(),
+                Err(error) => Err(error.clone()),
+            };
+            match found {
+                Err(error) => {
+                    self.ended = true;
+                    return Some(Ok(line("ERROR", error.to_status().to_string().as_bytes())));
+                }
+                Ok(deltas) if !deltas.is_empty() => return Some(Ok(self.lines(&deltas))),
+                Ok(_) if self.plan.ends_initial_events && !held => {
+                    self.plan.ends_initial_events = false;
+                    return self.bookmark_line(true);
+                }
+                Ok(_) => {}
+            }
+            match self.wait(held).await {
+                Woken::Changed => {}
+                Woken::Bookmark if held => {}
+                Woken::Bookmark => return self.bookmark_line(false),
+                Woken::Ended => {
+                    self.ended = true;
+                    let last = self.plan.bookmarks && !held;
+                    return if last { self.bookmark_line(false) } else { None };
+                }
+                Woken::Cut => {
+                    self.ended = true;
+                    return Some(Err(io::Error::new(io::ErrorKind::ConnectionAborted, "injected fault")));
+                }
+            }
+        }
+    }
+
+    fn is_held(&mut self) -> bool {
+        self.held.borrow_and_update().contains(&self.plan.resource.plural)
+    }
+
+    async fn wait(&mut self, held: bool) -> Woken {
+        let Ok(watch) = &mut self.watch else { return Woken::Ended };
+        let plural = &self.plan.resource.plural;
+        tokio::select! {
+            () = self.stopping.cancelled() => Woken::Ended,
+            () = is_cut(&mut self.cuts, plural) => Woken::Cut,
+            () = sleep_until(self.deadline) => Woken::Ended,
+            Ok(()) = self.held.changed() => Woken::Changed,
+            () = watch.changed(), if !held => Woken::Changed,
+            _ = self.bookmark.tick(), if self.plan.bookmarks => Woken::Bookmark,
+        }
+    }
+
+    fn bookmark_line(&self, ends_initial_events: bool) -> Option<io::Result<Bytes>> {
+        let watch = self.watch.as_ref().ok()?;
+        let object = render::bookmark(&self.plan.resource, self.plan.view, watch.cursor(), ends_initial_events);
+        Some(Ok(line("BOOKMARK", object.to_string().as_bytes())))
+    }
+
+    fn lines(&self, deltas: &[Delta]) -> Bytes {
+        let mut lines = BytesMut::new();
+        for delta in deltas {
+            let kind = match delta.change {
+                Change::Added => "ADDED",
+                Change::Modified => "MODIFIED",
+                Change::Deleted => "DELETED",
+            };
+            write_line(&mut lines, kind, &render::one(self.plan.view, &self.plan.resource, &delta.version));
+        }
+        lines.freeze()
+    }
+}
+
+async fn is_cut(cuts: &mut broadcast::Receiver<String>, plural: &str) {
+    loop {
+        match cuts.recv().await {
+            Ok(resource) if resource.is_empty() || resource == plural => return,
+            Ok(_) | Err(broadcast::error::RecvError::Lagged(_)) => {}
+            Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
+        }
+    }
+}
+
+fn write_line(lines: &mut BytesMut, kind: &str, object: &[u8]) {
+    lines.extend_from_slice(b"{\"type\":\"");
+    lines.extend_from_slice(kind.as_bytes());
+    lines.extend_from_slice(b"\",\"object\":");
+    lines.extend_from_slice(object);
+    lines.extend_from_slice(b"}\n");
+}
+
+fn line(kind: &str, object: &[u8]) -> Bytes {
+    let mut lines = BytesMut::new();
+    write_line(&mut lines, kind, object);
+    lines.freeze()
+}

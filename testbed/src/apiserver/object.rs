@@ -1,0 +1,104 @@
+//! Reading and writing parts of an untyped object.
+//!
+//! Nothing here knows a kind; it only spares the other files the matching on [`Value`].
+
+use chrono::{DateTime, SecondsFormat, Utc};
+use serde_json::{Map, Value};
+
+/// The string at a JSON pointer; empty when absent or not a string.
+pub(crate) fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
+    value.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+}
+
+/// The array at a JSON pointer; empty when absent.
+pub(crate) fn array<'a>(value: &'a Value, pointer: &str) -> &'a [Value] {
+    value.pointer(pointer).and_then(Value::as_array).map_or(&[], Vec::as_slice)
+}
+
+/// The object at a JSON pointer.
+pub(crate) fn object<'a>(value: &'a Value, pointer: &str) -> Option<&'a Map<String, Value>> {
+    value.pointer(pointer).and_then(Value::as_object)
+}
+
+/// The value as an object, replaced by an empty one if it is something else.
+pub(crate) fn make_object(value: &mut Value) -> &mut Map<String, Value> {
+    if !value.is_object() {
+        *value = Value::Object(Map::new());
+    }
+    match value {
+        Value::Object(map) => map,
+        _ => unreachable!("made an object above"),
+    }
+}
+
+/// The value as an array, replaced by an empty one if it is something else.
+pub(crate) fn make_array(value: &mut Value) -> &mut Vec<Value> {
+    if !value.is_array() {
+        *value = Value::Array(Vec::new());
+    }
+    match value {
+        Value::Array(items) => items,
+        _ => unreachable!("made an array above"),
+    }
+}
+
+/// The object under a field, made if it is not there.
+pub(crate) fn child<'a>(value: &'a mut Value, field: &str) -> &'a mut Map<String, Value> {
+    make_object(make_object(value).entry(field).or_insert(Value::Null))
+}
+
+/// The object's metadata, made if it is not there.
+pub(crate) fn meta(value: &mut Value) -> &mut Map<String, Value> {
+    child(value, "metadata")
+}
+
+/// Sets a field, or removes it for `None`.
+pub(crate) fn set(map: &mut Map<String, Value>, field: &str, value: Option<Value>) {
+    match value {
+        Some(value) => {
+            map.insert(field.to_owned(), value);
+        }
+        None => {
+            map.remove(field);
+        }
+    }
+}
+
+/// Inserts a field unless something is there.
+pub(crate) fn default(map: &mut Map<String, Value>, field: &str, value: impl Into<Value>) {
+    if !map.contains_key(field) {
+        map.insert(field.to_owned(), value.into());
+    }
+}
+
+/// Removes every null member, as decoding into a typed object would.
+pub(crate) fn strip_nulls(value: &mut Value) {
+    match value {
+        Value::Object(map) => {
+            map.retain(|_, v| !v.is_null());
+            map.values_mut().for_each(strip_nulls);
+        }
+        Value::Array(items) => items.iter_mut().for_each(strip_nulls),
+        _ => {}
+    }
+}
+
+/// A time as metadata writes it: UTC, whole seconds.
+pub(crate) fn timestamp(at: DateTime<Utc>) -> Value {
+    Value::from(at.to_rfc3339_opts(SecondsFormat::Secs, true))
+}
+
+/// Parses a time that [`timestamp`] or a client wrote.
+pub(crate) fn parse_time(text: &str) -> Option<DateTime<Utc>> {
+    DateTime::parse_from_rfc3339(text).ok().map(|t| t.with_timezone(&Utc))
+}
+
+/// Whether the object waits to be removed.
+pub(crate) fn is_deleting(value: &Value) -> bool {
+    value.pointer("/metadata/deletionTimestamp").is_some_and(|t| !t.is_null())
+}
+
+/// Whether the object carries finalizers.
+pub(crate) fn has_finalizers(value: &Value) -> bool {
+    !array(value, "/metadata/finalizers").is_empty()
+}

@@ -1,0 +1,44 @@
+//! Patches: from an object and what a client sent to the object that should result.
+//!
+//! Pure functions over untyped objects. Preconditions, immutability and storage are the callers' concern.
+
+pub(crate) mod apply;
+pub(crate) mod fields;
+pub(crate) mod managers;
+pub(crate) mod merge;
+pub(crate) mod schema;
+pub(crate) mod strategic;
+
+use serde_json::Value;
+
+use super::status::ApiError;
+
+/// The patch formats, by content type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Format {
+    Json,
+    Merge,
+    Strategic,
+    Apply,
+}
+
+impl Format {
+    /// The format of a content type, parameters already cut off.
+    pub(crate) fn of(content_type: &str) -> Option<Self> {
+        match content_type {
+            "application/json-patch+json" => Some(Self::Json),
+            "application/merge-patch+json" => Some(Self::Merge),
+            "application/strategic-merge-patch+json" => Some(Self::Strategic),
+            "application/apply-patch+yaml" => Some(Self::Apply),
+            _ => None,
+        }
+    }
+}
+
+/// Applies a JSON patch (RFC 6902).
+pub(crate) fn json_patch(object: &mut Value, patch: Value) -> Result<(), ApiError> {
+    let malformed = |why: String| ApiError::bad_request(format!("error decoding patch: {why}"));
+    let operations: json_patch::Patch = serde_json::from_value(patch).map_err(|e| malformed(e.to_string()))?;
+    json_patch::patch(object, &operations)
+        .map_err(|e| ApiError::new(422, format!("the server rejected our request due to an error in our request: {e}")))
+}

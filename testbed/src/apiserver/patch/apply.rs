@@ -1,0 +1,197 @@
+//! Server-side apply: merge what a manager declares, drop what it no longer declares, refuse what others own.
+
+use serde_json::{Value, json};
+
+use super::fields::{FieldSet, differing, elements, lookup};
+use super::managers::{self, Manager, Operation, Writer};
+use super::schema::{ListRule, Schema};
+use crate::apiserver::object;
+use crate::apiserver::status::ApiError;
+
+/// The object after an apply. `live` is none when the apply creates the object.
+pub(crate) fn apply(live: Option<&Value>, declared: &Value, writer: Writer<'_>, force: bool, schema: &Schema) -> Result<Value, ApiError> {
+    let mut wanted = FieldSet::of(&managers::contents(declared), schema);
+    if writer.subresource.is_empty() {
+        wanted.remove(&["status"]);
+    }
+    let mut merged = live.cloned().unwrap_or(Value::Null);
+    merge(&mut merged, declared, schema, &mut Vec::new());
+    let mut others = recorded(live, writer, schema);
+    let own = others.iter().position(|m| m.is(writer, Operation::Apply)).map(|at| others.remove(at));
+    if let Some(live) = live {
+        settle_conflicts(&mut others, &wanted, live, &merged, force, schema)?;
+    }
+    let mut dropped = own.map(|m| m.fields).unwrap_or_default();
+    dropped.subtract(&wanted);
+    let mut kept = wanted.clone();
+    for other in &others {
+        kept.union(&other.fields);
+    }
+    prune(&mut merged, &dropped, &kept, schema);
+    let unchanged = live.is_some_and(|l| managers::contents(l) == managers::contents(&merged));
+    let mut entry = Manager::new(writer, Operation::Apply, wanted);
+    let before = live.map(managers::read).unwrap_or_default();
+    if let Some(old) = before.iter().find(|m| m.is(writer, Operation::Apply))
+        && unchanged
+        && old.fields == entry.fields
+    {
+        entry.time = old.time.clone();
+    }
+    others.insert(0, entry);
+    managers::write(&mut merged, &others);
+    Ok(merged)
+}
+
+fn recorded(live: Option<&Value>, writer: Writer<'_>, schema: &Schema) -> Vec<Manager> {
+    let Some(live) = live else { return Vec::new() };
+    let managers = managers::read(live);
+    if managers.is_empty() { vec![managers::before_first_apply(live, writer, schema)] } else { managers }
+}
+
+fn settle_conflicts(
+    others: &mut [Manager],
+    wanted: &FieldSet,
+    live: &Value,
+    merged: &Value,
+    force: bool,
+    schema: &Schema,
+) -> Result<(), ApiError> {
+    let changed = differing(wanted, live, merged, schema);
+    let mut conflicts = Vec::new();
+    for other in others {
+        let contested = other.fields.intersection(&changed);
+        if contested.is_empty() {
+            continue;
+        }
+        if force {
+            other.fields.subtract(&contested);
+        } else {
+            let whose = format!("\"{}\" using {}", describe(other), other.api_version);
+            conflicts.push((whose, contested.paths()));
+        }
+    }
+    if conflicts.is_empty() { Ok(()) } else { Err(conflict(&conflicts)) }
+}
+
+fn describe(manager: &Manager) -> String {
+    if manager.subresource.is_empty() {
+        manager.name.clone()
+    } else {
+        format!("{}\" with subresource \"{}", manager.name, manager.subresource)
+    }
+}
+
+fn conflict(conflicts: &[(String, Vec<String>)]) -> ApiError {
+    let n_conflicts: usize = conflicts.iter().map(|(_, paths)| paths.len()).sum();
+    let parts: Vec<String> = conflicts
+        .iter()
+        .map(|(whose, paths)| match paths.as_slice() {
+            [one] => format!("conflict with {whose}: {one}"),
+            many => format!("conflicts with {whose}:\n- {}", many.join("\n- ")),
+        })
+        .collect();
+    let plural = if n_conflicts == 1 { "" } else { "s" };
+    let message = format!("Apply failed with {n_conflicts} conflict{plural}: {}", parts.join("\n"));
+    let causes: Vec<Value> = conflicts
+        .iter()
+        .flat_map(|(whose, paths)| paths.iter().map(move |path| (whose, path)))
+        .map(|(whose, path)| json!({"reason": "FieldManagerConflict", "message": format!("conflict with {whose}"), "field": path}))
+        .collect();
+    let mut error = ApiError::new(409, message);
+    error.details = Some(Box::new(json!({"causes": causes})));
+    error
+}
+
+fn merge<'a>(target: &mut Value, declared: &'a Value, schema: &Schema, path: &mut Vec<&'a str>) {
+    match declared {
+        Value::Object(fields) if !schema.is_atomic_map(path) => {
+            let map = object::make_object(target);
+            for (field, value) in fields {
+                path.push(field);
+                merge(map.entry(field).or_insert(Value::Null), value, schema, path);
+                path.pop();
+            }
+        }
+        Value::Array(items) => match schema.list(path) {
+            ListRule::Atomic => *target = declared.clone(),
+            rule => merge_items(object::make_array(target), items, &rule, schema, path),
+        },
+        _ => *target = declared.clone(),
+    }
+}
+
+fn merge_items<'a>(target: &mut Vec<Value>, items: &'a [Value], rule: &ListRule, schema: &Schema, path: &mut Vec<&'a str>) {
+    for (element, item) in elements(items, rule) {
+        let known: Vec<String> = elements(target, rule).into_iter().map(|(e, _)| e).collect();
+        match known.iter().position(|e| *e == element).and_then(|at| target.get_mut(at)) {
+            Some(slot) => merge(slot, item, schema, path),
+            None => target.push(item.clone()),
+        }
+    }
+}
+
+/// Removes the members of `dropped` that nobody in `kept` owns, and containers that this leaves empty.
+fn prune(value: &mut Value, dropped: &FieldSet, kept: &FieldSet, schema: &Schema) {
+    let mut pruning = Pruning { kept, schema, path: Vec::new(), names: Vec::new() };
+    pruning.step(value, dropped);
+}
+
+struct Pruning<'a> {
+    kept: &'a FieldSet,
+    schema: &'a Schema,
+    path: Vec<String>,
+    names: Vec<String>,
+}
+
+impl Pruning<'_> {
+    fn step(&mut self, value: &mut Value, dropped: &FieldSet) {
+        for (element, child) in &dropped.children {
+            let field = element.strip_prefix("f:");
+            let names: Vec<&str> = self.names.iter().map(String::as_str).collect();
+            let rule = self.schema.list(&names);
+            self.path.push(element.clone());
+            self.names.extend(field.map(str::to_owned));
+            if child.member && !self.kept.touches(&self.path) {
+                remove(value, element, &rule);
+            } else if let Some(inner) = lookup_mut(value, element, &rule) {
+                self.step(inner, child);
+                let emptied = matches!(inner, Value::Object(m) if m.is_empty()) || matches!(inner, Value::Array(a) if a.is_empty());
+                if emptied && !self.kept.touches(&self.path) {
+                    remove(value, element, &rule);
+                }
+            }
+            self.path.pop();
+            if field.is_some() {
+                self.names.pop();
+            }
+        }
+    }
+}
+
+fn position(items: &[Value], element: &str, rule: &ListRule) -> Option<usize> {
+    let found = elements(items, rule).into_iter().find(|(e, _)| e == element).map(|(_, item)| item)?;
+    items.iter().position(|item| std::ptr::eq(item, found))
+}
+
+fn lookup_mut<'a>(value: &'a mut Value, element: &str, rule: &ListRule) -> Option<&'a mut Value> {
+    lookup(value, element, rule)?;
+    match (value, element.strip_prefix("f:")) {
+        (Value::Object(map), Some(field)) => map.get_mut(field),
+        (Value::Array(items), None) => position(items, element, rule).and_then(|at| items.get_mut(at)),
+        _ => None,
+    }
+}
+
+fn remove(value: &mut Value, element: &str, rule: &ListRule) {
+    match (value, element.strip_prefix("f:")) {
+        (Value::Object(map), Some(field)) => {
+            map.remove(field);
+        }
+        (Value::Array(items), None) => {
+            if let Some(at) = position(items, element, rule) {
+                items.remove(at);
+            }
+        }
+        _ => {}
+    }
+}

@@ -1,0 +1,172 @@
+//! `managedFields`: who owns which fields of an object.
+//!
+//! Ownership is recorded from an object's first server-side apply on; whatever was there before then belongs to
+//! the manager `before-first-apply`, the name Kubernetes uses for objects older than the feature.
+
+use chrono::{DateTime, Utc};
+use serde_json::{Value, json};
+
+use super::fields::{FieldSet, differing};
+use super::schema::Schema;
+use crate::apiserver::object;
+
+/// How a manager came to own fields.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Operation {
+    Apply,
+    Update,
+}
+
+/// One entry of `managedFields`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Manager {
+    pub(crate) name: String,
+    pub(crate) operation: Operation,
+    pub(crate) subresource: String,
+    pub(crate) api_version: String,
+    pub(crate) time: Value,
+    pub(crate) fields: FieldSet,
+}
+
+/// Who writes, and when.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Writer<'a> {
+    pub(crate) manager: &'a str,
+    pub(crate) subresource: &'a str,
+    pub(crate) api_version: &'a str,
+    pub(crate) now: DateTime<Utc>,
+}
+
+impl Manager {
+    pub(crate) fn new(writer: Writer<'_>, operation: Operation, fields: FieldSet) -> Self {
+        Self {
+            name: writer.manager.to_owned(),
+            operation,
+            subresource: writer.subresource.to_owned(),
+            api_version: writer.api_version.to_owned(),
+            time: object::timestamp(writer.now),
+            fields,
+        }
+    }
+
+    pub(crate) fn is(&self, writer: Writer<'_>, operation: Operation) -> bool {
+        self.name == writer.manager && self.operation == operation && self.subresource == writer.subresource
+    }
+
+    fn from_value(value: &Value) -> Self {
+        let text = |field: &str| value.get(field).and_then(Value::as_str).unwrap_or_default().to_owned();
+        Self {
+            name: text("manager"),
+            operation: if text("operation") == "Apply" { Operation::Apply } else { Operation::Update },
+            subresource: text("subresource"),
+            api_version: text("apiVersion"),
+            time: value.get("time").cloned().unwrap_or_default(),
+            fields: FieldSet::from_root(value.get("fieldsV1").unwrap_or(&Value::Null)),
+        }
+    }
+
+    fn to_value(&self) -> Value {
+        let operation = if self.operation == Operation::Apply { "Apply" } else { "Update" };
+        let mut entry = json!({
+            "manager": self.name, "operation": operation, "apiVersion": self.api_version, "time": self.time,
+            "fieldsType": "FieldsV1", "fieldsV1": self.fields.to_value(),
+        });
+        if let Some(map) = entry.as_object_mut()
+            && !self.subresource.is_empty()
+        {
+            map.insert("subresource".to_owned(), Value::from(self.subresource.clone()));
+        }
+        entry
+    }
+}
+
+/// The managers recorded in an object.
+pub(crate) fn read(object: &Value) -> Vec<Manager> {
+    object::array(object, "/metadata/managedFields").iter().map(Manager::from_value).collect()
+}
+
+/// Records the managers in an object, leaving out those that own nothing.
+pub(crate) fn write(object: &mut Value, managers: &[Manager]) {
+    let entries: Vec<Value> = managers.iter().filter(|m| !m.fields.is_empty()).map(Manager::to_value).collect();
+    let recorded = if entries.is_empty() { None } else { Some(Value::from(entries)) };
+    object::set(object::meta(object), "managedFields", recorded);
+}
+
+/// Updates the record after a write that was not an apply: changed fields go to the writer.
+pub(crate) fn track_update(old: &Value, new: &mut Value, writer: Writer<'_>, schema: &Schema) {
+    let mut managers = read(old);
+    if managers.is_empty() {
+        object::meta(new).remove("managedFields");
+        return;
+    }
+    let (before, after) = (owned(old, schema), owned(new, schema));
+    let mut gone = before.clone();
+    gone.subtract(&after);
+    let mut changed = differing(&after, &contents(old), &contents(new), schema);
+    let mut fresh = after;
+    fresh.subtract(&before);
+    changed.union(&fresh);
+    for manager in &mut managers {
+        manager.fields.subtract(&gone);
+        if !manager.is(writer, Operation::Update) {
+            manager.fields.subtract(&changed);
+        }
+    }
+    if !changed.is_empty() {
+        grant(&mut managers, writer, &changed);
+    }
+    write(new, &managers);
+}
+
+fn grant(managers: &mut Vec<Manager>, writer: Writer<'_>, changed: &FieldSet) {
+    match managers.iter_mut().find(|m| m.is(writer, Operation::Update)) {
+        Some(own) => {
+            own.fields.union(changed);
+            own.time = object::timestamp(writer.now);
+        }
+        None => managers.push(Manager::new(writer, Operation::Update, changed.clone())),
+    }
+}
+
+/// The fields of an object that can have owners.
+pub(crate) fn owned(object: &Value, schema: &Schema) -> FieldSet {
+    FieldSet::of(&contents(object), schema)
+}
+
+/// An object without what the server itself maintains.
+pub(crate) fn contents(object: &Value) -> Value {
+    const SYSTEM: &[&str] = &[
+        "name",
+        "namespace",
+        "generateName",
+        "uid",
+        "creationTimestamp",
+        "resourceVersion",
+        "generation",
+        "managedFields",
+        "selfLink",
+        "deletionTimestamp",
+        "deletionGracePeriodSeconds",
+    ];
+    let mut contents = object.clone();
+    let map = object::make_object(&mut contents);
+    map.remove("apiVersion");
+    map.remove("kind");
+    let empty = match map.get_mut("metadata").and_then(Value::as_object_mut) {
+        Some(meta) => {
+            meta.retain(|field, _| !SYSTEM.contains(&field.as_str()));
+            meta.is_empty()
+        }
+        None => false,
+    };
+    if empty {
+        map.remove("metadata");
+    }
+    contents
+}
+
+/// The entry for everything that was there before the first apply.
+pub(crate) fn before_first_apply(object: &Value, writer: Writer<'_>, schema: &Schema) -> Manager {
+    let whose = Writer { manager: "before-first-apply", subresource: "", ..writer };
+    Manager::new(whose, Operation::Update, owned(object, schema))
+}

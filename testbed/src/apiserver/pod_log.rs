@@ -1,0 +1,40 @@
+//! What containers have printed, for the log subresource.
+//!
+//! A pod's log belongs to its uid: a later pod of the same name starts with an empty one.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use super::store::Key;
+
+/// The logs of all pods.
+#[derive(Debug)]
+pub(crate) struct PodLogs(Mutex<HashMap<Key, PodLog>>);
+
+#[derive(Debug, Default)]
+struct PodLog {
+    uid: String,
+    by_container: HashMap<String, String>,
+}
+
+impl PodLogs {
+    pub(crate) fn new() -> Self {
+        Self(Mutex::new(HashMap::new()))
+    }
+
+    pub(crate) fn append(&self, key: Key, uid: String, container: &str, text: &str) {
+        let mut logs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let log = logs.entry(key).or_default();
+        if log.uid != uid {
+            *log = PodLog { uid, by_container: HashMap::new() };
+        }
+        log.by_container.entry(container.to_owned()).or_default().push_str(text);
+    }
+
+    /// A container's log; empty if it has printed nothing.
+    pub(crate) fn read(&self, key: &Key, uid: &str, container: &str) -> String {
+        let logs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let log = logs.get(key).filter(|log| log.uid == uid);
+        log.and_then(|log| log.by_container.get(container)).cloned().unwrap_or_default()
+    }
+}

@@ -1,0 +1,90 @@
+//! Lists: consistent pages of a collection at one revision.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use super::selector::Selectors;
+use super::status::ApiError;
+use super::store::{Key, Slice, Store, Version};
+
+/// What to list.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ListQuery {
+    pub(crate) namespace: Option<String>,
+    pub(crate) selectors: Selectors,
+    pub(crate) limit: Option<usize>,
+    pub(crate) token: Option<String>,
+    /// The `resourceVersion` parameter.
+    pub(crate) revision: Option<u64>,
+    /// Whether exactly that revision is wanted, not it or a newer one.
+    pub(crate) exact: bool,
+}
+
+/// One page of a list.
+#[derive(Debug)]
+pub(crate) struct Page {
+    pub(crate) revision: u64,
+    pub(crate) items: Vec<Arc<Version>>,
+    pub(crate) next: Option<String>,
+    pub(crate) remaining: Option<usize>,
+}
+
+/// Reads one page.
+pub(crate) fn list(store: &Store, storage: &str, query: &ListQuery) -> Result<Page, ApiError> {
+    let token = query.token.as_deref().map(parse_token).transpose()?;
+    let current = store.revision();
+    let asked = query.revision.filter(|rv| *rv > 0);
+    if let Some(rv) = asked.filter(|rv| *rv > current) {
+        return Err(ApiError::too_large_version(rv, current));
+    }
+    let at = match &token {
+        Some((revision, _)) => *revision,
+        None => asked.filter(|_| query.exact).unwrap_or(current),
+    };
+    let slice = Slice {
+        namespace: query.namespace.as_deref(),
+        after: token.as_ref().map(|(_, key)| key),
+        at: Some(at).filter(|at| *at != current),
+    };
+    let limit = query.limit.filter(|l| *l > 0).unwrap_or(usize::MAX);
+    let (mut items, mut last, mut n_left) = (Vec::new(), None, 0);
+    let counting = query.selectors.is_everything() && query.namespace.is_none() && slice.after.is_none();
+    store
+        .scan(storage, slice, |key, version| {
+            if !query.selectors.is_everything() && !query.selectors.matches(&version.value) {
+                return ControlFlow::Continue(());
+            }
+            if items.len() == limit {
+                n_left = 1;
+                return ControlFlow::Break(());
+            }
+            items.push(Arc::clone(version));
+            if items.len() == limit {
+                last = Some(key.clone());
+            }
+            ControlFlow::Continue(())
+        })
+        .map_err(|compacted| expired(at, compacted.oldest, token.is_some()))?;
+    let next = last.filter(|_| n_left > 0).map(|key| format!("{at}/{}/{}", key.namespace, key.name));
+    let remaining = (counting && next.is_some()).then(|| store.len(storage).saturating_sub(items.len()));
+    Ok(Page { revision: at, items, next, remaining })
+}
+
+fn expired(at: u64, oldest: u64, continued: bool) -> ApiError {
+    let mut error = ApiError::expired(at, oldest);
+    if continued {
+        "The provided continue parameter is too old to display a consistent list result. You must start a new list \
+         without the continue parameter."
+            .clone_into(&mut error.message);
+    }
+    error
+}
+
+fn parse_token(token: &str) -> Result<(u64, Key), ApiError> {
+    let mut parts = token.splitn(3, '/');
+    let parsed = (|| {
+        let revision = parts.next()?.parse().ok()?;
+        Some((revision, Key::new(parts.next()?, parts.next()?)))
+    })();
+    parsed.ok_or_else(|| ApiError::bad_request("continue key is not valid"))
+}

@@ -1,0 +1,143 @@
+//! From stored versions to what a client asked to see: objects, their metadata only, or printed tables.
+//!
+//! Plain objects of the stored version are served from their shared bytes; everything else is built on demand.
+
+use bytes::Bytes;
+use serde_json::{Value, json};
+
+use super::resource::{Conversion, Resource};
+use super::store::Version;
+use super::{event_form, object, table};
+
+/// How much of an object a table row carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RowObject {
+    None,
+    Metadata,
+    Object,
+}
+
+/// The representation a client prefers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum View {
+    Object,
+    Metadata,
+    Table(RowObject),
+}
+
+impl View {
+    /// The view for an Accept header and an `includeObject` parameter; none if JSON is not acceptable.
+    pub(crate) fn negotiate(accept: &str, include_object: Option<&str>) -> Option<Self> {
+        if accept.trim().is_empty() {
+            return Some(Self::Object);
+        }
+        accept.split(',').find_map(|range| {
+            let mut parts = range.split(';').map(str::trim);
+            let media = parts.next().unwrap_or_default();
+            if !matches!(media, "application/json" | "application/*" | "*/*") {
+                return None;
+            }
+            match parts.find_map(|p| p.strip_prefix("as=")) {
+                None => Some(Self::Object),
+                Some("Table") => Some(Self::Table(match include_object {
+                    Some("None") => RowObject::None,
+                    Some("Object") => RowObject::Object,
+                    _ => RowObject::Metadata,
+                })),
+                Some("PartialObjectMetadata" | "PartialObjectMetadataList") => Some(Self::Metadata),
+                Some(_) => None,
+            }
+        })
+    }
+
+    /// Whether a single object in this view is its stored bytes.
+    pub(crate) fn is_raw(self, resource: &Resource) -> bool {
+        self == Self::Object && resource.conversion == Conversion::None
+    }
+}
+
+/// An object as the resource's version shows it.
+pub(crate) fn shown(resource: &Resource, stored: &Value) -> Value {
+    let mut value = stored.clone();
+    match resource.conversion {
+        Conversion::None => {}
+        Conversion::Version => {
+            object::make_object(&mut value).insert("apiVersion".to_owned(), Value::from(resource.api_version()));
+        }
+        Conversion::Event => event_form::to_new(&mut value),
+    }
+    value
+}
+
+/// One object as an answer or as the object of a watch event.
+pub(crate) fn one(view: View, resource: &Resource, version: &Version) -> Bytes {
+    if view.is_raw(resource) {
+        return version.bytes.clone();
+    }
+    let value = match view {
+        View::Object => shown(resource, &version.value),
+        View::Metadata => metadata_only(&version.value),
+        View::Table(row) => {
+            let rows = [table::row(resource, &version.value, row)];
+            table::table(resource, &rows, &list_meta(version.rv, None, None))
+        }
+    };
+    Bytes::from(value.to_string())
+}
+
+/// One item of a list.
+pub(crate) fn item(view: View, resource: &Resource, version: &Version) -> Bytes {
+    match view {
+        View::Table(row) => Bytes::from(table::row(resource, &version.value, row).to_string()),
+        _ => one(view, resource, version),
+    }
+}
+
+/// The metadata of a list.
+pub(crate) fn list_meta(rv: u64, next: Option<&str>, remaining: Option<usize>) -> Value {
+    let mut meta = json!({"resourceVersion": rv.to_string()});
+    if let (Some(next), Some(map)) = (next, meta.as_object_mut()) {
+        map.insert("continue".to_owned(), Value::from(next));
+        if let Some(remaining) = remaining {
+            map.insert("remainingItemCount".to_owned(), Value::from(remaining));
+        }
+    }
+    meta
+}
+
+/// What stands before and after the items of a list.
+pub(crate) fn envelope(view: View, resource: &Resource, meta: &Value) -> (String, &'static str) {
+    let (kind, version) = match view {
+        View::Object => (resource.list_kind.clone(), resource.api_version()),
+        View::Metadata => ("PartialObjectMetadataList".to_owned(), "meta.k8s.io/v1".to_owned()),
+        View::Table(_) => {
+            let empty = table::table(resource, &[], meta).to_string();
+            let head = empty.strip_suffix("]}").unwrap_or(&empty).to_owned();
+            return (head, "]}");
+        }
+    };
+    let head = format!("{{\"kind\":{},\"apiVersion\":{},\"metadata\":{meta},\"items\":[", json!(kind), json!(version));
+    (head, "]}")
+}
+
+/// The object of a BOOKMARK event.
+pub(crate) fn bookmark(resource: &Resource, view: View, rv: u64, ends_initial_events: bool) -> Value {
+    let mut meta = json!({"resourceVersion": rv.to_string(), "creationTimestamp": null});
+    if ends_initial_events && let Some(map) = meta.as_object_mut() {
+        map.insert("annotations".to_owned(), json!({"k8s.io/initial-events-end": "true"}));
+    }
+    match view {
+        View::Object => json!({"kind": resource.kind, "apiVersion": resource.api_version(), "metadata": meta}),
+        View::Metadata => metadata_only(&json!({"metadata": meta})),
+        View::Table(_) => {
+            let row = json!({"cells": [], "object": metadata_only(&json!({"metadata": meta}))});
+            table::table(resource, &[row], &list_meta(rv, None, None))
+        }
+    }
+}
+
+/// A `PartialObjectMetadata` of an object.
+pub(crate) fn metadata_only(value: &Value) -> Value {
+    let meta = value.get("metadata").cloned().unwrap_or_default();
+    json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": meta})
+}

@@ -1,0 +1,323 @@
+//! The table of resources that the API serves, and the registry that custom resources join at run time.
+//!
+//! Every built-in resource is one row of [`BUILTIN`]; nothing else lists them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::object;
+
+/// One printed column of a custom resource.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Column {
+    pub(crate) name: String,
+    pub(crate) kind: String,
+    pub(crate) path: String,
+    pub(crate) priority: i64,
+}
+
+/// How stored objects differ from what this resource shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Conversion {
+    /// They do not: stored bytes are served as they are.
+    None,
+    /// Only `apiVersion` differs.
+    Version,
+    /// Stored as core/v1 Event, shown as events.k8s.io/v1 Event.
+    Event,
+}
+
+/// One served resource in one version.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Resource {
+    /// API group; empty for core.
+    pub group: String,
+    /// API version.
+    pub version: String,
+    /// Plural name, as in paths.
+    pub plural: String,
+    /// Singular name.
+    pub singular: String,
+    /// Kind of its objects.
+    pub kind: String,
+    /// Kind of its lists.
+    pub list_kind: String,
+    /// Whether its objects live in namespaces.
+    pub namespaced: bool,
+    /// Short names for command lines.
+    pub short_names: Vec<String>,
+    /// Categories such as `all`.
+    pub categories: Vec<String>,
+    /// Whether it has a status subresource.
+    pub status: bool,
+    /// Whether a `CustomResourceDefinition` made it.
+    pub custom: bool,
+    pub(crate) storage: String,
+    pub(crate) storage_version: String,
+    pub(crate) conversion: Conversion,
+    pub(crate) schema: Option<Arc<Value>>,
+    pub(crate) columns: Vec<Column>,
+}
+
+impl Resource {
+    /// `group/version`, or `version` for core.
+    pub fn api_version(&self) -> String {
+        group_version(&self.group, &self.version)
+    }
+
+    /// Plural qualified by group, as error messages name resources.
+    pub fn qualified(&self) -> String {
+        if self.group.is_empty() { self.plural.clone() } else { format!("{}.{}", self.plural, self.group) }
+    }
+
+    pub(crate) fn is(&self, group: &str, plural: &str) -> bool {
+        self.group == group && self.plural == plural
+    }
+
+    pub(crate) fn is_pod(&self) -> bool {
+        self.is("", "pods")
+    }
+
+    /// The subresources besides `status`.
+    pub(crate) fn actions(&self) -> &'static [&'static str] {
+        if self.is_pod() {
+            &["binding", "eviction", "log"]
+        } else if self.is("", "namespaces") {
+            &["finalize"]
+        } else {
+            &[]
+        }
+    }
+
+    /// Whether writes to the object count generations.
+    pub(crate) fn counts_generations(&self) -> bool {
+        self.custom || self.is_pod() || matches!(self.group.as_str(), "apps" | "batch" | "policy")
+    }
+}
+
+/// `group/version`, or `version` for core.
+pub(crate) fn group_version(group: &str, version: &str) -> String {
+    if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") }
+}
+
+const NS: bool = true;
+const CLUSTER: bool = false;
+const STATUS: bool = true;
+const PLAIN: bool = false;
+
+type Row = (&'static str, &'static str, &'static str, &'static str, bool, &'static str, &'static str, bool);
+
+/// group, version, plural, kind, namespaced, short names, categories, status subresource.
+const BUILTIN: &[Row] = &[
+    ("", "v1", "bindings", "Binding", NS, "", "", PLAIN),
+    ("", "v1", "configmaps", "ConfigMap", NS, "cm", "", PLAIN),
+    ("", "v1", "endpoints", "Endpoints", NS, "ep", "", PLAIN),
+    ("", "v1", "events", "Event", NS, "ev", "", PLAIN),
+    ("", "v1", "namespaces", "Namespace", CLUSTER, "ns", "", STATUS),
+    ("", "v1", "nodes", "Node", CLUSTER, "no", "", STATUS),
+    ("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim", NS, "pvc", "", STATUS),
+    ("", "v1", "persistentvolumes", "PersistentVolume", CLUSTER, "pv", "", STATUS),
+    ("", "v1", "pods", "Pod", NS, "po", "all", STATUS),
+    ("", "v1", "replicationcontrollers", "ReplicationController", NS, "rc", "all", STATUS),
+    ("", "v1", "secrets", "Secret", NS, "", "", PLAIN),
+    ("", "v1", "serviceaccounts", "ServiceAccount", NS, "sa", "", PLAIN),
+    ("", "v1", "services", "Service", NS, "svc", "all", STATUS),
+    (ADMISSION, "v1", "mutatingwebhookconfigurations", "MutatingWebhookConfiguration", CLUSTER, "", EXT, PLAIN),
+    (ADMISSION, "v1", "validatingadmissionpolicies", "ValidatingAdmissionPolicy", CLUSTER, "", EXT, STATUS),
+    (ADMISSION, "v1", "validatingadmissionpolicybindings", "ValidatingAdmissionPolicyBinding", CLUSTER, "", EXT, PLAIN),
+    (ADMISSION, "v1", "validatingwebhookconfigurations", "ValidatingWebhookConfiguration", CLUSTER, "", EXT, PLAIN),
+    (CRD_GROUP, "v1", CRD_PLURAL, "CustomResourceDefinition", CLUSTER, "crd,crds", EXT, STATUS),
+    ("apps", "v1", "daemonsets", "DaemonSet", NS, "ds", "all", STATUS),
+    ("apps", "v1", "deployments", "Deployment", NS, "deploy", "all", STATUS),
+    ("apps", "v1", "replicasets", "ReplicaSet", NS, "rs", "all", STATUS),
+    ("apps", "v1", "statefulsets", "StatefulSet", NS, "sts", "all", STATUS),
+    ("batch", "v1", "jobs", "Job", NS, "", "all", STATUS),
+    ("coordination.k8s.io", "v1", "leases", "Lease", NS, "", "", PLAIN),
+    ("events.k8s.io", "v1", "events", "Event", NS, "ev", "", PLAIN),
+    ("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget", NS, "pdb", "", STATUS),
+    (RBAC, "v1", "clusterrolebindings", "ClusterRoleBinding", CLUSTER, "", "", PLAIN),
+    (RBAC, "v1", "clusterroles", "ClusterRole", CLUSTER, "", "", PLAIN),
+    (RBAC, "v1", "rolebindings", "RoleBinding", NS, "", "", PLAIN),
+    (RBAC, "v1", "roles", "Role", NS, "", "", PLAIN),
+    ("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", CLUSTER, "pc", "", PLAIN),
+    ("storage.k8s.io", "v1", "csidrivers", "CSIDriver", CLUSTER, "", "", PLAIN),
+    ("storage.k8s.io", "v1", "csinodes", "CSINode", CLUSTER, "", "", PLAIN),
+    ("storage.k8s.io", "v1", "csistoragecapacities", "CSIStorageCapacity", NS, "", "", PLAIN),
+    ("storage.k8s.io", "v1", "storageclasses", "StorageClass", CLUSTER, "sc", "", PLAIN),
+    ("storage.k8s.io", "v1", "volumeattachments", "VolumeAttachment", CLUSTER, "", "", STATUS),
+];
+const ADMISSION: &str = "admissionregistration.k8s.io";
+const EXT: &str = "api-extensions";
+const RBAC: &str = "rbac.authorization.k8s.io";
+/// Group of custom resource definitions.
+pub(crate) const CRD_GROUP: &str = "apiextensions.k8s.io";
+/// Plural of custom resource definitions.
+pub(crate) const CRD_PLURAL: &str = "customresourcedefinitions";
+/// Where namespaces are stored.
+pub(crate) const NAMESPACES: &str = "/namespaces";
+
+fn words(list: &str) -> Vec<String> {
+    list.split(',').filter(|w| !w.is_empty()).map(str::to_owned).collect()
+}
+
+fn builtin(row: &Row) -> Resource {
+    let (group, version, plural, kind, namespaced, short, categories, status) = *row;
+    let is_new_event = group == "events.k8s.io";
+    let storage = if is_new_event { "/events".to_owned() } else { format!("{group}/{plural}") };
+    Resource {
+        group: group.to_owned(),
+        version: version.to_owned(),
+        plural: plural.to_owned(),
+        singular: kind.to_lowercase(),
+        kind: kind.to_owned(),
+        list_kind: format!("{kind}List"),
+        namespaced,
+        short_names: words(short),
+        categories: words(categories),
+        status,
+        custom: false,
+        storage,
+        storage_version: if is_new_event { "v1".to_owned() } else { group_version(group, version) },
+        conversion: if is_new_event { Conversion::Event } else { Conversion::None },
+        schema: None,
+        columns: Vec::new(),
+    }
+}
+
+/// The resources served now.
+#[derive(Debug)]
+pub(crate) struct Registry {
+    by_path: HashMap<(String, String, String), Arc<Resource>>,
+    ordered: Vec<Arc<Resource>>,
+}
+
+impl Registry {
+    /// The built-in resources.
+    pub(crate) fn new() -> Self {
+        let mut registry = Self { by_path: HashMap::new(), ordered: Vec::new() };
+        for row in BUILTIN {
+            registry.add(builtin(row));
+        }
+        registry
+    }
+
+    fn add(&mut self, resource: Resource) {
+        let path = (resource.group.clone(), resource.version.clone(), resource.plural.clone());
+        let resource = Arc::new(resource);
+        self.ordered.retain(|r| !(r.is(&path.0, &path.2) && r.version == path.1));
+        self.ordered.push(Arc::clone(&resource));
+        self.by_path.insert(path, resource);
+    }
+
+    /// The resource at a path.
+    pub(crate) fn find(&self, group: &str, version: &str, plural: &str) -> Option<Arc<Resource>> {
+        let path = (group.to_owned(), version.to_owned(), plural.to_owned());
+        self.by_path.get(&path).cloned()
+    }
+
+    /// The resource that in-process callers name `plural` or `plural.group`.
+    pub(crate) fn named(&self, name: &str) -> Option<Arc<Resource>> {
+        let (plural, group) = name.split_once('.').unwrap_or((name, ""));
+        let mut found = self.ordered.iter().filter(|r| r.is(group, plural) && r.conversion == Conversion::None);
+        if let Some(resource) = found.next() {
+            return Some(Arc::clone(resource));
+        }
+        if !group.is_empty() {
+            return None;
+        }
+        let mut same_plural = self.ordered.iter().filter(|r| r.plural == plural && r.conversion == Conversion::None);
+        same_plural.next().cloned()
+    }
+
+    /// All resources, in order of registration.
+    pub(crate) fn all(&self) -> &[Arc<Resource>] {
+        &self.ordered
+    }
+
+    /// Every storage whose objects live in namespaces.
+    pub(crate) fn namespaced(&self) -> impl Iterator<Item = &Arc<Resource>> {
+        self.ordered.iter().filter(|r| r.namespaced && r.conversion == Conversion::None)
+    }
+
+    /// Serves what a custom resource definition defines, in place of what it defined before.
+    pub(crate) fn define(&mut self, definition: &Value) {
+        self.undefine(definition);
+        for version in object::array(definition, "/spec/versions") {
+            if version.get("served").and_then(Value::as_bool) == Some(true) {
+                self.add(custom(definition, version));
+            }
+        }
+    }
+
+    /// Stops serving what a custom resource definition defines.
+    pub(crate) fn undefine(&mut self, definition: &Value) {
+        let group = object::text(definition, "/spec/group");
+        let plural = object::text(definition, "/spec/names/plural");
+        self.ordered.retain(|r| !(r.custom && r.is(group, plural)));
+        self.by_path.retain(|_, r| !(r.custom && r.is(group, plural)));
+    }
+}
+
+/// The status that a definition has once its names are accepted.
+pub(crate) fn established(definition: &Value) -> Value {
+    let condition = |kind: &str, reason: &str, message: &str| {
+        json!({"type": kind, "status": "True", "reason": reason, "message": message,
+               "lastTransitionTime": object::text(definition, "/metadata/creationTimestamp")})
+    };
+    let stored: Vec<&str> = object::array(definition, "/spec/versions")
+        .iter()
+        .filter(|v| v.get("storage").and_then(Value::as_bool) == Some(true))
+        .map(|v| object::text(v, "/name"))
+        .collect();
+    json!({
+        "acceptedNames": definition.pointer("/spec/names").cloned().unwrap_or_default(),
+        "storedVersions": stored,
+        "conditions": [
+            condition("NamesAccepted", "NoConflicts", "no conflicts found"),
+            condition("Established", "InitialNamesAccepted", "the initial names have been accepted"),
+        ],
+    })
+}
+
+fn custom(definition: &Value, version: &Value) -> Resource {
+    let group = object::text(definition, "/spec/group").to_owned();
+    let names = |field: &str| object::text(definition, &format!("/spec/names/{field}")).to_owned();
+    let list = |field: &str| -> Vec<String> {
+        let items = object::array(definition, &format!("/spec/names/{field}")).iter();
+        items.filter_map(Value::as_str).map(str::to_owned).collect()
+    };
+    let name = object::text(version, "/name").to_owned();
+    let is_stored = |v: &&Value| v.get("storage").and_then(Value::as_bool) == Some(true);
+    let stored = object::array(definition, "/spec/versions").iter().find(is_stored).map_or("", |v| object::text(v, "/name"));
+    let kind = names("kind");
+    let or = |text: String, otherwise: String| if text.is_empty() { otherwise } else { text };
+    Resource {
+        storage: format!("{group}/{}", names("plural")),
+        storage_version: group_version(&group, stored),
+        conversion: if stored == name { Conversion::None } else { Conversion::Version },
+        version: name,
+        plural: names("plural"),
+        singular: or(names("singular"), kind.to_lowercase()),
+        list_kind: or(names("listKind"), format!("{kind}List")),
+        kind,
+        namespaced: object::text(definition, "/spec/scope") == "Namespaced",
+        short_names: list("shortNames"),
+        categories: list("categories"),
+        status: version.pointer("/subresources/status").is_some(),
+        custom: true,
+        schema: version.pointer("/schema/openAPIV3Schema").cloned().map(Arc::new),
+        columns: object::array(version, "/additionalPrinterColumns").iter().map(column).collect(),
+        group,
+    }
+}
+
+fn column(value: &Value) -> Column {
+    Column {
+        name: object::text(value, "/name").to_owned(),
+        kind: object::text(value, "/type").to_owned(),
+        path: object::text(value, "/jsonPath").to_owned(),
+        priority: value.get("priority").and_then(Value::as_i64).unwrap_or(0),
+    }
+}

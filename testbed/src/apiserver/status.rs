@@ -1,0 +1,208 @@
+//! Errors as Kubernetes reports them: an HTTP code, a reason, a sentence, and the `Status` JSON of it.
+//!
+//! This file decides wording and shape only; who raises which error is decided where the rule lives.
+
+use serde_json::{Value, json};
+
+/// A refusal of the API, convertible to a `Status` object.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("{message}")]
+pub struct ApiError {
+    /// HTTP status code.
+    pub code: u16,
+    /// Machine-readable reason such as `NotFound`.
+    pub reason: &'static str,
+    /// The sentence that people see.
+    pub message: String,
+    /// The `details` of the Status, where there are any.
+    pub details: Option<Box<Value>>,
+    /// Seconds after which a client may try again.
+    pub retry_after: Option<u32>,
+}
+
+/// One rejected field of an invalid object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FieldError {
+    reason: &'static str,
+    field: String,
+    message: String,
+}
+
+impl FieldError {
+    /// The value is there and not acceptable.
+    pub(crate) fn invalid(field: impl Into<String>, value: &str, why: &str) -> Self {
+        let message = format!("Invalid value: \"{value}\": {why}");
+        Self { reason: "FieldValueInvalid", field: field.into(), message }
+    }
+
+    /// The value is missing.
+    pub(crate) fn required(field: impl Into<String>, why: &str) -> Self {
+        let message = if why.is_empty() { "Required value".to_owned() } else { format!("Required value: {why}") };
+        Self { reason: "FieldValueRequired", field: field.into(), message }
+    }
+
+    /// The value may not be there, or may not change.
+    pub(crate) fn forbidden(field: impl Into<String>, why: &str) -> Self {
+        Self { reason: "FieldValueForbidden", field: field.into(), message: format!("Forbidden: {why}") }
+    }
+
+    /// The value occurs twice.
+    pub(crate) fn duplicate(field: impl Into<String>, value: &str) -> Self {
+        Self { reason: "FieldValueDuplicate", field: field.into(), message: format!("Duplicate value: \"{value}\"") }
+    }
+
+    /// The value is none of those allowed.
+    pub(crate) fn unsupported(field: impl Into<String>, value: &str, allowed: &[&str]) -> Self {
+        let listed = allowed.iter().map(|a| format!("\"{a}\"")).collect::<Vec<_>>().join(", ");
+        let message = format!("Unsupported value: \"{value}\": supported values: {listed}");
+        Self { reason: "FieldValueNotSupported", field: field.into(), message }
+    }
+
+    fn line(&self) -> String {
+        format!("{}: {}", self.field, self.message)
+    }
+}
+
+impl ApiError {
+    /// An error of any code with the reason that belongs to it.
+    pub fn new(code: u16, message: impl Into<String>) -> Self {
+        Self { code, reason: reason_of(code), message: message.into(), details: None, retry_after: None }
+    }
+
+    /// 400.
+    pub fn bad_request(message: impl Into<String>) -> Self {
+        Self::new(400, message)
+    }
+
+    /// 404 for an object; `resource` is the plural, qualified by its group.
+    pub fn not_found(resource: &str, name: &str) -> Self {
+        Self::new(404, format!("{resource} \"{name}\" not found")).about(resource, name)
+    }
+
+    /// 404 for a path that is no resource.
+    pub fn unknown_path() -> Self {
+        Self::new(404, "the server could not find the requested resource")
+    }
+
+    /// 405 for a verb that the resource does not have.
+    pub fn method_not_allowed(resource: &str, verb: &str) -> Self {
+        Self::new(405, format!("{verb} is not supported on resources of kind \"{resource}\""))
+    }
+
+    /// 409 for a name that is taken.
+    pub fn already_exists(resource: &str, name: &str) -> Self {
+        let mut error = Self::new(409, format!("{resource} \"{name}\" already exists")).about(resource, name);
+        error.reason = "AlreadyExists";
+        error
+    }
+
+    /// 409 for a write that lost a race or broke a precondition.
+    pub fn conflict(resource: &str, name: &str, why: &str) -> Self {
+        let message = format!("Operation cannot be fulfilled on {resource} \"{name}\": {why}");
+        Self::new(409, message).about(resource, name)
+    }
+
+    /// 409 for a write based on an old resourceVersion.
+    pub fn modified(resource: &str, name: &str) -> Self {
+        let why = "the object has been modified; please apply your changes to the latest version and try again";
+        Self::conflict(resource, name, why)
+    }
+
+    /// 403.
+    pub fn forbidden(resource: &str, name: &str, why: &str) -> Self {
+        Self::new(403, format!("{resource} \"{name}\" is forbidden: {why}")).about(resource, name)
+    }
+
+    /// 410 for a resourceVersion that the event log no longer covers.
+    pub fn expired(asked: u64, oldest: u64) -> Self {
+        Self::new(410, format!("too old resource version: {asked} ({oldest})"))
+    }
+
+    /// 504 for a resourceVersion that does not exist yet.
+    pub fn too_large_version(asked: u64, current: u64) -> Self {
+        let mut error = Self::new(504, format!("Too large resource version: {asked}, current: {current}"));
+        let cause = json!({"reason": "ResourceVersionTooLarge", "message": "Too large resource version"});
+        error.details = Some(Box::new(json!({"causes": [cause], "retryAfterSeconds": 1})));
+        error.retry_after = Some(1);
+        error
+    }
+
+    /// 422 with the rejected fields.
+    pub(crate) fn invalid(kind: &str, group: &str, name: &str, fields: &[FieldError]) -> Self {
+        let lines: Vec<String> = fields.iter().map(FieldError::line).collect();
+        let text = match lines.as_slice() {
+            [one] => one.clone(),
+            many => format!("[{}]", many.join(", ")),
+        };
+        let qualified = if group.is_empty() { kind.to_owned() } else { format!("{kind}.{group}") };
+        let mut error = Self::new(422, format!("{qualified} \"{name}\" is invalid: {text}"));
+        let causes: Vec<Value> = fields.iter().map(|f| json!({"reason": f.reason, "message": f.message, "field": f.field})).collect();
+        error.details = Some(Box::new(json!({"name": name, "group": group, "kind": kind, "causes": causes})));
+        error
+    }
+
+    fn about(mut self, resource: &str, name: &str) -> Self {
+        let (plural, group) = resource.split_once('.').unwrap_or((resource, ""));
+        let mut details = json!({"name": name, "kind": plural});
+        if !group.is_empty()
+            && let Some(map) = details.as_object_mut()
+        {
+            map.insert("group".to_owned(), Value::from(group));
+        }
+        self.details = Some(Box::new(details));
+        self
+    }
+
+    /// The error as a `Status` object.
+    pub fn to_status(&self) -> Value {
+        let mut status = json!({
+            "kind": "Status", "apiVersion": "v1", "metadata": {},
+            "status": "Failure", "message": self.message, "reason": self.reason, "code": self.code,
+        });
+        if let (Some(details), Some(map)) = (&self.details, status.as_object_mut()) {
+            map.insert("details".to_owned(), (**details).clone());
+        }
+        if let (Some(seconds), Some(map)) = (self.retry_after, status.as_object_mut()) {
+            let details = map.entry("details").or_insert_with(|| json!({}));
+            if let Some(details) = details.as_object_mut() {
+                details.insert("retryAfterSeconds".to_owned(), Value::from(seconds));
+            }
+        }
+        status
+    }
+}
+
+/// The `Success` Status that answers a deletion or a create-only subresource.
+pub(crate) fn success(code: u16, details: Option<Value>) -> Value {
+    let mut status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"});
+    if let Some(map) = status.as_object_mut() {
+        if code != 200 {
+            map.insert("code".to_owned(), Value::from(code));
+        }
+        if let Some(details) = details {
+            map.insert("details".to_owned(), details);
+        }
+    }
+    status
+}
+
+fn reason_of(code: u16) -> &'static str {
+    match code {
+        400 => "BadRequest",
+        401 => "Unauthorized",
+        403 => "Forbidden",
+        404 => "NotFound",
+        405 => "MethodNotAllowed",
+        406 => "NotAcceptable",
+        409 => "Conflict",
+        410 => "Expired",
+        413 => "RequestEntityTooLarge",
+        415 => "UnsupportedMediaType",
+        422 => "Invalid",
+        429 => "TooManyRequests",
+        500 => "InternalError",
+        503 => "ServiceUnavailable",
+        504 => "Timeout",
+        _ => "",
+    }
+}

@@ -1,0 +1,215 @@
+//! The storage core: objects by collection, namespace and name under one monotonic revision.
+//!
+//! Pure and synchronous: no clock, no network, no rules of any kind. Every stored version is serialised once
+//! and its bytes are shared by everybody who lists or watches it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::{Bound, ControlFlow};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde_json::Value;
+use tokio::sync::watch;
+
+use super::event_log::{Change, Compacted, Event, EventLog};
+use super::object;
+
+/// Name of an object inside its collection; the namespace is empty for cluster-scoped objects.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Key {
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+}
+
+impl Key {
+    pub(crate) fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
+        Self { namespace: namespace.into(), name: name.into() }
+    }
+}
+
+/// One immutable version of an object.
+#[derive(Debug)]
+pub(crate) struct Version {
+    pub(crate) rv: u64,
+    pub(crate) value: Arc<Value>,
+    pub(crate) bytes: Bytes,
+}
+
+/// Which part of a collection to read.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Slice<'a> {
+    /// Only this namespace.
+    pub(crate) namespace: Option<&'a str>,
+    /// Only keys after this one.
+    pub(crate) after: Option<&'a Key>,
+    /// The collection as it was at this revision.
+    pub(crate) at: Option<u64>,
+}
+
+#[derive(Debug)]
+struct Collection {
+    objects: BTreeMap<Key, Arc<Version>>,
+    log: EventLog,
+    signal: watch::Sender<u64>,
+}
+
+/// All objects and the revision counter.
+#[derive(Debug)]
+pub(crate) struct Store {
+    revision: u64,
+    window: usize,
+    compacted: u64,
+    collections: HashMap<String, Collection>,
+}
+
+impl Store {
+    /// An empty store that remembers `window` changes per collection.
+    pub(crate) fn new(window: usize) -> Self {
+        Self { revision: 1, window, compacted: 0, collections: HashMap::new() }
+    }
+
+    /// The revision of the latest write.
+    pub(crate) fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    pub(crate) fn get(&self, storage: &str, key: &Key) -> Option<&Arc<Version>> {
+        self.collections.get(storage)?.objects.get(key)
+    }
+
+    /// Number of objects in a collection.
+    pub(crate) fn len(&self, storage: &str) -> usize {
+        self.collections.get(storage).map_or(0, |c| c.objects.len())
+    }
+
+    /// Stores a new version under the next revision.
+    pub(crate) fn put(&mut self, storage: &str, key: Key, value: Value) -> Arc<Version> {
+        self.revision += 1;
+        let version = Arc::new(stamp(value, self.revision));
+        let collection = self.collection(storage);
+        let previous = collection.objects.insert(key.clone(), Arc::clone(&version));
+        let change = if previous.is_some() { Change::Modified } else { Change::Added };
+        collection.record(Event::new(change, key, Arc::clone(&version), previous));
+        version
+    }
+
+    /// Removes an object; its last state under the deletion's revision is returned and logged.
+    /// `last` replaces that state where the deletion itself changed it.
+    pub(crate) fn remove(&mut self, storage: &str, key: &Key, last: Option<Value>) -> Option<Arc<Version>> {
+        let revision = self.revision + 1;
+        let collection = self.collection(storage);
+        let previous = collection.objects.remove(key)?;
+        let value = last.unwrap_or_else(|| Value::clone(&previous.value));
+        let version = Arc::new(stamp(value, revision));
+        collection.record(Event::new(Change::Deleted, key.clone(), Arc::clone(&version), Some(previous)));
+        self.revision = revision;
+        Some(version)
+    }
+
+    /// Visits a slice in key order until the visitor breaks.
+    pub(crate) fn scan(
+        &self,
+        storage: &str,
+        slice: Slice<'_>,
+        mut visit: impl FnMut(&Key, &Arc<Version>) -> ControlFlow<()>,
+    ) -> Result<(), Compacted> {
+        let Some(collection) = self.collections.get(storage) else { return Ok(()) };
+        let past = match slice.at {
+            Some(at) => collection.undone_since(at)?,
+            None => BTreeMap::new(),
+        };
+        let first = slice.namespace.map(|ns| Key::new(ns, ""));
+        let from = match (slice.after, &first) {
+            (Some(after), _) => Bound::Excluded(after),
+            (None, Some(first)) => Bound::Included(first),
+            (None, None) => Bound::Unbounded,
+        };
+        let inside = |key: &Key| slice.namespace.is_none_or(|ns| key.namespace == ns);
+        let range = (from, Bound::Unbounded);
+        let live = collection.objects.range::<Key, _>(range).filter(|(key, _)| !past.contains_key(*key));
+        let old = past.range::<Key, _>(range).filter_map(|(key, v)| v.as_ref().map(|v| (key, v)));
+        for (key, version) in merged(live, old).take_while(|(key, _)| inside(key)) {
+            if visit(key, version).is_break() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Up to `max` changes after a revision, and the revision up to which the caller has then seen everything.
+    pub(crate) fn events(&self, storage: &str, after: u64, max: usize) -> Result<(Vec<Arc<Event>>, u64), Compacted> {
+        let Some(collection) = self.collections.get(storage) else {
+            let oldest = self.compacted;
+            return if after < oldest { Err(Compacted { oldest }) } else { Ok((Vec::new(), self.revision.max(after))) };
+        };
+        let mut rest = collection.log.since(after)?;
+        let events: Vec<_> = rest.by_ref().take(max).map(Arc::clone).collect();
+        let seen = match (rest.next(), events.last()) {
+            (Some(_), Some(last)) => last.version.rv,
+            _ => self.revision.max(after),
+        };
+        Ok((events, seen))
+    }
+
+    /// A signal that changes whenever the collection does.
+    pub(crate) fn signal(&mut self, storage: &str) -> watch::Receiver<u64> {
+        self.collection(storage).signal.subscribe()
+    }
+
+    /// Forgets every past change, as a compaction of the real storage does.
+    pub(crate) fn compact(&mut self) {
+        self.compacted = self.revision;
+        for collection in self.collections.values_mut() {
+            collection.log.compact(self.revision);
+        }
+    }
+
+    fn collection(&mut self, storage: &str) -> &mut Collection {
+        if !self.collections.contains_key(storage) {
+            let mut log = EventLog::new(self.window);
+            log.compact(self.compacted);
+            let fresh = Collection { objects: BTreeMap::new(), log, signal: watch::Sender::new(0) };
+            self.collections.insert(storage.to_owned(), fresh);
+        }
+        match self.collections.get_mut(storage) {
+            Some(collection) => collection,
+            None => unreachable!("inserted above"),
+        }
+    }
+}
+
+impl Collection {
+    fn record(&mut self, event: Event) {
+        let rv = event.version.rv;
+        self.log.push(event);
+        self.signal.send_replace(rv);
+    }
+
+    /// For every key changed after a revision, what was there at that revision.
+    fn undone_since(&self, rv: u64) -> Result<BTreeMap<Key, Option<Arc<Version>>>, Compacted> {
+        let mut past = BTreeMap::new();
+        for event in self.log.since(rv)?.rev() {
+            past.insert(event.key.clone(), event.previous.clone());
+        }
+        Ok(past)
+    }
+}
+
+fn stamp(mut value: Value, rv: u64) -> Version {
+    object::meta(&mut value).insert("resourceVersion".to_owned(), Value::from(rv.to_string()));
+    let bytes = Bytes::from(value.to_string());
+    Version { rv, value: Arc::new(value), bytes }
+}
+
+/// Merges two iterators that are sorted by key and have no key in common.
+fn merged<'a>(
+    left: impl Iterator<Item = (&'a Key, &'a Arc<Version>)>,
+    right: impl Iterator<Item = (&'a Key, &'a Arc<Version>)>,
+) -> impl Iterator<Item = (&'a Key, &'a Arc<Version>)> {
+    let (mut left, mut right) = (left.peekable(), right.peekable());
+    std::iter::from_fn(move || match (left.peek(), right.peek()) {
+        (Some((l, _)), Some((r, _))) if r < l => right.next(),
+        (Some(_), _) => left.next(),
+        (None, _) => right.next(),
+    })
+}

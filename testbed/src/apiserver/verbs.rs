@@ -1,0 +1,138 @@
+//! The write verbs: rules that turn a request into at most one new version per object.
+//!
+//! Everything here runs under the state's write lock, synchronously; the current time comes with the request.
+
+pub(crate) mod binding;
+pub(crate) mod create;
+pub(crate) mod delete;
+pub(crate) mod namespace;
+pub(crate) mod patch;
+pub(crate) mod update;
+
+use std::sync::Arc;
+
+use chrono::{DateTime, Utc};
+use serde_json::Value;
+
+use super::object;
+use super::patch::managers::Writer;
+use super::resource::{Conversion, Registry, Resource};
+use super::status::ApiError;
+use super::store::{Key, Store, Version};
+
+/// Everything the server holds: objects, and which resources are served.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) store: Store,
+    pub(crate) registry: Registry,
+}
+
+/// The object (or, with an empty name, the collection) that a request is about.
+#[derive(Debug, Clone)]
+pub(crate) struct Target {
+    pub(crate) resource: Arc<Resource>,
+    /// Empty for cluster-scoped resources.
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    /// Whether the request goes to the status subresource.
+    pub(crate) status: bool,
+}
+
+/// How to write.
+#[derive(Debug, Clone)]
+pub(crate) struct WriteOptions {
+    pub(crate) dry_run: bool,
+    pub(crate) manager: String,
+    pub(crate) force: bool,
+    pub(crate) now: DateTime<Utc>,
+}
+
+/// What a write left behind.
+#[derive(Debug, Clone)]
+pub(crate) struct Written {
+    pub(crate) version: Arc<Version>,
+    pub(crate) created: bool,
+}
+
+impl Target {
+    pub(crate) fn key(&self) -> Key {
+        Key::new(self.namespace.clone(), self.name.clone())
+    }
+
+    pub(crate) fn not_found(&self) -> ApiError {
+        ApiError::not_found(&self.resource.qualified(), &self.name)
+    }
+
+    fn storage(&self) -> &str {
+        &self.resource.storage
+    }
+
+    fn writer<'a>(&'a self, options: &'a WriteOptions, api_version: &'a str) -> Writer<'a> {
+        let subresource = if self.status { "status" } else { "" };
+        Writer { manager: &options.manager, subresource, api_version, now: options.now }
+    }
+}
+
+impl State {
+    /// The stored version of a target.
+    pub(crate) fn current(&self, target: &Target) -> Result<Arc<Version>, ApiError> {
+        self.store.get(target.storage(), &target.key()).cloned().ok_or_else(|| target.not_found())
+    }
+
+    fn keep(&mut self, target: &Target, value: Value, dry_run: bool) -> Arc<Version> {
+        if dry_run {
+            let bytes = value.to_string().into();
+            return Arc::new(Version { rv: self.store.revision(), value: Arc::new(value), bytes });
+        }
+        self.store.put(target.storage(), target.key(), value)
+    }
+}
+
+/// Checks that a body is an object of the target's kind.
+fn check_kind(target: &Target, body: &Value) -> Result<(), ApiError> {
+    if !body.is_object() {
+        return Err(ApiError::bad_request("the request body must be a JSON object"));
+    }
+    let (kind, version) = (object::text(body, "/kind"), object::text(body, "/apiVersion"));
+    let expected = target.resource.api_version();
+    if kind.is_empty() {
+        return Err(ApiError::bad_request("Object 'Kind' is missing in the request body"));
+    }
+    if version != expected || kind != target.resource.kind {
+        let (wanted, found) = (format!("{expected}, Kind={}", target.resource.kind), format!("{version}, Kind={kind}"));
+        return Err(ApiError::bad_request(format!(
+            "the API version in the data ({found}) does not match the expected API version ({wanted})"
+        )));
+    }
+    if body.get("metadata").is_some_and(|m| !m.is_object() && !m.is_null()) {
+        return Err(ApiError::bad_request("metadata must be a JSON object"));
+    }
+    check_string_maps(body)
+}
+
+fn check_string_maps(body: &Value) -> Result<(), ApiError> {
+    for field in ["labels", "annotations"] {
+        let Some(map) = body.get("metadata").and_then(|m| m.get(field)).filter(|m| !m.is_null()) else { continue };
+        let strings = map.as_object().is_some_and(|m| m.values().all(Value::is_string));
+        if !strings {
+            return Err(ApiError::bad_request(format!("metadata.{field} must be a map of strings to strings")));
+        }
+    }
+    let finalizers = body.pointer("/metadata/finalizers").filter(|f| !f.is_null());
+    if finalizers.is_some_and(|f| !f.as_array().is_some_and(|a| a.iter().all(Value::is_string))) {
+        return Err(ApiError::bad_request("metadata.finalizers must be a list of strings"));
+    }
+    Ok(())
+}
+
+/// Turns what a client of this resource's version sent into the stored form.
+fn to_stored(resource: &Resource, body: &mut Value) {
+    match resource.conversion {
+        Conversion::None => {}
+        Conversion::Version => {
+            let version = Value::from(resource.storage_version.clone());
+            object::make_object(body).insert("apiVersion".to_owned(), version);
+        }
+        Conversion::Event => super::event_form::to_core(body),
+    }
+}

@@ -1,0 +1,173 @@
+//! Creation: names, system fields, defaults and validation of a new object.
+
+use serde_json::{Map, Value, json};
+
+use super::{State, Target, WriteOptions, Written, check_kind, to_stored};
+use crate::apiserver::resource::{CRD_GROUP, CRD_PLURAL, NAMESPACES, Resource, established};
+use crate::apiserver::status::{ApiError, FieldError};
+use crate::apiserver::store::Key;
+use crate::apiserver::{name, object, pod};
+
+impl State {
+    /// Creates the object in `body`. The target's name may be empty: the body then names the object.
+    pub(crate) fn create(&mut self, target: &Target, mut body: Value, options: &WriteOptions) -> Result<Written, ApiError> {
+        check_kind(target, &body)?;
+        to_stored(&target.resource, &mut body);
+        object::strip_nulls(&mut body);
+        let target = place(target, &mut body)?;
+        self.check_namespace(&target)?;
+        let resource = &target.resource;
+        if self.store.get(&resource.storage, &target.key()).is_some() {
+            return Err(ApiError::already_exists(&resource.qualified(), &target.name));
+        }
+        let managed = object::meta(&mut body).remove("managedFields");
+        stamp(resource, &mut body, options);
+        prepare(resource, &mut body, options)?;
+        refuse(resource, &target.name, &check(resource, &body))?;
+        if let Some(managed) = managed.filter(|_| options.force) {
+            object::meta(&mut body).insert("managedFields".to_owned(), managed);
+        }
+        if resource.is(CRD_GROUP, CRD_PLURAL) && !options.dry_run {
+            self.registry.define(&body);
+        }
+        let version = self.keep(&target, body, options.dry_run);
+        Ok(Written { version, created: true })
+    }
+
+    fn check_namespace(&self, target: &Target) -> Result<(), ApiError> {
+        if !target.resource.namespaced {
+            return Ok(());
+        }
+        let key = Key::new("", target.namespace.clone());
+        let Some(namespace) = self.store.get(NAMESPACES, &key) else {
+            return Err(ApiError::not_found("namespaces", &target.namespace));
+        };
+        if object::is_deleting(&namespace.value) {
+            let why = format!("unable to create new content in namespace {} because it is being terminated", target.namespace);
+            return Err(ApiError::forbidden(&target.resource.qualified(), &target.name, &why));
+        }
+        Ok(())
+    }
+}
+
+/// Refuses an object with rejected fields.
+pub(super) fn refuse(resource: &Resource, name: &str, errors: &[FieldError]) -> Result<(), ApiError> {
+    if errors.is_empty() { Ok(()) } else { Err(ApiError::invalid(&resource.kind, &resource.group, name, errors)) }
+}
+
+/// Settles the namespace and name of a new object.
+fn place(target: &Target, body: &mut Value) -> Result<Target, ApiError> {
+    let mut target = target.clone();
+    let meta = object::meta(body);
+    let text = |meta: &Map<String, Value>, field: &str| meta.get(field).and_then(Value::as_str).unwrap_or_default().to_owned();
+    if target.resource.namespaced {
+        let found = text(meta, "namespace");
+        if !found.is_empty() && found != target.namespace {
+            return Err(ApiError::bad_request("the namespace of the provided object does not match the namespace sent on the request"));
+        }
+        meta.insert("namespace".to_owned(), Value::from(target.namespace.clone()));
+    } else {
+        meta.remove("namespace");
+    }
+    let (named, prefix) = (text(meta, "name"), text(meta, "generateName"));
+    if target.name.is_empty() {
+        target.name = if named.is_empty() && !prefix.is_empty() { name::generated(&prefix) } else { named };
+    } else if !named.is_empty() && named != target.name {
+        return Err(name_mismatch(&named, &target.name));
+    }
+    meta.insert("name".to_owned(), Value::from(target.name.clone()));
+    if target.name.is_empty() {
+        let missing = FieldError::required("metadata.name", "name or generateName is required");
+        return refuse(&target.resource, "", &[missing]).map(|()| target);
+    }
+    refuse(&target.resource, &target.name, &Vec::from_iter(name::check_name(&target.resource, &target.name)))?;
+    Ok(target)
+}
+
+/// 400 for a body that names another object than the path.
+pub(super) fn name_mismatch(body: &str, path: &str) -> ApiError {
+    ApiError::bad_request(format!("the name of the object ({body}) does not match the name on the URL ({path})"))
+}
+
+fn stamp(resource: &Resource, body: &mut Value, options: &WriteOptions) {
+    let meta = object::meta(body);
+    for field in ["deletionTimestamp", "deletionGracePeriodSeconds", "selfLink", "generation", "resourceVersion"] {
+        meta.remove(field);
+    }
+    meta.insert("uid".to_owned(), Value::from(name::uid()));
+    meta.insert("creationTimestamp".to_owned(), object::timestamp(options.now));
+    if resource.counts_generations() {
+        meta.insert("generation".to_owned(), Value::from(1));
+    }
+}
+
+/// Defaults of each kind; also what its create strategy throws away.
+fn prepare(resource: &Resource, body: &mut Value, options: &WriteOptions) -> Result<(), ApiError> {
+    if resource.is_pod() {
+        pod::resources::normalize_pod(body);
+        pod::validate::check_types(body)?;
+        pod::default_new(body, options.now);
+    } else if resource.is("", "nodes") {
+        pod::resources::normalize_node(body);
+    } else if resource.is("", "namespaces") {
+        object::child(body, "spec").insert("finalizers".to_owned(), json!(["kubernetes"]));
+        object::make_object(body).insert("status".to_owned(), json!({"phase": "Active"}));
+        let own = object::text(body, "/metadata/name").to_owned();
+        let labels = object::make_object(object::meta(body).entry("labels").or_insert(Value::Null));
+        labels.insert("kubernetes.io/metadata.name".to_owned(), Value::from(own));
+    } else if resource.is(CRD_GROUP, CRD_PLURAL) {
+        let status = established(body);
+        object::make_object(body).insert("status".to_owned(), status);
+    } else if resource.is("", "secrets") {
+        encode_string_data(body);
+    } else if resource.status {
+        object::make_object(body).remove("status");
+    }
+    Ok(())
+}
+
+/// `stringData` is a write-only convenience of Secrets.
+fn encode_string_data(secret: &mut Value) {
+    object::default(object::make_object(secret), "type", "Opaque");
+    let Some(Value::Object(plain)) = object::make_object(secret).remove("stringData") else { return };
+    let data = object::child(secret, "data");
+    for (key, value) in plain {
+        let encoded = base64(value.as_str().unwrap_or_default().as_bytes());
+        data.insert(key, Value::from(encoded));
+    }
+}
+
+fn base64(bytes: &[u8]) -> String {
+    serde_json::to_value(k8s_openapi::ByteString(bytes.to_vec())).ok().and_then(|v| v.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+fn check(resource: &Resource, body: &Value) -> Vec<FieldError> {
+    let mut errors = name::check_metadata(body);
+    if resource.is_pod() {
+        errors.extend(pod::validate::check(body));
+    }
+    if resource.is(CRD_GROUP, CRD_PLURAL) {
+        errors.extend(check_definition(body));
+    }
+    errors
+}
+
+fn check_definition(body: &Value) -> Vec<FieldError> {
+    let mut errors = Vec::new();
+    for field in ["group", "scope", "names/plural", "names/kind"] {
+        if object::text(body, &format!("/spec/{field}")).is_empty() {
+            errors.push(FieldError::required(format!("spec.{}", field.replace('/', ".")), ""));
+        }
+    }
+    let expected = format!("{}.{}", object::text(body, "/spec/names/plural"), object::text(body, "/spec/group"));
+    let found = object::text(body, "/metadata/name");
+    if errors.is_empty() && found != expected {
+        let why = format!("must be spec.names.plural+\".\"+spec.group: {expected}");
+        errors.push(FieldError::invalid("metadata.name", found, &why));
+    }
+    let stored = |v: &&Value| v.get("storage").and_then(Value::as_bool) == Some(true);
+    if object::array(body, "/spec/versions").iter().filter(stored).count() != 1 {
+        errors.push(FieldError::invalid("spec.versions", "", "must have exactly one version marked as storage version"));
+    }
+    errors
+}

@@ -1,0 +1,153 @@
+//! Deletion: preconditions, grace, finalizers, and what disappears along with an object.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use chrono::{DateTime, TimeDelta, Utc};
+use serde_json::Value;
+
+use super::{State, Target};
+use crate::apiserver::object;
+use crate::apiserver::pod;
+use crate::apiserver::resource::{CRD_GROUP, CRD_PLURAL};
+use crate::apiserver::selector::Selectors;
+use crate::apiserver::status::ApiError;
+use crate::apiserver::store::{Key, Slice, Version};
+
+/// `DeleteOptions`, as far as they matter here.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct DeleteOptions {
+    pub(crate) grace: Option<i64>,
+    pub(crate) uid: Option<String>,
+    pub(crate) resource_version: Option<String>,
+    pub(crate) dry_run: bool,
+    pub(crate) now: DateTime<Utc>,
+}
+
+/// What a deletion left behind.
+#[derive(Debug, Clone)]
+pub(crate) struct Deleted {
+    pub(crate) version: Arc<Version>,
+    /// Whether the object is gone, not merely marked.
+    pub(crate) removed: bool,
+}
+
+impl DeleteOptions {
+    /// Reads a `DeleteOptions` body.
+    pub(crate) fn read(body: &Value, now: DateTime<Utc>) -> Self {
+        let text = |pointer: &str| Some(object::text(body, pointer).to_owned()).filter(|t| !t.is_empty());
+        Self {
+            grace: body.get("gracePeriodSeconds").and_then(Value::as_i64),
+            uid: text("/preconditions/uid"),
+            resource_version: text("/preconditions/resourceVersion"),
+            dry_run: object::array(body, "/dryRun").iter().any(|d| d == "All"),
+            now,
+        }
+    }
+}
+
+impl State {
+    /// Deletes an object, or marks it as being deleted.
+    pub(crate) fn delete(&mut self, target: &Target, options: &DeleteOptions) -> Result<Deleted, ApiError> {
+        let current = self.current(target)?;
+        check_preconditions(target, &current.value, options)?;
+        if options.dry_run {
+            return Ok(Deleted { version: current, removed: true });
+        }
+        if target.resource.is("", "namespaces") {
+            return self.delete_namespace(target, &current, options);
+        }
+        let grace = if target.resource.is_pod() { pod::grace(&current.value, options.grace) } else { 0 };
+        if grace == 0 && !object::has_finalizers(&current.value) {
+            let version = self.finish(target, Value::clone(&current.value));
+            return Ok(Deleted { version, removed: true });
+        }
+        let mut marked = Value::clone(&current.value);
+        mark(&mut marked, grace, options.now);
+        let version = if marked == *current.value { current } else { self.keep(target, marked, false) };
+        Ok(Deleted { version, removed: false })
+    }
+
+    /// Deletes every object of a collection that matches; the versions they had are returned.
+    pub(crate) fn delete_collection(
+        &mut self,
+        target: &Target,
+        selectors: &Selectors,
+        options: &DeleteOptions,
+    ) -> Result<Vec<Arc<Version>>, ApiError> {
+        let mut found = Vec::new();
+        for key in self.keys(&target.resource.storage, Some(&target.namespace).filter(|n| !n.is_empty())) {
+            let one = Target { namespace: key.namespace, name: key.name, ..target.clone() };
+            if selectors.matches(&self.current(&one)?.value) {
+                found.push(self.delete(&one, options)?.version);
+            }
+        }
+        Ok(found)
+    }
+
+    pub(super) fn keys(&self, storage: &str, namespace: Option<&String>) -> Vec<Key> {
+        let mut keys = Vec::new();
+        let slice = Slice { namespace: namespace.map(String::as_str), ..Slice::default() };
+        // A scan of the present never meets compacted revisions.
+        let _ = self.store.scan(storage, slice, |key, _| {
+            keys.push(key.clone());
+            ControlFlow::Continue(())
+        });
+        keys
+    }
+
+    /// Removes an object for good, with what depends on its existence.
+    pub(super) fn finish(&mut self, target: &Target, last: Value) -> Arc<Version> {
+        if target.resource.is(CRD_GROUP, CRD_PLURAL) {
+            self.registry.undefine(&last);
+            let storage = format!("{}/{}", object::text(&last, "/spec/group"), object::text(&last, "/spec/names/plural"));
+            for key in self.keys(&storage, None) {
+                self.store.remove(&storage, &key, None);
+            }
+        }
+        let removed = self.store.remove(&target.resource.storage, &target.key(), Some(last.clone()));
+        if !target.namespace.is_empty() {
+            self.end_namespace_if_empty(&target.namespace);
+        }
+        removed.unwrap_or_else(|| {
+            let bytes = last.to_string().into();
+            Arc::new(Version { rv: self.store.revision(), value: Arc::new(last), bytes })
+        })
+    }
+}
+
+fn check_preconditions(target: &Target, object: &Value, options: &DeleteOptions) -> Result<(), ApiError> {
+    let differs = |asked: &Option<String>, pointer: &str| {
+        asked.clone().filter(|asked| asked != object::text(object, pointer)).map(|a| (a, object::text(object, pointer)))
+    };
+    let fail = |what: &str, (asked, found): (String, &str)| {
+        let why = format!("Precondition failed: {what} in precondition: {asked}, {what} in object meta: {found}");
+        Err(ApiError::conflict(&target.resource.qualified(), &target.name, &why))
+    };
+    if let Some(uids) = differs(&options.uid, "/metadata/uid") {
+        return fail("UID", uids);
+    }
+    match differs(&options.resource_version, "/metadata/resourceVersion") {
+        Some(versions) => fail("ResourceVersion", versions),
+        None => Ok(()),
+    }
+}
+
+/// Marks an object as being deleted; a later deletion can only shorten the grace.
+pub(super) fn mark(object: &mut Value, grace: i64, now: DateTime<Utc>) {
+    let marked = object::parse_time(object::text(object, "/metadata/deletionTimestamp"));
+    let before = object.pointer("/metadata/deletionGracePeriodSeconds").and_then(Value::as_i64).unwrap_or(0);
+    let started = match marked {
+        Some(_) if grace >= before => return,
+        Some(end) => end - TimeDelta::seconds(before),
+        None => now,
+    };
+    let end = started + TimeDelta::seconds(grace);
+    let generation = object.pointer("/metadata/generation").and_then(Value::as_i64);
+    let meta = object::meta(object);
+    meta.insert("deletionTimestamp".to_owned(), object::timestamp(end));
+    meta.insert("deletionGracePeriodSeconds".to_owned(), Value::from(grace));
+    if let Some(generation) = generation.filter(|_| marked.is_none()) {
+        meta.insert("generation".to_owned(), Value::from(generation + 1));
+    }
+}

@@ -1,0 +1,81 @@
+//! The patch verb: works out the patched object and commits it as an update or, for an apply, perhaps a creation.
+
+use serde_json::Value;
+
+use super::create::name_mismatch;
+use super::{State, Target, WriteOptions, Written, check_kind, to_stored};
+use crate::apiserver::object;
+use crate::apiserver::patch::schema::Schema;
+use crate::apiserver::patch::{self, Format};
+use crate::apiserver::render;
+use crate::apiserver::status::ApiError;
+
+impl State {
+    /// Patches an object or its status.
+    pub(crate) fn patch(&mut self, target: &Target, format: Format, body: Value, options: &WriteOptions) -> Result<Written, ApiError> {
+        if format == Format::Apply {
+            return self.apply(target, body, options);
+        }
+        let current = self.current(target)?;
+        let mut new = render::shown(&target.resource, &current.value);
+        match format {
+            Format::Json => patch::json_patch(&mut new, body)?,
+            Format::Merge if body.is_object() => patch::merge::merge(&mut new, &body),
+            Format::Strategic if !target.resource.custom => {
+                patch::strategic::merge(&mut new, &body, &Schema::Builtin)?;
+            }
+            Format::Strategic => return Err(unsupported()),
+            _ => return Err(ApiError::bad_request("the patch must be a JSON object")),
+        }
+        check_kind(target, &new)?;
+        to_stored(&target.resource, &mut new);
+        object::strip_nulls(&mut new);
+        if object::text(&new, "/metadata/name") != target.name {
+            return Err(name_mismatch(object::text(&new, "/metadata/name"), &target.name));
+        }
+        self.commit(target, new, options, false)
+    }
+
+    fn apply(&mut self, target: &Target, mut body: Value, options: &WriteOptions) -> Result<Written, ApiError> {
+        if options.manager.is_empty() {
+            return Err(ApiError::bad_request(
+                "PatchOptions.meta.k8s.io is invalid: fieldManager: Required value: is required for apply patch",
+            ));
+        }
+        check_kind(target, &body)?;
+        if body.pointer("/metadata/managedFields").is_some_and(|m| !m.is_null()) {
+            return Err(ApiError::bad_request("metadata.managedFields must be nil"));
+        }
+        let named = object::text(&body, "/metadata/name");
+        if !named.is_empty() && named != target.name {
+            return Err(name_mismatch(named, &target.name));
+        }
+        to_stored(&target.resource, &mut body);
+        object::strip_nulls(&mut body);
+        let current = self.store.get(&target.resource.storage, &target.key()).cloned();
+        let live = current.as_ref().map(|v| &*v.value);
+        if live.is_none() && target.status {
+            return Err(target.not_found());
+        }
+        let schema = Schema::of(&target.resource);
+        let version = target.resource.storage_version.clone();
+        let writer = target.writer(options, &version);
+        let new = patch::apply::apply(live, &body, writer, options.force, &schema)?;
+        if live.is_some() {
+            return self.commit(target, new, options, true);
+        }
+        // Creation keeps the ownership record only when told that it was made here.
+        let made_here = WriteOptions { force: true, ..options.clone() };
+        let mut fresh = new;
+        object::make_object(&mut fresh).insert("apiVersion".to_owned(), Value::from(target.resource.api_version()));
+        self.create(target, fresh, &made_here)
+    }
+}
+
+fn unsupported() -> ApiError {
+    ApiError::new(
+        415,
+        "the body of the request was in an unknown format - accepted media types include: \
+         application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml",
+    )
+}

@@ -1,0 +1,163 @@
+//! Replacement of an object: preconditions, isolation of status, immutability, generations, finalizers.
+
+use serde_json::Value;
+
+use super::create::{name_mismatch, refuse};
+use super::{State, Target, WriteOptions, Written, check_kind, to_stored};
+use crate::apiserver::patch::managers;
+use crate::apiserver::patch::schema::Schema;
+use crate::apiserver::resource::{CRD_GROUP, CRD_PLURAL, Resource};
+use crate::apiserver::status::{ApiError, FieldError};
+use crate::apiserver::{name, object, pod};
+
+/// Metadata that no client changes.
+const KEPT: &[&str] = &[
+    "name",
+    "namespace",
+    "generateName",
+    "uid",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "generation",
+    "resourceVersion",
+];
+
+impl State {
+    /// Replaces an object, or its status, by `body`.
+    pub(crate) fn update(&mut self, target: &Target, mut body: Value, options: &WriteOptions) -> Result<Written, ApiError> {
+        check_kind(target, &body)?;
+        to_stored(&target.resource, &mut body);
+        object::strip_nulls(&mut body);
+        let named = object::text(&body, "/metadata/name");
+        if !named.is_empty() && named != target.name {
+            return Err(name_mismatch(named, &target.name));
+        }
+        let resource = &target.resource;
+        self.current(target)?;
+        if resource.custom && object::text(&body, "/metadata/resourceVersion").is_empty() {
+            let missing = FieldError::invalid("metadata.resourceVersion", "0", "must be specified for an update");
+            return refuse(resource, &target.name, &[missing]).and_then(|()| Err(target.not_found()));
+        }
+        self.commit(target, body, options, false)
+    }
+
+    /// Stores `new` in place of the target if the rules allow it. `applied` says that `new` already carries the
+    /// record of who owns which field.
+    pub(super) fn commit(&mut self, target: &Target, mut new: Value, options: &WriteOptions, applied: bool) -> Result<Written, ApiError> {
+        let current = self.current(target)?;
+        let old = &*current.value;
+        let resource = &target.resource;
+        check_preconditions(target, old, &new)?;
+        isolate(target, old, &mut new);
+        keep_metadata(old, &mut new);
+        if resource.is_pod() {
+            pod::resources::normalize_pod(&mut new);
+        } else if resource.is("", "nodes") {
+            pod::resources::normalize_node(&mut new);
+        }
+        if !applied {
+            let writer = target.writer(options, &resource.storage_version);
+            managers::track_update(old, &mut new, writer, &Schema::of(resource));
+        }
+        if *old == new {
+            return Ok(Written { version: current, created: false });
+        }
+        refuse(resource, &target.name, &check(target, old, &new))?;
+        if resource.is_pod() {
+            pod::validate::check_types(&new)?;
+        }
+        count_generation(resource, old, &mut new);
+        if resource.is(CRD_GROUP, CRD_PLURAL) && !options.dry_run {
+            self.registry.define(&new);
+        }
+        let version = if finished(&new) && !options.dry_run { self.finish(target, new) } else { self.keep(target, new, options.dry_run) };
+        Ok(Written { version, created: false })
+    }
+}
+
+/// Whether an object waiting for removal waits for nothing any more.
+fn finished(object: &Value) -> bool {
+    let grace = object.pointer("/metadata/deletionGracePeriodSeconds").and_then(Value::as_i64).unwrap_or(0);
+    let namespace = object::text(object, "/kind") == "Namespace" && !object::array(object, "/spec/finalizers").is_empty();
+    object::is_deleting(object) && !object::has_finalizers(object) && grace == 0 && !namespace
+}
+
+fn check_preconditions(target: &Target, old: &Value, new: &Value) -> Result<(), ApiError> {
+    let (plural, name) = (target.resource.qualified(), &target.name);
+    let asked = object::text(new, "/metadata/uid");
+    let found = object::text(old, "/metadata/uid");
+    if !asked.is_empty() && asked != found {
+        let why = format!("Precondition failed: UID in precondition: {asked}, UID in object meta: {found}");
+        return Err(ApiError::conflict(&plural, name, &why));
+    }
+    let asked = object::text(new, "/metadata/resourceVersion");
+    if !matches!(asked, "" | "0") && asked != object::text(old, "/metadata/resourceVersion") {
+        return Err(ApiError::modified(&plural, name));
+    }
+    Ok(())
+}
+
+/// A write to the object leaves status alone; a write to status leaves everything else alone, but for the labels
+/// and annotations of built-in kinds.
+fn isolate(target: &Target, old: &Value, new: &mut Value) {
+    let resource = &target.resource;
+    let status = |of: &Value| of.get("status").cloned();
+    if target.status {
+        let written = status(new);
+        let managed = new.pointer("/metadata/managedFields").cloned();
+        let mut result = old.clone();
+        if !resource.custom {
+            for field in ["labels", "annotations"] {
+                let value = new.pointer(&format!("/metadata/{field}")).cloned();
+                object::set(object::meta(&mut result), field, value);
+            }
+        }
+        object::set(object::meta(&mut result), "managedFields", managed);
+        object::set(object::make_object(&mut result), "status", written);
+        *new = result;
+    } else if resource.status {
+        object::set(object::make_object(new), "status", status(old));
+    }
+}
+
+fn keep_metadata(old: &Value, new: &mut Value) {
+    for field in ["apiVersion", "kind"] {
+        object::set(object::make_object(new), field, old.get(field).cloned());
+    }
+    let before = old.get("metadata");
+    let meta = object::meta(new);
+    for field in KEPT {
+        object::set(meta, field, before.and_then(|m| m.get(*field)).cloned());
+    }
+    meta.remove("selfLink");
+}
+
+fn check(target: &Target, old: &Value, new: &Value) -> Vec<FieldError> {
+    let mut errors = name::check_metadata(new);
+    let finalizers = object::array(old, "/metadata/finalizers");
+    let added = object::array(new, "/metadata/finalizers").iter().find(|f| !finalizers.contains(f));
+    if let Some(added) = added.filter(|_| object::is_deleting(old)) {
+        let why = format!("no new finalizers can be added if the object is being deleted, found new finalizers {added}");
+        errors.push(FieldError::forbidden("metadata.finalizers", &why));
+    }
+    if target.resource.is_pod() && !target.status {
+        errors.extend(pod::immutable::check_update(old, new));
+    }
+    errors
+}
+
+fn count_generation(resource: &Resource, old: &Value, new: &mut Value) {
+    if !resource.counts_generations() {
+        return;
+    }
+    let counts = |field: &str| field != "metadata" && !(field == "status" && resource.status);
+    let content = |of: &Value| -> Vec<(String, Value)> {
+        let fields = of.as_object().into_iter().flatten();
+        fields.filter(|(field, _)| counts(field)).map(|(k, v)| (k.clone(), v.clone())).collect()
+    };
+    if content(old) != content(new) {
+        let generation = old.pointer("/metadata/generation").and_then(Value::as_i64).unwrap_or(0);
+        object::meta(new).insert("generation".to_owned(), Value::from(generation + 1));
+    }
+}

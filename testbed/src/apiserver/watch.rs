@@ -1,0 +1,159 @@
+//! Watches: a cursor into a collection's event log.
+//!
+//! A watch holds no queue of its own. It reads the log when the collection signals a change, so a slow watcher
+//! costs nothing until its cursor falls out of the window, when it gets 410 like everybody who asks too late.
+
+use std::collections::VecDeque;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use serde_json::Value;
+use tokio::sync::watch;
+
+use super::cluster::Cluster;
+use super::event_log::{Change, Event};
+use super::selector::Selectors;
+use super::status::ApiError;
+use super::store::{Slice, Version};
+
+/// Changes read from the log at a time, to keep the lock short.
+const BATCH: usize = 1000;
+
+/// Where a watch starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Start {
+    /// Every present object first, as added.
+    Present,
+    /// The changes after a revision.
+    After(u64),
+}
+
+/// A change as a watcher sees it.
+#[derive(Debug, Clone)]
+pub struct WatchEvent {
+    /// What happened, from the point of view of the watch's selectors.
+    pub change: Change,
+    /// The object after the change; for a deletion its last state.
+    pub object: Arc<Value>,
+}
+
+/// A change with its serialised version.
+#[derive(Debug, Clone)]
+pub(crate) struct Delta {
+    pub(crate) change: Change,
+    pub(crate) version: Arc<Version>,
+}
+
+/// A running watch.
+#[derive(Debug)]
+pub struct Watch {
+    cluster: Cluster,
+    storage: String,
+    namespace: Option<String>,
+    selectors: Selectors,
+    cursor: u64,
+    signal: watch::Receiver<u64>,
+    pending: VecDeque<Delta>,
+}
+
+impl Watch {
+    pub(crate) fn new(
+        cluster: &Cluster,
+        storage: &str,
+        namespace: Option<&str>,
+        selectors: Selectors,
+        start: Start,
+    ) -> Result<Self, ApiError> {
+        let mut state = cluster.state_mut();
+        let mut watch = Self {
+            cluster: cluster.clone(),
+            storage: storage.to_owned(),
+            namespace: namespace.map(str::to_owned),
+            selectors,
+            cursor: state.store.revision(),
+            signal: state.store.signal(storage),
+            pending: VecDeque::new(),
+        };
+        if let Start::After(rv) = start {
+            watch.cursor = rv;
+            state.store.events(storage, rv, 0).map_err(|c| ApiError::expired(rv, c.oldest))?;
+            return Ok(watch);
+        }
+        let slice = Slice { namespace, ..Slice::default() };
+        let (selectors, pending) = (&watch.selectors, &mut watch.pending);
+        // A scan of the present never meets compacted revisions.
+        let _ = state.store.scan(storage, slice, |_, version| {
+            if selectors.is_everything() || selectors.matches(&version.value) {
+                pending.push_back(Delta { change: Change::Added, version: Arc::clone(version) });
+            }
+            ControlFlow::Continue(())
+        });
+        Ok(watch)
+    }
+
+    /// The next change; an error is the last thing a watch says.
+    pub async fn next(&mut self) -> Result<WatchEvent, ApiError> {
+        loop {
+            if let Some(delta) = self.pending.pop_front() {
+                return Ok(WatchEvent { change: delta.change, object: Arc::clone(&delta.version.value) });
+            }
+            let found = self.read()?;
+            if found.is_empty() {
+                self.changed().await;
+            }
+            self.pending.extend(found);
+        }
+    }
+
+    /// The revision up to which the watch has seen everything once its pending changes are taken.
+    pub(crate) fn cursor(&self) -> u64 {
+        self.cursor
+    }
+
+    /// What there is to report now, without waiting.
+    pub(crate) fn read(&mut self) -> Result<Vec<Delta>, ApiError> {
+        if !self.pending.is_empty() {
+            return Ok(std::mem::take(&mut self.pending).into());
+        }
+        loop {
+            self.signal.mark_unchanged();
+            let read = self.cluster.state().store.events(&self.storage, self.cursor, BATCH);
+            let (events, seen) = read.map_err(|c| ApiError::expired(self.cursor, c.oldest))?;
+            let exhausted = events.len() < BATCH;
+            self.cursor = seen;
+            let found: Vec<Delta> = events.iter().filter_map(|e| self.view(e)).collect();
+            if exhausted || !found.is_empty() {
+                if !exhausted {
+                    self.signal.mark_changed();
+                }
+                return Ok(found);
+            }
+        }
+    }
+
+    /// Waits until the collection may have changed since the last [`Self::read`].
+    pub(crate) async fn changed(&mut self) {
+        if self.signal.changed().await.is_err() {
+            // The store is gone; nothing will ever change.
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// How an event looks through the selectors: an object that leaves them is deleted, one that enters is added.
+    fn view(&self, event: &Event) -> Option<Delta> {
+        if self.namespace.as_deref().is_some_and(|ns| event.key.namespace != ns) {
+            return None;
+        }
+        let matches = |v: &Arc<Version>| self.selectors.is_everything() || self.selectors.matches(&v.value);
+        let before = event.previous.as_ref().is_some_and(matches);
+        let after = event.change != Change::Deleted && matches(&event.version);
+        let delta = |change, version: &Arc<Version>| Some(Delta { change, version: Arc::clone(version) });
+        match (before, after) {
+            (false, false) => None,
+            (false, true) => delta(Change::Added, &event.version),
+            (true, true) => delta(Change::Modified, &event.version),
+            (true, false) if event.change == Change::Deleted => delta(Change::Deleted, &event.version),
+            (true, false) => event.departed().and_then(|version| delta(Change::Deleted, &version)),
+        }
+    }
+}
