@@ -58,12 +58,10 @@ pub const SCHEDULER: &[Access<'static>] = &[
 
 /// Every kind of request that a node's device plugin makes.
 pub const DEVICE_PLUGIN: &[Access<'static>] = &[
-    access("", "nodes", "", "get"),
     access("", "nodes", "", "list"),
     access("", "nodes", "", "watch"),
     access("", "nodes", "", "patch"),
     access("", "nodes", "status", "patch"),
-    access("", "pods", "", "get"),
     access("", "pods", "", "list"),
     access("", "pods", "", "watch"),
     access("", "pods", "", "patch"),
@@ -77,19 +75,19 @@ pub const DEVICE_PLUGIN: &[Access<'static>] = &[
 /// The roles and bindings of a deployment.
 #[derive(Clone, Debug, Default)]
 pub struct Rbac {
-    roles: Vec<Rules>,
+    roles: Vec<NamedRole>,
     bindings: Vec<Binding>,
 }
 
-/// The rules of a role; a ClusterRole has no namespace.
+/// A Role, or a `ClusterRole`, which has no namespace.
 #[derive(Clone, Debug)]
-struct Rules {
+struct NamedRole {
     namespace: String,
     name: String,
     rules: Vec<PolicyRule>,
 }
 
-/// Who has the rules of a role; a ClusterRoleBinding has no namespace.
+/// A `RoleBinding`, or a `ClusterRoleBinding`, which has no namespace.
 #[derive(Clone, Debug)]
 struct Binding {
     namespace: String,
@@ -124,11 +122,11 @@ impl Rbac {
         match object.get("kind").and_then(Value::as_str) {
             Some("ClusterRole") => {
                 let role: ClusterRole = parse(object)?;
-                self.roles.push(Rules::new(role.metadata.namespace, role.metadata.name, role.rules));
+                self.roles.push(NamedRole::new(role.metadata.namespace, role.metadata.name, role.rules));
             }
             Some("Role") => {
                 let role: Role = parse(object)?;
-                self.roles.push(Rules::new(role.metadata.namespace, role.metadata.name, role.rules));
+                self.roles.push(NamedRole::new(role.metadata.namespace, role.metadata.name, role.rules));
             }
             Some("ClusterRoleBinding") => {
                 let binding: ClusterRoleBinding = parse(object)?;
@@ -166,7 +164,7 @@ impl Rbac {
     }
 }
 
-impl Rules {
+impl NamedRole {
     fn new(namespace: Option<String>, name: Option<String>, rules: Option<Vec<PolicyRule>>) -> Self {
         Self { namespace: namespace.unwrap_or_default(), name: name.unwrap_or_default(), rules: rules.unwrap_or_default() }
     }
@@ -177,7 +175,7 @@ impl Binding {
         Self { namespace: namespace.unwrap_or_default(), role, subjects: subjects.unwrap_or_default() }
     }
 
-    fn refers_to(&self, role: &Rules) -> bool {
+    fn refers_to(&self, role: &NamedRole) -> bool {
         let namespace = if self.role.kind == "Role" { self.namespace.as_str() } else { "" };
         role.name == self.role.name && role.namespace == namespace
     }
@@ -242,9 +240,7 @@ fn covers(rule: &PolicyRule, access: Access<'_>) -> bool {
 }
 
 fn expand(rule: &PolicyRule) -> Vec<Access<'_>> {
-    let words = |words: &'_ Option<Vec<String>>| words.iter().flatten().cloned().collect::<Vec<_>>();
-    let (n_groups, n_resources) = (words(&rule.api_groups).len(), words(&rule.resources).len());
-    let mut all = Vec::with_capacity(n_groups * n_resources * rule.verbs.len());
+    let mut all = Vec::new();
     for group in rule.api_groups.iter().flatten() {
         for resource in rule.resources.iter().flatten() {
             let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));

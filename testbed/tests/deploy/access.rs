@@ -1,0 +1,59 @@
+//! What the service accounts may do, against the tables of what the daemons do.
+
+use std::collections::BTreeSet;
+
+use rstest::rstest;
+use testbed::rbac::{Access, DEVICE_PLUGIN, Rbac, SCHEDULER, Target};
+
+use crate::find;
+use crate::render::render;
+
+const SCHEDULER_ACCOUNT: &str = "system:serviceaccount:gpushare-system:gpushare-scheduler";
+const PLUGIN_ACCOUNT: &str = "system:serviceaccount:gpushare-system:gpushare-device-plugin";
+
+/// No right is missing and none is too many.
+#[rstest]
+#[case::scheduler("base", SCHEDULER_ACCOUNT, SCHEDULER)]
+#[case::device_plugin("base", PLUGIN_ACCOUNT, DEVICE_PLUGIN)]
+#[case::device_plugin_simulated("overlays/simulated", PLUGIN_ACCOUNT, DEVICE_PLUGIN)]
+fn may_do_what_it_does_and_nothing_else(#[case] folder: &str, #[case] account: &str, #[case] used: &[Access<'static>]) {
+    let rbac = Rbac::of(&render(folder)).unwrap();
+    let used: BTreeSet<Access<'_>> = used.iter().copied().collect();
+    assert_eq!(rbac.granted(account), used);
+    for access in used {
+        assert!(rbac.allows(account, access, Target { namespace: "any", name: "any" }), "{access}");
+    }
+}
+
+#[rstest]
+#[case::workload("Deployment", "gpushare-scheduler", SCHEDULER_ACCOUNT)]
+#[case::daemon_set("DaemonSet", "gpushare-device-plugin", PLUGIN_ACCOUNT)]
+fn runs_under_its_account(#[case] kind: &str, #[case] name: &str, #[case] account: &str) {
+    let objects = render("base");
+    let workload = find(&objects, kind, name);
+    let namespace = workload["metadata"]["namespace"].as_str().unwrap();
+    let service_account = workload["spec"]["template"]["spec"]["serviceAccountName"].as_str().unwrap();
+    assert_eq!(format!("system:serviceaccount:{namespace}:{service_account}"), account);
+    assert_eq!(find(&objects, "ServiceAccount", service_account)["metadata"]["namespace"], namespace);
+}
+
+/// The second kube-scheduler adds to the pod's account its own lease and the roles that every cluster has.
+#[test]
+fn second_scheduler_adds_its_lease_and_the_cluster_s_roles() {
+    let objects = render("attach/second-scheduler");
+    let rbac = Rbac::of(&objects).unwrap();
+    let used: BTreeSet<Access<'_>> = SCHEDULER.iter().copied().collect();
+    let added: Vec<String> = rbac.granted(SCHEDULER_ACCOUNT).difference(&used).map(ToString::to_string).collect();
+    assert_eq!(added, ["create", "get", "update"].map(|verb| format!("{verb} leases of coordination.k8s.io")));
+    let update = Access { group: "coordination.k8s.io", resource: "leases", subresource: "", verb: "update" };
+    let lease = |namespace, name| rbac.allows(SCHEDULER_ACCOUNT, update, Target { namespace, name });
+    assert!(lease("gpushare-system", "gpushare-kube-scheduler"));
+    assert!(!lease("gpushare-system", "other") && !lease("kube-system", "gpushare-kube-scheduler"));
+
+    let roles = ["gpushare-second-kube-scheduler", "gpushare-second-volume-scheduler"];
+    let roles = roles.map(|name| find(&objects, "ClusterRoleBinding", name)["roleRef"]["name"].as_str().unwrap().to_owned());
+    assert_eq!(roles, ["system:kube-scheduler", "system:volume-scheduler"]);
+    let reader = find(&objects, "RoleBinding", "gpushare-second-authentication-reader");
+    assert_eq!(reader["roleRef"]["name"], "extension-apiserver-authentication-reader");
+    assert_eq!(reader["metadata"]["namespace"], "kube-system");
+}

@@ -1,0 +1,58 @@
+//! Every object that a node's plugin may write by RBAC is confined to the node by a policy.
+//!
+//! Whether the expressions are right only an API server can say.
+
+use serde_json::Value;
+use testbed::rbac::DEVICE_PLUGIN;
+
+use crate::render::render;
+use crate::{all, find, texts};
+
+#[test]
+fn every_right_to_write_is_confined() {
+    let objects = render("base");
+    let policies = all(&objects, "ValidatingAdmissionPolicy");
+    let writes = DEVICE_PLUGIN.iter().filter(|access| ["create", "update", "patch", "delete"].contains(&access.verb));
+    for access in writes.filter(|access| access.resource != "events") {
+        let plural = match access.subresource {
+            "" => access.resource.to_owned(),
+            _ => format!("{}/*", access.resource),
+        };
+        let confined = policies.iter().any(|policy| {
+            let rules = policy["spec"]["matchConstraints"]["resourceRules"].as_array().unwrap();
+            rules.iter().any(|rule| {
+                texts(&rule["apiGroups"]).contains(&access.group)
+                    && texts(&rule["resources"]).contains(&plural.as_str())
+                    && texts(&rule["operations"]) == ["*"]
+            })
+        });
+        assert!(confined, "no policy confines: {access}");
+    }
+}
+
+#[test]
+fn policies_mean_the_plugin_s_account_and_its_token_s_node() {
+    let objects = render("base");
+    let policies = all(&objects, "ValidatingAdmissionPolicy");
+    assert_eq!(policies.len(), 3);
+    for policy in policies {
+        let name = policy["metadata"]["name"].as_str().unwrap();
+        let spec = &policy["spec"];
+        assert_eq!(spec["failurePolicy"], "Fail", "{name}");
+        let condition = &spec["matchConditions"][0]["expression"];
+        assert_eq!(condition, "request.userInfo.username == 'system:serviceaccount:gpushare-system:gpushare-device-plugin'", "{name}");
+        assert_eq!(spec["variables"][0]["name"], "node", "{name}");
+        let node = spec["variables"][0]["expression"].as_str().unwrap();
+        assert!(node.contains("'authentication.kubernetes.io/node-name'"), "{name}: {node}");
+        let validations = spec["validations"].as_array().unwrap();
+        let expressions: Vec<&str> = validations.iter().map(|v| v["expression"].as_str().unwrap()).collect();
+        assert!(
+            expressions.iter().any(|e| e.contains("variables.node != ''") && e.contains("== variables.node")),
+            "{name}: {expressions:?}"
+        );
+        assert!(validations.iter().all(|v| v["message"].is_string()), "{name}");
+        let binding = find(&objects, "ValidatingAdmissionPolicyBinding", name);
+        assert_eq!(binding["spec"]["policyName"], name);
+        assert_eq!(binding["spec"]["validationActions"], Value::from(vec!["Deny"]));
+    }
+}

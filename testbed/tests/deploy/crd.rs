@@ -1,0 +1,32 @@
+//! The `CustomResourceDefinition` is generated from the Rust type, never written by hand.
+
+use std::fs;
+
+use kube::CustomResourceExt;
+use proto::device::Device;
+
+use crate::{deploy, read};
+
+const PATH: &str = "base/crd.yaml";
+
+/// Run with `UPDATE_CRD=1` after a change of `proto::device`.
+#[test]
+fn is_what_the_type_says() {
+    let yaml = serde_yaml_ng::to_string(&Device::crd()).unwrap();
+    let head = "# Generated from proto::device::Device: UPDATE_CRD=1 cargo test --package testbed --test deploy crd\n";
+    let generated = format!("{head}{yaml}");
+    if std::env::var_os("UPDATE_CRD").is_some() {
+        fs::write(deploy().join(PATH), &generated).unwrap();
+    }
+    assert!(read(PATH) == generated, "deploy/{PATH} is not what proto::device says; its first line tells how to write it anew");
+}
+
+#[test]
+fn names_what_koordinator_names() {
+    let crd = Device::crd();
+    assert_eq!(crd.metadata.name.as_deref(), Some("devices.scheduling.koordinator.sh"));
+    assert_eq!(crd.spec.scope, "Cluster");
+    let version = &crd.spec.versions[0];
+    assert_eq!((crd.spec.versions.len(), version.name.as_str()), (1, "v1alpha1"));
+    assert!(version.subresources.as_ref().is_some_and(|subresources| subresources.status.is_some()));
+}

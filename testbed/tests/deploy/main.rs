@@ -1,0 +1,53 @@
+//! What lies under `deploy/` against the code: it renders, and names nothing that the code does not know.
+//!
+//! Needs no cluster, no kubectl and no network. Starts the daemons' own binaries to ask them about their flags.
+
+#![expect(clippy::indexing_slicing, clippy::panic, clippy::unwrap_used, reason = "a test that finds nothing has failed")]
+
+mod access;
+mod admission;
+mod crd;
+mod daemons;
+mod fields;
+mod images;
+mod render;
+mod samples;
+mod scheduler_configuration;
+mod workloads;
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+/// The folder `deploy/` of the repository.
+fn deploy() -> PathBuf {
+    repository().join("deploy")
+}
+
+fn repository() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+/// A text of a file under `deploy/`.
+fn read(path: &str) -> String {
+    let path = deploy().join(path);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The one object of this kind and name.
+fn find<'a>(objects: &'a [Value], kind: &str, name: &str) -> &'a Value {
+    let mut found = objects.iter().filter(|object| object["kind"] == kind && object["metadata"]["name"] == name);
+    let object = found.next().unwrap_or_else(|| panic!("there is no {kind} {name}"));
+    assert!(found.next().is_none(), "there are several {kind} {name}");
+    object
+}
+
+/// All objects of a kind.
+fn all<'a>(objects: &'a [Value], kind: &str) -> Vec<&'a Value> {
+    objects.iter().filter(|object| object["kind"] == kind).collect()
+}
+
+/// The texts of a list.
+fn texts(list: &Value) -> Vec<&str> {
+    list.as_array().into_iter().flatten().map(|text| text.as_str().unwrap()).collect()
+}

@@ -1,0 +1,102 @@
+//! The sample pods: gpushare understands them, and they fit the simulated GPUs whatever the node's memory unit is.
+
+use std::fs;
+
+use proto::memory_unit::MemoryUnit;
+use proto::pod::Pod;
+use proto::quantity::Quantity;
+use proto::request::{Memory, PodRequest};
+use proto::resource::ResourceNames;
+use rstest::rstest;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::render::{documents, render};
+use crate::{deploy, read, texts};
+
+fn request(pod: &Value) -> PodRequest {
+    let typed = Pod::deserialize(pod).unwrap();
+    PodRequest::of(&typed.spec, &ResourceNames::default()).unwrap().unwrap_or_else(|| panic!("{} asks for no GPU", typed.display_name()))
+}
+
+#[test]
+fn ask_for_what_they_say() {
+    let lines: Vec<String> =
+        render("samples").iter().map(|pod| format!("{}: {}", pod["metadata"]["name"].as_str().unwrap(), request(pod))).collect();
+    insta::assert_snapshot!(lines.join("\n"), @r"
+    gpushare-memory: 4 memory units on 1 device
+    koordinator-memory: 4294967296 bytes of memory on 1 device
+    koordinator-ratio-core: 50 % of memory and 33 % of core on 1 device
+    koordinator-two-gpus: 4294967296 bytes of memory and 100 % of core on 2 devices
+    gpushare-many-containers: 4 memory units on 1 device
+    gpushare-beside-a: 1 memory units on 1 device
+    gpushare-beside-b: 1 memory units on 1 device
+    ");
+}
+
+/// Nodes of the demo count in MiB, nodes of a cluster in GiB.
+#[rstest]
+#[case::gib(MemoryUnit::GIB)]
+#[case::mib(MemoryUnit::MIB)]
+fn fit_the_simulated_gpus(#[case] unit: MemoryUnit) {
+    let inventory: Value = serde_json::from_str(&read("components/simulated/inventory.json")).unwrap();
+    let gpus = inventory["gpus"].as_array().unwrap();
+    let memory: Vec<u64> =
+        gpus.iter().map(|gpu| gpu["memory"].as_str().unwrap().parse::<Quantity>().unwrap().unsigned().unwrap()).collect();
+    let smallest = *memory.iter().min().unwrap();
+    let mut total = 0;
+    for pod in render("samples") {
+        let request = request(&pod);
+        assert!(gpus.len() >= request.devices as usize);
+        let bytes = match request.memory {
+            Memory::Bytes(bytes) => bytes,
+            Memory::Units(units) => unit.bytes_of(units).unwrap(),
+            Memory::Ratio(percent) => smallest * percent / 100,
+        };
+        assert!(bytes / u64::from(request.devices) <= smallest, "{}", pod["metadata"]["name"]);
+        total += bytes;
+    }
+    assert!(total <= memory.iter().sum(), "all of them on one node");
+}
+
+#[test]
+fn are_small_and_print_their_environment() {
+    for pod in render("samples") {
+        let spec = &pod["spec"];
+        assert!(spec["schedulerName"].is_null() && spec["nodeName"].is_null());
+        for list in ["initContainers", "containers"] {
+            for container in spec[list].as_array().into_iter().flatten() {
+                assert_eq!(container["image"], "busybox:1.36");
+                assert!(texts(&container["command"]).last().unwrap().starts_with("env | sort"), "{container}");
+                assert!(container["resources"]["requests"].is_null(), "the API server fills requests in from limits");
+            }
+        }
+    }
+}
+
+/// `kubectl apply -f deploy/samples` reads what ends with `.yaml`; kustomize reads its own list.
+#[test]
+fn files_are_those_of_the_list() {
+    let mut from_files = Vec::new();
+    for entry in fs::read_dir(deploy().join("samples")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "yaml") {
+            from_files.extend(documents(&fs::read_to_string(path).unwrap()));
+        }
+    }
+    let sorted = |mut pods: Vec<Value>| {
+        pods.sort_by_key(|pod| pod["metadata"]["name"].to_string());
+        pods
+    };
+    assert_eq!(sorted(from_files), sorted(render("samples")));
+}
+
+#[test]
+fn second_scheduler_gets_them_by_name() {
+    let configuration = documents(&read("components/second-scheduler/kube-scheduler-config.yaml")).remove(0);
+    let profile = &configuration["profiles"][0]["schedulerName"];
+    assert!(profile.is_string());
+    for pod in render("attach/second-scheduler/samples") {
+        assert_eq!(pod["spec"]["schedulerName"], *profile);
+    }
+}

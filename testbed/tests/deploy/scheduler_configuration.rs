@@ -1,0 +1,222 @@
+//! The two configurations of kube-scheduler name the extender as it is.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use proto::resource::{GPU, GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
+use rstest::rstest;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use testbed::kube_scheduler::Configuration;
+
+use crate::daemons::SCHEDULER;
+use crate::render::{documents, render};
+use crate::{deploy, find, read};
+
+const OWN: &str = "attach/kube-scheduler/kube-scheduler-config.yaml";
+const SECOND: &str = "components/second-scheduler/kube-scheduler-config.yaml";
+
+/// kube-scheduler refuses fields that it does not know, so these are all that may occur.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Extender {
+    url_prefix: String,
+    filter_verb: String,
+    prioritize_verb: String,
+    bind_verb: String,
+    weight: i64,
+    #[serde(rename = "enableHTTPS")]
+    enable_https: bool,
+    tls_config: Option<Tls>,
+    http_timeout: String,
+    node_cache_capable: bool,
+    ignorable: bool,
+    managed_resources: Vec<Managed>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Tls {
+    insecure: bool,
+    ca_file: String,
+    cert_file: String,
+    key_file: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Managed {
+    name: String,
+    ignored_by_scheduler: bool,
+}
+
+fn configuration(path: &str) -> Value {
+    let configuration = documents(&read(path)).remove(0);
+    assert_eq!(configuration["apiVersion"], "kubescheduler.config.k8s.io/v1");
+    assert_eq!(configuration["kind"], "KubeSchedulerConfiguration");
+    configuration
+}
+
+fn extender(path: &str) -> Extender {
+    let extenders = &configuration(path)["extenders"];
+    assert_eq!(extenders.as_array().unwrap().len(), 1);
+    Extender::deserialize(&extenders[0]).unwrap()
+}
+
+#[rstest]
+#[case::own(OWN)]
+#[case::second(SECOND)]
+fn asks_for_every_pod_that_shares_gpus(#[case] path: &str) {
+    let extender = extender(path);
+    let managed: Vec<&str> = extender.managed_resources.iter().map(|resource| resource.name.as_str()).collect();
+    assert_eq!(managed, [GPU_MEM, GPU_SHARED, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_CORE, GPU]);
+    assert!(extender.managed_resources.iter().all(|resource| !resource.ignored_by_scheduler));
+    assert!(extender.node_cache_capable && !extender.ignorable);
+    assert!(extender.weight > 0, "a prioritize verb needs a weight");
+    let timeout: u64 = extender.http_timeout.strip_suffix('s').unwrap().parse().unwrap();
+    assert!(timeout > 5, "longer than the extender's own limit for a bind");
+}
+
+/// Without an authority kube-scheduler takes any server's word and does not say so.
+#[test]
+fn own_kube_scheduler_checks_whom_it_talks_to() {
+    let extender = extender(OWN);
+    assert!(extender.enable_https);
+    let tls = extender.tls_config.unwrap();
+    assert!(!tls.insecure);
+    let objects = render("base");
+    let service = find(&objects, "Service", SCHEDULER.name);
+    let text = |field: &str| service["metadata"][field].as_str().unwrap();
+    let host = format!("{}.{}.svc", text("name"), text("namespace"));
+    let port = &service["spec"]["ports"][0]["port"];
+    assert!(extender.url_prefix.starts_with(&format!("https://{host}:{port}/")), "{}", extender.url_prefix);
+
+    let script = read("attach/kube-scheduler/certificates.sh");
+    assert!(script.contains(&format!("service={host}\n")));
+    let patch = read("attach/kube-scheduler/patches/kube-scheduler+json.yaml");
+    assert!(patch.contains(&format!("hostnames: [{host}]")));
+    for file in [tls.ca_file, tls.cert_file, tls.key_file] {
+        let (folder, name) = file.rsplit_once('/').unwrap();
+        assert!(patch.contains(&format!("mountPath: {folder}\n")), "{folder}");
+        assert!(script.contains(name), "{name}");
+    }
+}
+
+/// A manifest as kubeadm writes it takes the patch.
+#[test]
+fn patch_fits_kubeadm_s_manifest() {
+    let mut manifest = json!({"spec": {"hostNetwork": true,
+        "containers": [{"name": "kube-scheduler", "command": ["kube-scheduler", "--kubeconfig=/etc/kubernetes/scheduler.conf"],
+            "volumeMounts": [{"name": "kubeconfig", "mountPath": "/etc/kubernetes/scheduler.conf"}]}],
+        "volumes": [{"name": "kubeconfig", "hostPath": {"path": "/etc/kubernetes/scheduler.conf"}}]}});
+    let operations = documents(&read("attach/kube-scheduler/patches/kube-scheduler+json.yaml")).remove(0);
+    let patch: json_patch::Patch = serde_json::from_value(operations).unwrap();
+    json_patch::patch(&mut manifest, &patch).unwrap();
+    let spec = &manifest["spec"];
+    let config = spec["containers"][0]["command"][2].as_str().unwrap();
+    let folder = spec["volumes"][1]["hostPath"]["path"].as_str().unwrap();
+    assert_eq!(spec["containers"][0]["volumeMounts"][1]["mountPath"], folder);
+    assert_eq!(config, format!("--config={folder}/{}", OWN.rsplit('/').next().unwrap()));
+    // The configuration replaces the flag.
+    assert_eq!(configuration(OWN)["clientConnection"]["kubeconfig"], "/etc/kubernetes/scheduler.conf");
+}
+
+#[test]
+fn second_scheduler_talks_over_loopback_and_has_its_own_lease() {
+    let extender = extender(SECOND);
+    assert!(!extender.enable_https && extender.tls_config.is_none());
+    assert!(extender.url_prefix.starts_with("http://127.0.0.1:12345/"), "{}", extender.url_prefix);
+    let election = &configuration(SECOND)["leaderElection"];
+    assert_eq!(*election, json!({"leaderElect": true, "resourceName": "gpushare-kube-scheduler", "resourceNamespace": "gpushare-system"}));
+}
+
+/// What the testbed's own loop makes of the files.
+#[rstest]
+#[case::own(OWN, "default-scheduler")]
+#[case::second(SECOND, "gpushare-scheduler")]
+fn testbed_reads_it_too(#[case] path: &str, #[case] scheduler: &str) {
+    let configuration = Configuration::read(&deploy().join(path)).unwrap();
+    assert_eq!(configuration.schedulers.iter().collect::<Vec<_>>(), [scheduler]);
+    assert_eq!(configuration.extenders[0].url_prefix, extender(path).url_prefix);
+}
+
+/// The real scheduler, without an API server, knows the paths that the configurations and the probes name.
+#[rstest]
+#[case::own(OWN)]
+#[case::second(SECOND)]
+fn scheduler_serves_these_paths(#[case] path: &str) {
+    let extender = extender(path);
+    let prefix = extender.url_prefix.splitn(4, '/').nth(3).map(|path| format!("/{path}")).unwrap();
+    let scheduler = Running::start();
+    for verb in [&extender.filter_verb, &extender.prioritize_verb, &extender.bind_verb] {
+        let unknown = scheduler.status("POST", &format!("{prefix}/{verb}-unknown"));
+        let known = scheduler.status("POST", &format!("{prefix}/{verb}"));
+        assert_eq!(unknown, 404);
+        assert!(![404, 405].contains(&known), "{prefix}/{verb}: {known}");
+    }
+    assert_eq!(scheduler.status("GET", "/healthz"), 200);
+    // It has seen nothing of the cluster yet.
+    assert_eq!(scheduler.status("GET", "/readyz"), 503);
+}
+
+/// The scheduler's process, ended when dropped.
+struct Running {
+    child: Child,
+    address: SocketAddr,
+    _folder: tempfile::TempDir,
+}
+
+impl Running {
+    fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let kubeconfig = folder.path().join("kubeconfig");
+        std::fs::write(&kubeconfig, KUBECONFIG).unwrap();
+        // Free now; whoever takes it in between fails this test, not another one.
+        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let child = SCHEDULER
+            .command()
+            .args([format!("--listen={address}"), format!("--kubeconfig={}", kubeconfig.display())])
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let running = Self { child, address, _folder: folder };
+        running.await_port();
+        running
+    }
+
+    fn await_port(&self) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while TcpStream::connect(self.address).is_err() {
+            assert!(Instant::now() < deadline, "the scheduler does not listen");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn status(&self, method: &str, path: &str) -> u16 {
+        let mut stream = TcpStream::connect(self.address).unwrap();
+        let head = format!("{method} {path} HTTP/1.1\r\nHost: extender\r\nContent-Type: application/json\r\n");
+        write!(stream, "{head}Content-Length: 2\r\nConnection: close\r\n\r\n{{}}").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer.split(' ').nth(1).unwrap_or_else(|| panic!("{path}: {answer:?}")).parse().unwrap()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+/// Nothing listens there.
+const KUBECONFIG: &str = r"
+apiVersion: v1
+kind: Config
+clusters: [{name: none, cluster: {server: 'http://127.0.0.1:9'}}]
+users: [{name: none, user: {}}]
+contexts: [{name: none, context: {cluster: none, user: none}}]
+current-context: none
+";

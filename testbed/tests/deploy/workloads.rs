@@ -1,0 +1,233 @@
+//! How the daemons run: securely, reachable for nobody who has no need, and found where the code is.
+
+use std::collections::BTreeMap;
+
+use proto::resource::GPU_MEM;
+use rstest::rstest;
+use serde_json::{Value, json};
+
+use crate::daemons::{DEVICE_PLUGIN, Daemon, SCHEDULER};
+use crate::render::{render, render_base_with};
+use crate::{all, find, texts};
+
+const FOLDERS: [&str; 3] = ["base", "overlays/simulated", "attach/second-scheduler"];
+
+fn pod(workload: &Value) -> &Value {
+    &workload["spec"]["template"]["spec"]
+}
+
+fn workloads(objects: &[Value]) -> Vec<&Value> {
+    [all(objects, "Deployment"), all(objects, "DaemonSet")].concat()
+}
+
+fn container<'a>(workload: &'a Value, name: &str) -> &'a Value {
+    let containers = pod(workload)["containers"].as_array().unwrap();
+    containers.iter().find(|container| container["name"] == name).unwrap_or_else(|| panic!("no container {name}"))
+}
+
+#[rstest]
+fn every_container_is_confined(#[values(FOLDERS[0], FOLDERS[1], FOLDERS[2])] folder: &str) {
+    let objects = render(folder);
+    assert_eq!(workloads(&objects).len(), 2);
+    for workload in workloads(&objects) {
+        let (name, pod) = (&workload["metadata"]["name"], pod(workload));
+        for field in ["hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace"] {
+            assert_eq!(pod[field], Value::Null, "{name}: {field}");
+        }
+        assert_eq!(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault", "{name}");
+        let priority = pod["priorityClassName"].as_str().unwrap();
+        assert!(["system-node-critical", "system-cluster-critical"].contains(&priority), "{name}");
+        assert!(pod["terminationGracePeriodSeconds"].as_i64().is_some_and(|seconds| seconds > 0), "{name}");
+        for container in pod["containers"].as_array().unwrap() {
+            let expected = json!({
+                "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": {"drop": ["ALL"]}});
+            assert_eq!(container["securityContext"], expected, "{name}");
+            assert!(container["resources"]["requests"]["memory"].is_string(), "{name}");
+            assert!(container["image"].as_str().unwrap().contains(':'), "{name}: {}", container["image"]);
+        }
+    }
+}
+
+/// An unauthenticated `/bind` on every node's address let anybody bind any pod anywhere (E15).
+#[rstest]
+fn nothing_is_open_on_the_nodes(#[values(FOLDERS[0], FOLDERS[1], FOLDERS[2])] folder: &str) {
+    let objects = render(folder);
+    for service in all(&objects, "Service") {
+        assert_eq!(service["spec"]["type"], "ClusterIP");
+        assert!(service["spec"]["ports"].as_array().unwrap().iter().all(|port| port["nodePort"].is_null()));
+    }
+    for workload in workloads(&objects) {
+        for container in pod(workload)["containers"].as_array().unwrap() {
+            let ports = container["ports"].as_array().into_iter().flatten();
+            assert!(ports.clone().all(|port| port["hostPort"].is_null()), "{container:#}");
+        }
+    }
+    assert_eq!(all(&objects, "NetworkPolicy").len(), 2);
+}
+
+/// Two schedulers with a memory of their own book the same device twice (E11).
+#[rstest]
+fn there_is_one_scheduler_at_a_time(#[values(FOLDERS[0], FOLDERS[1], FOLDERS[2])] folder: &str) {
+    let objects = render(folder);
+    let deployment = find(&objects, "Deployment", SCHEDULER.name);
+    assert_eq!(deployment["spec"]["replicas"], 1);
+    assert_eq!(deployment["spec"]["strategy"], json!({"type": "Recreate"}));
+}
+
+#[test]
+fn scheduler_is_not_root_and_demands_certificates() {
+    let objects = render("base");
+    let deployment = find(&objects, "Deployment", SCHEDULER.name);
+    let user = &pod(deployment)["securityContext"];
+    assert_eq!((&user["runAsNonRoot"], &user["runAsUser"]), (&json!(true), &json!(65532)));
+    let args = texts(&container(deployment, SCHEDULER.name)["args"]);
+    for flag in ["--tls-cert-file=", "--tls-key-file=", "--client-ca-file="] {
+        let file = args.iter().find_map(|arg| arg.strip_prefix(flag)).unwrap_or_else(|| panic!("{flag} is missing"));
+        assert!(file.starts_with("/etc/gpushare/tls/"), "{file}");
+    }
+    let secret = pod(deployment)["volumes"][0]["secret"]["secretName"].as_str().unwrap();
+    assert!(crate::read("attach/kube-scheduler/certificates.sh").contains(&format!("secret generic {secret} ")));
+}
+
+#[test]
+fn scheduler_is_probed_and_reached_where_it_listens() {
+    let objects = render("base");
+    let deployment = find(&objects, "Deployment", SCHEDULER.name);
+    let container = container(deployment, SCHEDULER.name);
+    let port = &container["ports"][0];
+    let listen = texts(&container["args"]).into_iter().find_map(|arg| arg.strip_prefix("--listen=")).unwrap();
+    assert_eq!(listen, format!("0.0.0.0:{}", port["containerPort"]));
+    for (probe, path) in [("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")] {
+        let get = &container[probe]["httpGet"];
+        assert_eq!(*get, json!({"path": path, "port": port["name"], "scheme": "HTTPS"}), "{probe}");
+    }
+    let service = find(&objects, "Service", SCHEDULER.name);
+    assert_eq!(service["spec"]["ports"][0]["port"], port["containerPort"]);
+    assert_eq!(service["spec"]["ports"][0]["targetPort"], port["name"]);
+    let labels = &deployment["spec"]["template"]["metadata"]["labels"];
+    let selectors = [
+        &service["spec"]["selector"],
+        &deployment["spec"]["selector"]["matchLabels"],
+        &find(&objects, "NetworkPolicy", SCHEDULER.name)["spec"]["podSelector"]["matchLabels"],
+    ];
+    for selector in selectors {
+        assert!(selector.as_object().unwrap().iter().all(|(key, value)| labels[key] == *value), "{selector}");
+    }
+    let policy = find(&objects, "NetworkPolicy", SCHEDULER.name);
+    assert_eq!(policy["spec"]["ingress"], json!([{"ports": [{"port": port["containerPort"], "protocol": "TCP"}]}]));
+}
+
+#[rstest]
+#[case::simulated("overlays/simulated")]
+#[case::attached("attach/second-scheduler")]
+fn second_scheduler_keeps_the_extender_to_itself(#[case] folder: &str) {
+    let objects = render(folder);
+    assert!(all(&objects, "Service").is_empty());
+    assert_eq!(find(&objects, "NetworkPolicy", SCHEDULER.name)["spec"]["ingress"], json!([]));
+    let deployment = find(&objects, "Deployment", SCHEDULER.name);
+    let extender = container(deployment, SCHEDULER.name);
+    assert!(texts(&extender["args"]).contains(&"--listen=127.0.0.1:12345"));
+    for field in ["ports", "livenessProbe", "readinessProbe", "volumeMounts"] {
+        assert_eq!(extender[field], Value::Null, "{field}");
+    }
+    let kube_scheduler = container(deployment, "kube-scheduler");
+    let volume = &pod(deployment)["volumes"][0];
+    let map = find(&objects, "ConfigMap", volume["configMap"]["name"].as_str().unwrap());
+    let mount = kube_scheduler["volumeMounts"][0]["mountPath"].as_str().unwrap();
+    let file = map["data"].as_object().unwrap().keys().next().unwrap();
+    assert!(texts(&kube_scheduler["command"]).contains(&format!("--config={mount}/{file}").as_str()));
+}
+
+#[test]
+fn device_plugin_reaches_kubelet_and_nothing_else_of_the_node() {
+    let objects = render("base");
+    let daemon_set = find(&objects, "DaemonSet", DEVICE_PLUGIN.name);
+    let pod = pod(daemon_set);
+    assert_eq!(pod["securityContext"]["runAsUser"], 0);
+    let container = container(daemon_set, DEVICE_PLUGIN.name);
+    let paths: Vec<&Value> = pod["volumes"].as_array().unwrap().iter().map(|volume| &volume["hostPath"]["path"]).collect();
+    let mounts: Vec<&Value> = container["volumeMounts"].as_array().unwrap().iter().map(|mount| &mount["mountPath"]).collect();
+    assert_eq!((paths, mounts), (vec![&json!("/var/lib/kubelet/device-plugins")], vec![&json!("/var/lib/kubelet/device-plugins")]));
+    assert_eq!(pod["nodeSelector"]["gpushare"], "true");
+    let env: BTreeMap<&str, &Value> =
+        container["env"].as_array().unwrap().iter().map(|entry| (entry["name"].as_str().unwrap(), entry)).collect();
+    assert_eq!(env["NODE_NAME"]["valueFrom"]["fieldRef"]["fieldPath"], "spec.nodeName");
+    assert_eq!(env["NVIDIA_VISIBLE_DEVICES"]["value"], "all");
+    assert_eq!(env["NVIDIA_DRIVER_CAPABILITIES"]["value"], "utility");
+    let tolerated: Vec<&str> = pod["tolerations"].as_array().unwrap().iter().map(|t| t["key"].as_str().unwrap()).collect();
+    assert!(["nvidia.com/gpu", "node.kubernetes.io/not-ready"].iter().all(|key| tolerated.contains(key)), "{tolerated:?}");
+}
+
+#[test]
+fn device_plugin_is_probed_where_it_answers() {
+    let objects = render("base");
+    let container = container(find(&objects, "DaemonSet", DEVICE_PLUGIN.name), DEVICE_PLUGIN.name);
+    let port = &container["ports"][0];
+    let listen = texts(&container["args"]).into_iter().find_map(|arg| arg.strip_prefix("--health-listen=")).unwrap();
+    assert_eq!(listen, format!("0.0.0.0:{}", port["containerPort"]));
+    for (probe, path) in [("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")] {
+        assert_eq!(container[probe]["httpGet"], json!({"path": path, "port": port["name"]}), "{probe}");
+    }
+    assert_eq!(find(&objects, "NetworkPolicy", DEVICE_PLUGIN.name)["spec"]["ingress"], json!([]));
+}
+
+/// A new plugin beside the old one would lose the resource when the old one ends (kubelet looks plugins up by resource).
+#[test]
+fn device_plugin_is_replaced_not_doubled() {
+    let objects = render("base");
+    let strategy = &find(&objects, "DaemonSet", DEVICE_PLUGIN.name)["spec"]["updateStrategy"];
+    assert_eq!(*strategy, json!({"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}}));
+}
+
+#[test]
+fn simulated_devices_reach_the_plugin() {
+    let objects = render("overlays/simulated");
+    let daemon_set = find(&objects, "DaemonSet", DEVICE_PLUGIN.name);
+    let container = container(daemon_set, DEVICE_PLUGIN.name);
+    let args = texts(&container["args"]);
+    let file = args.iter().find_map(|arg| arg.strip_prefix("--inventory=file:")).unwrap();
+    let mounts = container["volumeMounts"].as_array().unwrap();
+    let mount = mounts.iter().find(|mount| mount["name"] == "inventory").unwrap()["mountPath"].as_str().unwrap();
+    let key = file.strip_prefix(mount).unwrap().trim_start_matches('/');
+    let map = find(&objects, "ConfigMap", "gpushare-inventory");
+    let inventory: Value = serde_json::from_str(map["data"][key].as_str().unwrap()).unwrap();
+    let gpus = inventory["gpus"].as_array().unwrap();
+    assert_eq!(gpus.len(), 2);
+    // A UUID says which device of the cluster it is.
+    assert!(gpus.iter().all(|gpu| gpu["uuid"].as_str().unwrap().contains("{node}")));
+}
+
+#[test]
+fn runtime_class_is_a_component() {
+    let objects = render_base_with("components/nvidia-runtime-class");
+    assert_eq!(pod(find(&objects, "DaemonSet", DEVICE_PLUGIN.name))["runtimeClassName"], "nvidia");
+}
+
+/// The binaries take the arguments and the environment that the manifests give them.
+#[rstest]
+fn daemons_know_their_arguments(
+    #[values(SCHEDULER, DEVICE_PLUGIN)] daemon: Daemon,
+    #[values(FOLDERS[0], FOLDERS[1], FOLDERS[2])] folder: &str,
+) {
+    let objects = render(folder);
+    let workload = workloads(&objects).into_iter().find(|workload| workload["metadata"]["name"] == daemon.name).unwrap();
+    let container = container(workload, daemon.name);
+    daemon.accepts(&texts(&container["args"])).unwrap();
+    let own = |name: &&str| !name.starts_with("NVIDIA_");
+    for name in container["env"].as_array().into_iter().flatten().map(|entry| entry["name"].as_str().unwrap()).filter(own) {
+        assert!(daemon.help().contains(&format!("[env: {name}")), "{} does not read {name}", daemon.name);
+    }
+}
+
+/// The rules for which name is whose hold for the names in use.
+#[test]
+fn policy_covers_the_resources_that_the_plugin_publishes() {
+    use proto::resource::{GPU, GPU_CORE, GPU_COUNT, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
+    let objects = render("base");
+    let policy = find(&objects, "ValidatingAdmissionPolicy", "gpushare-device-plugin-nodes");
+    let text = policy["spec"]["validations"].to_string();
+    for name in [GPU, GPU_CORE, GPU_COUNT, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, GPU_MEM] {
+        let domain = name.split_once('/').unwrap().0;
+        assert!(text.contains(&format!("name.startsWith('{domain}/')")), "{name}");
+    }
+}
