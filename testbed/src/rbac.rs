@@ -1,4 +1,4 @@
-//! What the RBAC objects of a deployment allow, and which requests the daemons make.
+//! What the RBAC objects of a deployment allow, and which requests the daemons need.
 //!
 //! Knows resource rules and the bindings of users, groups and service accounts; aggregated roles, wildcards inside a
 //! group's name and non-resource URLs are not read. The two tables are what a deployment has to allow, and a record
@@ -42,7 +42,7 @@ const fn access(group: &'static str, resource: &'static str, subresource: &'stat
     Access { group, resource, subresource, verb }
 }
 
-/// Every kind of request that the scheduler makes.
+/// Every kind of request that the scheduler may make.
 pub const SCHEDULER: &[Access<'static>] = &[
     access("", "nodes", "", "list"),
     access("", "nodes", "", "watch"),
@@ -56,7 +56,7 @@ pub const SCHEDULER: &[Access<'static>] = &[
     access(EVENTS_GROUP, "events", "", "patch"),
 ];
 
-/// Every kind of request that a node's device plugin makes.
+/// Every kind of request that a node's device plugin may make.
 pub const DEVICE_PLUGIN: &[Access<'static>] = &[
     access("", "nodes", "", "list"),
     access("", "nodes", "", "watch"),
