@@ -84,7 +84,7 @@ impl Fleet {
         let mut violations = Vec::new();
         let nodes = || (0_u32..).zip(&self.slots).filter_map(|(index, slot)| Some((index, slot.node.as_ref()?)));
         for (index, node) in nodes() {
-            if self.names.get(&node.name) != Some(&index) {
+            if self.names.get(&node.name) != Some(index) {
                 violations.push(index_error(format!("the name {} does not lead to its node", node.name)));
             }
             if node.is_idle() {

@@ -2,9 +2,10 @@
 
 use crate::fleet::{Fleet, NodeId};
 use crate::ident::OwnerId;
-use crate::node::{Node, Row};
+use crate::node::Node;
 use crate::reason::Reason;
 use crate::request::{Need, Request};
+use crate::rows::Row;
 
 /// Which hints count as taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

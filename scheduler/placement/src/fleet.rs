@@ -1,12 +1,11 @@
 //! The state: all nodes, by name and by dense index, and who holds what where.
 
-use std::sync::Arc;
-
 use rustc_hash::FxHashMap;
 
 use crate::gpu::{Inventory, InventoryProblem};
 use crate::holding::{Holding, Origin, Placement};
 use crate::ident::OwnerId;
+use crate::names::Names;
 use crate::node::{Held, Node};
 
 /// A node's place in a [`Fleet`]; names nothing once the node is gone, even if its place is taken again.
@@ -20,7 +19,7 @@ pub struct NodeId {
 #[derive(Debug, Default)]
 pub struct Fleet {
     /// Index into `slots` of every node.
-    pub(crate) names: FxHashMap<Arc<str>, u32>,
+    pub(crate) names: Names,
     pub(crate) slots: Vec<Slot>,
     vacant: Vec<u32>,
     /// Index of the node that each owner holds something of.
@@ -44,7 +43,7 @@ impl Fleet {
     /// Finds a node that has devices, holdings or hints.
     #[inline]
     pub fn node_id(&self, name: &str) -> Option<NodeId> {
-        let index = *self.names.get(name)?;
+        let index = self.names.get(name)?;
         Some(NodeId { index, generation: self.slots.get(index as usize)?.generation })
     }
 
@@ -62,7 +61,7 @@ impl Fleet {
 
     /// Says that a node, or its report of devices, is gone. What is held there stays held until it is released.
     pub fn remove_inventory(&mut self, node: &str) {
-        if let Some(&index) = self.names.get(node) {
+        if let Some(index) = self.names.get(node) {
             if let Some(node) = self.at_mut(index) {
                 node.set_inventory(None);
             }
@@ -151,16 +150,15 @@ impl Fleet {
 
     /// Index of the node of this name, which is entered if need be.
     fn index_of(&mut self, name: &str) -> u32 {
-        if let Some(&index) = self.names.get(name) {
+        if let Some(index) = self.names.get(name) {
             return index;
         }
-        let name: Arc<str> = name.into();
         let index = self.vacant.pop().unwrap_or_else(|| {
             self.slots.push(Slot::default());
             u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
         });
         if let Some(slot) = self.slots.get_mut(index as usize) {
-            slot.node = Some(Node::new(name.clone()));
+            slot.node = Some(Node::new(name.into()));
         }
         self.names.insert(name, index);
         index

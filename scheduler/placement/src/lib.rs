@@ -16,12 +16,14 @@ mod gpu;
 mod holding;
 mod ident;
 mod memory;
+mod names;
 mod node;
 mod policy;
 mod rank;
 mod reason;
 mod request;
 mod reserve;
+mod rows;
 mod view;
 
 pub use amounts::{Amounts, Dimension};

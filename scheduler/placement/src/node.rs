@@ -1,21 +1,11 @@
 //! One node: its inventory, who holds what of it, and the dense rows that requests are compared with.
 
-use std::sync::Arc;
-
 use crate::amounts::Amounts;
 use crate::fit::Hints;
 use crate::gpu::{Gpu, Inventory};
 use crate::holding::{GpuRef, Holding, Origin, Placement};
 use crate::ident::OwnerId;
-
-/// A device as requests see it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Row {
-    /// What a new share may take: nothing if the device is sick.
-    pub(crate) free: Amounts,
-    /// What the device has, sick or not.
-    pub(crate) total: Amounts,
-}
+use crate::rows::{Row, Rows};
 
 /// What one owner holds of a node.
 #[derive(Debug)]
@@ -36,11 +26,11 @@ pub(crate) struct Hint {
 
 #[derive(Debug)]
 pub(crate) struct Node {
-    pub(crate) name: Arc<str>,
+    pub(crate) name: Box<str>,
     /// Sorted by minor; `None` while the node, or its report, is missing.
     pub(crate) inventory: Option<Inventory>,
     /// One per device of the inventory, in its order.
-    pub(crate) rows: Box<[Row]>,
+    pub(crate) rows: Rows,
     /// Whether some device is sick.
     pub(crate) any_sick: bool,
     /// Sorted by owner.
@@ -50,8 +40,8 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    pub(crate) fn new(name: Arc<str>) -> Self {
-        Self { name, inventory: None, rows: Box::default(), any_sick: false, held: Vec::new(), hints: Vec::new() }
+    pub(crate) fn new(name: Box<str>) -> Self {
+        Self { name, inventory: None, rows: Rows::default(), any_sick: false, held: Vec::new(), hints: Vec::new() }
     }
 
     /// Whether nothing refers to this node any more.
@@ -128,12 +118,10 @@ impl Node {
     /// Works all rows out anew from the inventory and the holdings.
     fn recount(&mut self) {
         let Some(inventory) = &self.inventory else {
-            self.rows = Box::default();
+            self.rows.resize(0);
             return;
         };
-        if self.rows.len() != inventory.gpus.len() {
-            self.rows = vec![Row { free: Amounts::ZERO, total: Amounts::ZERO }; inventory.gpus.len()].into();
-        }
+        self.rows.resize(inventory.gpus.len());
         for (row, gpu) in self.rows.iter_mut().zip(&inventory.gpus) {
             let total = gpu.total();
             *row = Row { free: if gpu.healthy { total } else { Amounts::ZERO }, total };

@@ -3,10 +3,11 @@
 use crate::fit::Hints;
 use crate::fleet::{Fleet, NodeId};
 use crate::holding::{Placement, Share};
-use crate::node::{Node, Row};
+use crate::node::Node;
 use crate::policy::{DevicePolicy, NodePolicy, Policies};
 use crate::reason::Reason;
 use crate::request::{Need, Request};
+use crate::rows::Row;
 
 /// How good a node is: 0 to 1,000,000, higher is better.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -93,7 +93,7 @@ impl Node {
 
     fn admit_share(&self, share: &Share) -> Result<(), ReserveError> {
         let gpu = share.gpu.clone();
-        let Some((device, row)) = self.gpus().iter().zip(&self.rows).find(|(device, _)| device.uuid == gpu) else {
+        let Some((device, row)) = self.gpus().iter().zip(self.rows.iter()).find(|(device, _)| device.uuid == gpu) else {
             return Err(ReserveError::UnknownGpu { gpu });
         };
         if !device.healthy {

@@ -6,9 +6,10 @@ use crate::fleet::{Fleet, NodeId};
 use crate::gpu::{Gpu, Inventory};
 use crate::holding::{GpuRef, HeldMemory, HeldShare, Holding, Origin};
 use crate::ident::{GpuUuid, OwnerId};
-use crate::node::{Held, Node, Row};
+use crate::node::{Held, Node};
 use crate::reason::Reason;
 use crate::request::{MemoryAsk, Request};
+use crate::rows::Row;
 
 /// One node.
 #[derive(Clone, Copy, Debug)]

@@ -5,8 +5,9 @@ use crate::amounts::{Amounts, Dimension};
 use crate::gpu::Gpu;
 use crate::holding::{GpuRef, HeldMemory, HeldShare, Holding};
 use crate::ident::OwnerId;
-use crate::node::{Hint, Node, Row};
+use crate::node::{Hint, Node};
 use crate::request::MemoryAsk;
+use crate::rows::Row;
 
 /// Sums wide enough that nothing that is added up can exceed them: memory (hundredths of a byte), core, slots.
 type Sums = [u128; 3];

@@ -1,0 +1,115 @@
+//! Finding nodes by name, thousands of times per request: short names lie in the table itself.
+
+use std::borrow::Borrow;
+use std::hash::{Hash, Hasher};
+
+use rustc_hash::FxHashMap;
+
+/// Longest name that lies in the table, in bytes: one entry is then one cache line.
+const MAX_SHORT: usize = 54;
+
+/// Index of each node by its name.
+#[derive(Debug, Default)]
+pub(crate) struct Names {
+    indices: FxHashMap<Name, u32>,
+}
+
+#[derive(Debug)]
+enum Name {
+    /// Padded with zeros.
+    Short {
+        n: u8,
+        bytes: [u8; MAX_SHORT],
+    },
+    Long(Box<[u8]>),
+}
+
+impl Names {
+    #[inline]
+    pub(crate) fn get(&self, name: &str) -> Option<u32> {
+        self.indices.get(name.as_bytes()).copied()
+    }
+
+    pub(crate) fn insert(&mut self, name: &str, index: u32) {
+        self.indices.insert(Name::from(name), index);
+    }
+
+    pub(crate) fn remove(&mut self, name: &str) {
+        self.indices.remove(name.as_bytes());
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.indices.len()
+    }
+}
+
+impl From<&str> for Name {
+    fn from(name: &str) -> Self {
+        let mut bytes = [0; MAX_SHORT];
+        match (bytes.get_mut(..name.len()), u8::try_from(name.len())) {
+            (Some(start), Ok(n)) => {
+                start.copy_from_slice(name.as_bytes());
+                Self::Short { n, bytes }
+            }
+            _ => Self::Long(name.as_bytes().into()),
+        }
+    }
+}
+
+impl Borrow<[u8]> for Name {
+    #[inline]
+    fn borrow(&self) -> &[u8] {
+        match self {
+            Self::Short { n, bytes } => bytes.get(..usize::from(*n)).unwrap_or(bytes),
+            Self::Long(bytes) => bytes,
+        }
+    }
+}
+
+impl PartialEq for Name {
+    fn eq(&self, other: &Self) -> bool {
+        let (one, other): (&[u8], &[u8]) = (self.borrow(), other.borrow());
+        one == other
+    }
+}
+
+impl Eq for Name {}
+
+impl Hash for Name {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let bytes: &[u8] = self.borrow();
+        bytes.hash(state);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::{Name, Names};
+
+    #[rstest]
+    #[case::empty(0)]
+    #[case::usual(20)]
+    #[case::longest_in_place(54)]
+    #[case::shortest_elsewhere(55)]
+    #[case::longest_of_a_node(253)]
+    #[case::absurd(70_000)]
+    fn names_of_any_length_are_told_apart(#[case] length: usize) {
+        let mut names = Names::default();
+        let name = "n".repeat(length);
+        names.insert(&name, 1);
+        names.insert(&format!("{name}n"), 2);
+        names.insert(&format!("{name}\0"), 3);
+        assert_eq!(names.get(&name), Some(1));
+        assert_eq!(names.get(&format!("{name}n")), Some(2));
+        assert_eq!(names.get(&format!("{name}\0")), Some(3));
+        names.remove(&name);
+        assert_eq!((names.get(&name), names.len()), (None, 2));
+    }
+
+    #[test]
+    fn an_entry_is_one_cache_line() {
+        assert_eq!(size_of::<(Name, u32)>(), 64);
+    }
+}
