@@ -154,6 +154,11 @@ impl Kubelet {
         self.lasting.admissions.past()
     }
 
+    /// How many admissions there were.
+    pub fn n_admissions(&self) -> usize {
+        self.lasting.admissions.n_past()
+    }
+
     /// Admissions from now on.
     pub fn watch_admissions(&self) -> broadcast::Receiver<Admission> {
         self.lasting.admissions.subscribe()

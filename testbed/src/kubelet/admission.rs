@@ -62,6 +62,10 @@ impl AdmissionLog {
         self.past.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    pub(crate) fn n_past(&self) -> usize {
+        self.past.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
     pub(crate) fn subscribe(&self) -> broadcast::Receiver<Admission> {
         self.live.subscribe()
     }

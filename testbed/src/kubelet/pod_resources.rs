@@ -68,9 +68,10 @@ fn of_pod(devices: &Devices, pod: &PodSpec) -> PodResources {
     let listed = pod.containers.iter().filter(|container| container.kind != ContainerKind::Init);
     let containers = listed.map(|container| {
         let holder = Holder { pod: pod.uid.clone(), container: container.name.clone() };
-        let grants = devices.held().of(&holder).flat_map(|(resource, grant)| {
-            grant.devices().into_iter().map(|id| one_device(devices, resource, &id)).collect::<Vec<_>>()
-        });
+        let grants = devices
+            .held()
+            .of(&holder)
+            .flat_map(|(resource, grant)| grant.devices().into_iter().map(|id| one_device(devices, resource, &id)).collect::<Vec<_>>());
         ContainerResources { name: container.name.clone(), devices: grants.collect(), ..ContainerResources::default() }
     });
     PodResources { name: pod.name.clone(), namespace: pod.namespace.clone(), containers: containers.collect() }

@@ -102,8 +102,7 @@ impl Process {
             }
         }
         let finished = |container: &ContainerSpec| {
-            container.kind != ContainerKind::App
-                || matches!(self.runtime.state(&pod.uid, &container.name), Some(RunState::Exited { .. }))
+            container.kind != ContainerKind::App || matches!(self.runtime.state(&pod.uid, &container.name), Some(RunState::Exited { .. }))
         };
         if pod.containers.iter().all(finished) { Progress::Finished } else { progress }
     }
@@ -170,8 +169,7 @@ impl Process {
         (self.config.log)(&pod.namespace, &pod.name, &container.name, lines);
         let now = Timestamp::now();
         let ends = container.kind == ContainerKind::Init || (container.kind == ContainerKind::App && container.finishes);
-        let state =
-            if ends { RunState::Exited { code: 0, started: now, finished: now } } else { RunState::Running { since: now } };
+        let state = if ends { RunState::Exited { code: 0, started: now, finished: now } } else { RunState::Running { since: now } };
         let starts = self.runtime.of_pod(&pod.uid).get(&container.name).map_or(0, |before| before.starts) + 1;
         self.runtime.put(Container { state, starts, ..started });
     }

@@ -92,8 +92,7 @@ impl Process {
         let devices = self.devices();
         let of_resource = |resource: &String, grant: &super::held::Grant| {
             let health = |id: &str| if devices.is_healthy(resource, id) { "Healthy" } else { "Unhealthy" };
-            let entries: Vec<Value> =
-                grant.devices().iter().map(|id| json!({"resourceID": id.as_ref(), "health": health(id)})).collect();
+            let entries: Vec<Value> = grant.devices().iter().map(|id| json!({"resourceID": id.as_ref(), "health": health(id)})).collect();
             json!({"name": resource, "resources": entries})
         };
         devices.held().of(&holder).map(|(resource, grant)| of_resource(resource, grant)).collect()

@@ -71,19 +71,30 @@ async fn take_in(process: &Arc<Process>, mut arrivals: UnboundedReceiver<Arrival
             Arrival::List(pods) => {
                 process.forget_missing(&pods);
                 batch.extend(pods.into_iter().filter_map(|pod| process.update(pod)));
-                batch = process.in_order(batch, n_batches);
+                batch = in_order(batch, process.config.ordering.rule, process.config.seed, n_batches);
                 process.admit_all(batch).await;
                 process.set_sources_ready();
             }
             other => {
                 process.collect(other, &mut batch);
                 process.fill(&mut batch, &mut arrivals).await;
-                let batch = process.in_order(batch, n_batches);
+                let batch = in_order(batch, process.config.ordering.rule, process.config.seed, n_batches);
                 process.admit_all(batch).await;
             }
         }
         n_batches += 1;
     }
+}
+
+/// Puts one batch in order; pods of one creation time keep the order of their arrival before the rule applies.
+fn in_order(mut batch: Vec<Arc<PodSpec>>, rule: OrderRule, seed: u64, n_batches: u64) -> Vec<Arc<PodSpec>> {
+    batch.sort_by_key(|pod| pod.created);
+    match rule {
+        OrderRule::Creation => {}
+        OrderRule::Reversed => batch.reverse(),
+        OrderRule::Shuffled => batch.shuffle(&mut dice(seed, &["batch", &n_batches.to_string()])),
+    }
+    batch
 }
 
 impl Process {
@@ -120,16 +131,6 @@ impl Process {
                 batch.extend(new.filter_map(|pod| self.update(pod)).collect::<Vec<_>>());
             }
         }
-    }
-
-    fn in_order(&self, mut batch: Vec<Arc<PodSpec>>, n_batches: u64) -> Vec<Arc<PodSpec>> {
-        batch.sort_by_key(|pod| pod.created);
-        match self.config.ordering.rule {
-            OrderRule::Creation => {}
-            OrderRule::Reversed => batch.reverse(),
-            OrderRule::Shuffled => batch.shuffle(&mut dice(self.config.seed, &["batch", &n_batches.to_string()])),
-        }
-        batch
     }
 
     /// Acts on a pod that is known, or returns one that waits for admission.
@@ -188,5 +189,42 @@ impl Process {
             self.runtime.remove(uid);
         }
         self.changed();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use k8s_openapi::api::core::v1::Pod;
+    use rstest::rstest;
+    use serde_json::json;
+
+    use super::in_order;
+    use crate::kubelet::config::OrderRule;
+    use crate::kubelet::pod::PodSpec;
+
+    fn pod(name: &str, second: u32) -> Arc<PodSpec> {
+        let time = format!("2026-01-01T00:00:{second:02}Z");
+        let pod = json!({"metadata": {"name": name, "uid": name, "creationTimestamp": time}, "spec": {"containers": []}});
+        Arc::new(PodSpec::read(&serde_json::from_value::<Pod>(pod).unwrap()).unwrap())
+    }
+
+    #[rstest]
+    #[case::by_creation_then_by_arrival(OrderRule::Creation, "early late1 late2 last")]
+    #[case::reversed(OrderRule::Reversed, "last late2 late1 early")]
+    fn a_batch_is_put_in_order(#[case] rule: OrderRule, #[case] expected: &str) {
+        let arrived = vec![pod("late1", 5), pod("last", 9), pod("early", 1), pod("late2", 5)];
+        let ordered: Vec<String> = in_order(arrived, rule, 1, 0).iter().map(|pod| pod.name.clone()).collect();
+        assert_eq!(ordered.join(" "), expected);
+    }
+
+    #[test]
+    fn each_batch_is_shuffled_anew_by_the_seed() {
+        let pods = || (0..20).map(|i| pod(&i.to_string(), i)).collect::<Vec<_>>();
+        let names = |seed, batch| in_order(pods(), OrderRule::Shuffled, seed, batch).iter().map(|pod| pod.name.clone()).collect::<Vec<_>>();
+        assert_eq!(names(1, 0), names(1, 0));
+        assert_ne!(names(1, 0), names(1, 1));
+        assert_ne!(names(1, 0), names(2, 0));
     }
 }
