@@ -18,6 +18,7 @@ use tracing::{info, warn};
 use crate::identity::Ledger;
 use crate::plugin::NodeState;
 use crate::pods::{NodePod, PodUid, Pods, Stage, WatchedPod};
+use crate::watching::one_line;
 
 /// How long one request may take.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
@@ -63,7 +64,11 @@ pub async fn mark_assigned(client: Client, node: Arc<NodeState>) {
                 }
                 Err(error) => {
                     has_failed = true;
-                    warn!(pod = format!("{}/{}", pod.namespace, pod.name), error = %format!("{error:#}"), "cannot mark the pod assigned, trying again");
+                    warn!(
+                        pod = format!("{}/{}", pod.namespace, pod.name),
+                        error = one_line(error.as_ref()),
+                        "cannot mark the pod assigned, trying again"
+                    );
                 }
             }
         }

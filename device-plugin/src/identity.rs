@@ -74,9 +74,9 @@ pub enum Unidentified {
     /// An earlier call of this admission was answered for a pod that it cannot have been for, on other GPUs.
     Ambiguous {
         /// The pod that the admission turns out to be of.
-        pod: String,
+        pod: PodUid,
         /// The pod whose devices the earlier call was answered with.
-        mistaken_for: String,
+        mistaken_for: PodUid,
     },
     /// No pod of this node waits for this.
     Nobody,
@@ -176,7 +176,7 @@ fn correct(pods: &Pods, ledger: &Ledger, mistaken: &NodePod, call: &Call<'_>) ->
         return Some(Ok(found));
     }
     let (_, pod, _) = explaining.first()?;
-    Some(Err(Unidentified::Ambiguous { pod: pod.display_name(), mistaken_for: mistaken.display_name() }))
+    Some(Err(Unidentified::Ambiguous { pod: pod.uid.clone(), mistaken_for: mistaken.uid.clone() }))
 }
 
 /// Candidates that are taken only when nobody else comes: a pod whose admission seemed over, and a

@@ -1,6 +1,8 @@
 //! The node side of gpushare: finds the devices of this node and serves them to kubelet.
 
 pub mod assigned;
+#[cfg(test)]
+mod builders;
 pub mod config;
 pub mod fleet;
 pub mod health;
@@ -13,3 +15,4 @@ pub mod publish;
 pub mod serve;
 pub mod served;
 pub mod stop;
+pub mod watching;

@@ -26,6 +26,7 @@ use tracing::{info, warn};
 
 use crate::fleet::Fleet;
 use crate::pods::{Pods, Requests};
+use crate::watching::one_line;
 
 /// Who writes, as the API server records it.
 pub const FIELD_MANAGER: &str = "gpushare-device-plugin";
@@ -119,7 +120,7 @@ impl Publisher {
                     sleep(SETTLE).await;
                 }
                 Err(error) => {
-                    warn!(error = %format!("{:#}", anyhow::Error::new(error)), "publishing is tried again");
+                    warn!(error = one_line(&error), "publishing is tried again");
                     sleep(pause).await;
                     pause = (pause * 2).min(PAUSES.1);
                 }

@@ -1,1 +1,73 @@
+//! Flags: what is accepted, what is refused and in which words.
 
+use rstest::rstest;
+
+use super::*;
+
+fn parse(flags: &[&str]) -> Result<Config, String> {
+    let args = ["gpushare-device-plugin", "--node-name", "n1"].iter().chain(flags);
+    Args::try_parse_from(args).map(Config::from).map_err(|error| error.to_string())
+}
+
+#[test]
+fn defaults() {
+    let config = parse(&[]).unwrap();
+    assert_eq!((config.slots.get(), config.settings.memory_unit, config.no_gpu), (100, MemoryUnit::GIB, NoGpu::Exit));
+    assert_eq!(config.settings.names, ResourceNames::default());
+    assert_eq!(config.settings.allocate_wait, Duration::from_secs(2));
+}
+
+#[rstest]
+#[case::unit(&["--memory-unit", "Gib"], "write MiB, GiB or a quantity")]
+#[case::no_slots(&["--slots", "0"], "--slots")]
+#[case::inventory(&["--inventory", "nvlm"], "write nvml, or file:")]
+#[case::file_without_path(&["--inventory", "file:"], "write nvml, or file:")]
+#[case::xids(&["--ignore-xids", "13,x"], r#""x" is not an XID"#)]
+#[case::no_gpu(&["--no-gpu", "hope"], "possible values: exit, wait")]
+#[case::wait(&["--allocate-wait", "2"], "write a number and ms, s or m")]
+#[case::zero_wait(&["--allocate-wait", "0s"], "write a number and ms, s or m")]
+#[case::long_wait(&["--allocate-wait", "99999999999999999999m"], "write a number and ms, s or m")]
+#[case::resource_without_domain(&["--memory-resource", "gpu-mem"], "not of the form domain/name")]
+#[case::resource_of_kubernetes(&["--memory-resource", "kubernetes.io/gpu-mem"], "belongs to Kubernetes")]
+#[case::resource_in_node_status(&["--memory-resource", "koordinator.sh/gpu-memory"], "another meaning")]
+#[case::resource_of_a_vendor(&["--memory-resource", "nvidia.com/gpu"], "another meaning")]
+#[case::resource_name(&["--memory-resource", "a.b/-x"], "not the name of an extended resource")]
+#[case::variable(&["--visible-devices-env", "A B"], "not the name of an environment variable")]
+#[case::level(&["--log-level", "loud"], "write error, warn, info")]
+#[case::address(&["--health-listen", "8081"], "--health-listen")]
+fn refused(#[case] flags: &[&str], #[case] expected: &str) {
+    let error = parse(flags).map(|_| ()).unwrap_err();
+    assert!(error.contains(expected), "{error}");
+}
+
+#[rstest]
+#[case::empty("")]
+#[case::path("a/b")]
+#[case::selector("a,b=c")]
+#[case::upper("N1")]
+fn bad_node_names(#[case] name: &str) {
+    assert!(name.parse::<NodeName>().is_err());
+}
+
+#[rstest]
+#[case::milliseconds("500ms", Duration::from_millis(500))]
+#[case::seconds("2s", Duration::from_secs(2))]
+#[case::minutes("1m", Duration::from_secs(60))]
+fn durations(#[case] text: &str, #[case] expected: Duration) {
+    assert_eq!(duration(text), Ok(expected));
+}
+
+#[rstest]
+#[case::directives("info,kube=debug,device_plugin::publish=trace")]
+#[case::upper("WARN")]
+fn log_levels(#[case] text: &str) {
+    assert!(text.parse::<LogLevel>().is_ok());
+}
+
+#[test]
+fn help() {
+    use clap::CommandFactory;
+    // The values of variables would depend on who runs the test.
+    let mut command = Args::command().term_width(120).mut_args(|arg| arg.hide_env_values(true));
+    insta::assert_snapshot!(command.render_long_help());
+}

@@ -14,6 +14,7 @@ use tracing::{error, info, warn};
 use crate::health::{Health, HealthChange, Observation, ObservationKind};
 use crate::inventory::{Inventory, Source};
 use crate::plugin::ids::IdScheme;
+use crate::watching::one_line;
 
 use super::{Fleet, FleetGpu};
 
@@ -29,7 +30,7 @@ pub async fn watch_devices(source: Source, mut inventory: Inventory, mut health:
     loop {
         match source.watch(&inventory) {
             Ok((_feed, mut seen)) => while take_in(&mut seen, &mut health, began, &fleet).await {},
-            Err(error) => warn!(error = %format!("{:#}", anyhow::Error::new(error)), "cannot watch the devices, trying again"),
+            Err(error) => warn!(error = one_line(&error), "cannot watch the devices, trying again"),
         }
         match discover(&source).await {
             Ok(found) => adopt(found, &mut inventory, &mut health, &number, &fleet),

@@ -59,11 +59,16 @@ impl Ledger {
 
     /// Enters that the pod's call was answered with an error.
     pub fn refuse(&mut self, uid: &PodUid) {
+        self.reopen(uid);
+        self.refused.insert(uid.clone());
+    }
+
+    /// Enters that the pod's answered calls were none of its own.
+    pub fn reopen(&mut self, uid: &PodUid) {
         if self.admitting.as_ref() == Some(uid) {
             self.admitting = None;
         }
         self.steps.remove(uid);
-        self.refused.insert(uid.clone());
     }
 
     /// Whether every call that the pod is due for has been answered.

@@ -1,1 +1,269 @@
+//! Tables of who is meant, and random admissions in kubelet's order.
 
+use proptest::prelude::*;
+use proto::request::{ContainerKind, ContainerRequest};
+use rstest::rstest;
+
+use super::*;
+use crate::builders::{gpu, init, pod, pods, shares, units};
+use crate::pods::Unplaced;
+use Served::{Memory, Shared};
+
+/// A node with its books, to which calls are made.
+struct Scene {
+    pods: Pods,
+    ledger: Ledger,
+}
+
+impl Scene {
+    fn new(all: impl IntoIterator<Item = NodePod>) -> Self {
+        Self { pods: pods(all), ledger: Ledger::default() }
+    }
+
+    fn ask(&self, resource: Served, count: u64, gpus: &[Gpu], patience: Patience) -> Result<Found, Unidentified> {
+        identify(&self.pods, &self.ledger, &Call { resource, count, gpus }, patience)
+    }
+
+    /// One answered call; `pod/container`.
+    fn call(&mut self, resource: Served, count: u64) -> String {
+        self.call_on(resource, count, &[])
+    }
+
+    fn call_on(&mut self, resource: Served, count: u64, gpus: &[Gpu]) -> String {
+        match self.ask(resource, count, gpus, Patience::Over) {
+            Ok(found) => {
+                let told = format!("{}/{}", found.pod.as_str(), found.container);
+                self.ledger.record(found, &self.pods);
+                told
+            }
+            Err(error) => format!("{error:?}"),
+        }
+    }
+
+    fn change(&mut self, name: &str, change: impl FnOnce(&mut NodePod)) {
+        let mut pod = self.pods.get(&PodUid::from(name)).unwrap().clone();
+        change(&mut pod);
+        self.pods.apply(pod);
+    }
+}
+
+#[test]
+fn earliest_assumed_first_and_each_call_once() {
+    let mut scene = Scene::new([pod("a", 2, [units(2)]), pod("b", 1, [units(2)]), pod("c", 3, [units(3)])]);
+    assert_eq!([scene.call(Memory, 2), scene.call(Memory, 2), scene.call(Memory, 3)], ["b/0", "a/0", "c/0"]);
+    assert_eq!(scene.call(Memory, 2), "Nobody");
+}
+
+#[test]
+fn equal_times_are_ordered_by_name() {
+    let mut scene = Scene::new([pod("b", 1, [units(2)]), pod("a", 1, [units(2)])]);
+    assert_eq!([scene.call(Memory, 2), scene.call(Memory, 2)], ["a/0", "b/0"]);
+}
+
+#[test]
+fn containers_come_in_order_and_resources_of_one_in_any() {
+    let both = ContainerRequest { shared: 1, ..units(2) };
+    let mut scene = Scene::new([pod("a", 1, [init(units(5)), both, units(3)])]);
+    assert_eq!(scene.call(Memory, 2), "Nobody", "the init container has not been admitted");
+    assert_eq!([scene.call(Memory, 5), scene.call(Shared, 1), scene.call(Memory, 2), scene.call(Memory, 3)], ["a/0", "a/1", "a/1", "a/2"]);
+}
+
+/// The pod whose admission is under way comes before one that was assumed earlier.
+#[test]
+fn admission_under_way_goes_on() {
+    let mut scene = Scene::new([pod("early", 1, [units(2)]), pod("late", 2, [units(4), units(2)])]);
+    assert_eq!([scene.call(Memory, 4), scene.call(Memory, 2), scene.call(Memory, 2)], ["late/0", "late/1", "early/0"]);
+}
+
+#[test]
+fn gpus_of_the_ids_decide_before_time() {
+    let mut scene = Scene::new([pod("a", 1, [units(2)]).on([0]), pod("b", 2, [units(2)]).on([1])]);
+    assert_eq!(scene.call_on(Memory, 2, &[gpu(1)]), "b/0");
+    assert_eq!(scene.call_on(Memory, 2, &[gpu(1)]), "a/0", "time decides where the GPUs do not");
+}
+
+type Change = fn(&mut NodePod);
+
+#[rstest]
+#[case::deleting(|pod: &mut NodePod| pod.deleting = true)]
+#[case::failed(|pod: &mut NodePod| pod.stage = Stage::Terminal)]
+#[case::running(|pod: &mut NodePod| pod.stage = Stage::Running)]
+#[case::admitted(|pod: &mut NodePod| pod.stage = Stage::Admitted)]
+#[case::assigned(|pod: &mut NodePod| {
+    let placement = pod.placement.as_mut().unwrap();
+    placement.gpushare.as_mut().unwrap().assigned = true;
+})]
+fn is_no_candidate(#[case] change: Change) {
+    let mut scene = Scene::new([pod("a", 1, [units(2)])]);
+    scene.change("a", change);
+    assert_eq!(scene.call(Memory, 2), "Nobody");
+}
+
+#[test]
+fn refused_pod_is_no_candidate() {
+    let mut scene = Scene::new([pod("a", 1, [units(2)]), pod("b", 2, [units(2)])]);
+    scene.ledger.refuse(&PodUid::from("a"));
+    assert_eq!([scene.call(Memory, 2), scene.call(Memory, 2)], ["b/0", "Nobody"]);
+}
+
+#[test]
+fn pod_without_record_is_named_only_if_it_waits_for_this() {
+    let mut unplaced = pod("x", 0, [units(2)]);
+    unplaced.placement = Err(Unplaced::NoGpu);
+    let mut scene = Scene::new([unplaced, pod("a", 1, [units(3)])]);
+    assert!(scene.call(Memory, 2).contains("default/x"));
+    assert_eq!([scene.call(Memory, 4), scene.call(Memory, 3)], ["Nobody", "a/0"]);
+}
+
+#[test]
+fn unknown_pods_are_said_to_be_unknown() {
+    let scene = Scene { pods: Pods::default(), ledger: Ledger::default() };
+    assert_eq!(scene.ask(Memory, 1, &[], Patience::Over), Err(Unidentified::NotSynced));
+}
+
+/// kubelet fails a pod half-way, for a reason of its own, and goes on to the next.
+#[test]
+fn abandoned_admission_is_taken_last_and_only_after_waiting() {
+    let mut scene = Scene::new([pod("a", 1, [units(2), units(4)]), pod("b", 2, [units(3)])]);
+    assert_eq!([scene.call(Memory, 2), scene.call(Memory, 3)], ["a/0", "b/0"]);
+    assert_eq!(scene.ask(Memory, 2, &[], Patience::Waiting), Err(Unidentified::Nobody));
+    assert_eq!(scene.call(Memory, 2), "a/0");
+}
+
+/// Two pods begin with the same call and have the same GPU; the second call tells them apart.
+#[test]
+fn wrong_beginning_is_put_right() {
+    let mut scene = Scene::new([pod("a", 1, [units(2), units(4)]), pod("b", 2, [units(2), units(3)])]);
+    let told = [scene.call(Memory, 2), scene.call(Memory, 3), scene.call(Memory, 2), scene.call(Memory, 4)];
+    assert_eq!(told, ["a/0", "b/1", "a/0", "a/1"]);
+}
+
+/// The same on different GPUs: the pod with a wrong device is refused, the other one is as if nothing had been.
+#[test]
+fn wrong_beginning_on_another_gpu_is_refused() {
+    let mut scene = Scene::new([pod("a", 1, [units(2), units(4)]), pod("b", 2, [units(2), units(3)]).on([1])]);
+    assert_eq!(scene.call(Memory, 2), "a/0");
+    let (pod, mistaken_for) = (PodUid::from("b"), PodUid::from("a"));
+    let ambiguous = Unidentified::Ambiguous { pod: pod.clone(), mistaken_for: mistaken_for.clone() };
+    assert_eq!(scene.ask(Memory, 3, &[], Patience::Waiting), Err(ambiguous));
+    scene.ledger.refuse(&pod);
+    scene.ledger.reopen(&mistaken_for);
+    assert_eq!([scene.call(Memory, 2), scene.call(Memory, 4)], ["a/0", "a/1"]);
+}
+
+/// A predecessor of this process may have answered the pod's first call.
+#[test]
+fn inherited_pod_is_resumed_only_after_waiting() {
+    let mut scene = Scene::new([pod("a", 1, [units(2), units(4), units(6)])]);
+    scene.ledger.inherit(&scene.pods.clone());
+    assert_eq!(scene.ask(Memory, 4, &[], Patience::Waiting), Err(Unidentified::Nobody));
+    assert_eq!([scene.call(Memory, 4), scene.call(Memory, 6)], ["a/1", "a/2"]);
+}
+
+#[test]
+fn new_pod_of_the_same_name_is_another_pod() {
+    let mut scene = Scene::new([pod("a", 1, [units(2)])]);
+    assert_eq!(scene.call(Memory, 2), "a/0");
+    scene.pods.delete(&PodUid::from("a"));
+    scene.pods.apply(NodePod { uid: PodUid::from("a2"), ..pod("a", 5, [units(2)]) });
+    assert_eq!(scene.call(Memory, 2), "a2/0");
+}
+
+#[test]
+fn complete_once_every_call_is_answered() {
+    let mut scene = Scene::new([pod("a", 1, [shares(1), units(2)])]);
+    let is_complete = |scene: &Scene| scene.ledger.is_complete(scene.pods.get(&PodUid::from("a")).unwrap());
+    assert!(!is_complete(&scene));
+    scene.call(Shared, 1);
+    assert!(!is_complete(&scene));
+    scene.call(Memory, 2);
+    assert!(is_complete(&scene));
+}
+
+/// The calls that kubelet makes for a pod, the resources of each container in an order of its own.
+fn calls_of(pod: &NodePod, flips: &[bool]) -> Vec<(usize, Served, u64)> {
+    let calls = |(idx, container): (usize, &ContainerRequest)| {
+        let mut order = Served::ALL;
+        if flips.get(idx).copied().unwrap_or(false) {
+            order.reverse();
+        }
+        order.map(|resource| (idx, resource, resource.count(container)))
+    };
+    pod.containers.iter().enumerate().flat_map(calls).filter(|(.., count)| *count > 0).collect()
+}
+
+fn kinds() -> impl Strategy<Value = ContainerKind> {
+    prop_oneof![Just(ContainerKind::Init), Just(ContainerKind::Sidecar), Just(ContainerKind::App)]
+}
+
+/// Pods of one to three containers, with counts up to `counts`; each container asks for something.
+fn any_pods(counts: u64) -> impl Strategy<Value = Vec<NodePod>> {
+    let container = (kinds(), 0..=counts, 0..=counts).prop_map(|(kind, memory_units, shared)| ContainerRequest {
+        name: "c".to_owned(),
+        kind,
+        memory_units: if shared == 0 { memory_units.max(1) } else { memory_units },
+        shared,
+    });
+    let containers = prop::collection::vec(container, 1..4);
+    prop::collection::vec((containers, 0_u32..3), 1..7).prop_map(|all| {
+        let pod = |(idx, (mut containers, minor)): (usize, (Vec<ContainerRequest>, u32))| {
+            containers.sort_by_key(|container| container.kind == ContainerKind::App);
+            pod(&format!("p{idx}"), 10 + idx as u64, containers).on([minor])
+        };
+        all.into_iter().enumerate().map(pod).collect()
+    })
+}
+
+proptest! {
+    /// No two calls of the node are alike: whatever the order of admission, each finds its container.
+    #[test]
+    fn different_calls_find_their_own_pod(
+        all in any_pods(2),
+        order in Just((0..7).collect::<Vec<usize>>()).prop_shuffle(),
+        flips in prop::collection::vec(any::<bool>(), 3),
+    ) {
+        let mut next = 0;
+        let mut distinct = |count: &mut u64| if *count > 0 { next += 1; *count = next };
+        let mut all = all;
+        for container in all.iter_mut().flat_map(|pod| &mut pod.containers) {
+            distinct(&mut container.memory_units);
+            distinct(&mut container.shared);
+        }
+        let mut scene = Scene::new(all.clone());
+        for pod in order.iter().filter_map(|idx| all.get(*idx)) {
+            for (container, resource, count) in calls_of(pod, &flips) {
+                prop_assert_eq!(scene.call(resource, count), format!("{}/{container}", pod.name));
+            }
+            prop_assert!(scene.ledger.is_complete(pod));
+        }
+    }
+
+    /// Pods may ask for the same; admitted in the order in which they were assumed, each finds its own,
+    /// also when GPUs of IDs point at it and when pods show up one after the other.
+    #[test]
+    fn equal_calls_find_the_earliest(all in any_pods(2), flips in prop::collection::vec(any::<bool>(), 3), seen_at_once in any::<bool>()) {
+        let mut scene = Scene::new(if seen_at_once { all.clone() } else { Vec::new() });
+        for pod in &all {
+            scene.pods.apply(pod.clone());
+            for (container, resource, count) in calls_of(pod, &flips) {
+                prop_assert_eq!(scene.call(resource, count), format!("{}/{container}", pod.name));
+            }
+        }
+    }
+
+    /// Whatever comes, in whatever order: nobody is answered twice, and nobody that does not wait for it.
+    #[test]
+    fn never_more_than_asked_for(all in any_pods(2), calls in prop::collection::vec((any::<bool>(), 0_u64..4, 0_u32..3), 0..40)) {
+        let mut scene = Scene::new(all.clone());
+        for (is_memory, count, minor) in calls {
+            let resource = if is_memory { Memory } else { Shared };
+            if let Ok(found) = scene.ask(resource, count, &[gpu(minor)], Patience::Over) {
+                let pod = all.iter().find(|pod| pod.uid == found.pod).unwrap();
+                prop_assert_eq!(resource.count(&pod.containers[found.container]), count);
+                let answered = scene.ledger.steps(&found.pod).to_vec();
+                prop_assert!(!answered.iter().any(|step| step.container == found.container && step.resource == resource));
+                scene.ledger.record(found, &scene.pods);
+            }
+        }
+    }
+}

@@ -80,20 +80,22 @@ impl NodeState {
     ) -> Result<ContainerAllocateResponse, AllocateError> {
         let gpus = self.gpus_of(resource, &request.device_ids);
         let call = Call { resource, count: request.device_ids.len() as u64, gpus: &gpus };
-        let answer = self.when_identified(&call, |pods, found| self.answer(pods, found, resource)).await?;
+        let answer = self.when_identified(&call, |pods, found| self.answer(pods, found, resource)).await;
+        let answer = answer.map_err(|reason| self.unidentified(&call, reason))?;
         self.answered.notify_one();
         answer
     }
 
     /// Calls `act` as soon as it is clear whom `call` is for.
-    pub(super) async fn when_identified<T>(&self, call: &Call<'_>, act: impl Fn(&Pods, Found) -> T) -> Result<T, AllocateError> {
+    pub(super) async fn when_identified<T>(&self, call: &Call<'_>, act: impl Fn(&Pods, Found) -> T) -> Result<T, Unidentified> {
         let deadline = Instant::now() + self.settings.allocate_wait;
         let mut pods = self.pods.clone();
         let mut patience = Patience::Waiting;
         loop {
             match self.try_identify(&mut pods, call, patience, &act) {
                 Ok(result) => return Ok(result),
-                Err(reason) if patience == Patience::Over => return Err(self.unidentified(call, reason)),
+                Err(reason @ Unidentified::Ambiguous { .. }) => return Err(reason),
+                Err(reason) if patience == Patience::Over => return Err(reason),
                 Err(_) => {}
             }
             if !matches!(timeout_at(deadline, pods.changed()).await, Ok(Ok(()))) {
@@ -154,13 +156,20 @@ impl NodeState {
         Ok(ContainerAllocateResponse { envs, ..ContainerAllocateResponse::default() })
     }
 
+    /// The error to tell kubelet, which fails the pod on that.
     fn unidentified(&self, call: &Call<'_>, reason: Unidentified) -> AllocateError {
         let (resource, count) = (call.resource.name(&self.settings.names).to_owned(), call.count);
         match reason {
             Unidentified::NotSynced => AllocateError::NotSynced { resource, count },
             Unidentified::Nobody => AllocateError::Nobody { resource, count },
             Unidentified::Unplaced { pod, reason } => AllocateError::Unplaced { pod, reason },
-            Unidentified::Ambiguous { pod, mistaken_for } => AllocateError::Ambiguous { pod, mistaken_for },
+            Unidentified::Ambiguous { pod, mistaken_for } => {
+                let mut ledger = self.ledger();
+                ledger.refuse(&pod);
+                ledger.reopen(&mistaken_for);
+                let name = |uid| self.pods.borrow().get(uid).map_or_else(|| "(gone)".to_owned(), NodePod::display_name);
+                AllocateError::Ambiguous { pod: name(&pod), mistaken_for: name(&mistaken_for) }
+            }
         }
     }
 }

@@ -30,7 +30,7 @@ impl NodeState {
         let call = Call { resource, count, gpus: &gpus };
         let wanted = self.when_identified(&call, |pods, found| self.wanted(pods, &found.pod, found.container, resource)).await;
         let wanted = wanted.unwrap_or_else(|reason| {
-            debug!(%reason, "preferring as few GPUs as possible");
+            debug!(?reason, "preferring as few GPUs as possible");
             Vec::new()
         });
         let device_ids = choose(&self.fleet.borrow(), resource, request, &wanted);

@@ -28,6 +28,7 @@ use tracing::{info, warn};
 
 use crate::served::Served;
 use crate::stop::{Stop, Stopper};
+use crate::watching::one_line;
 
 use super::NodeState;
 use super::server::{DeviceService, OPTIONS};
@@ -132,7 +133,7 @@ pub async fn keep_registered(dir: KubeletDir, resource: Served, node: Arc<NodeSt
         match end {
             Ok(End::Stopped) => return,
             Ok(end) => info!(resource = name, reason = end.describe(), "registering again"),
-            Err(error) => warn!(resource = name, error = %format!("{:#}", anyhow::Error::new(error)), "not registered, trying again"),
+            Err(error) => warn!(resource = name, error = one_line(&error), "not registered, trying again"),
         }
         pause = if began.elapsed() >= STABLE { shortest } else { (pause * 2).min(LONGEST_PAUSE) };
         tokio::select! {
@@ -251,7 +252,7 @@ impl Serving {
         let task = tokio::spawn(async move {
             let end = async move { stop.requested().await };
             if let Err(error) = server.serve_with_incoming_shutdown(incoming, end).await {
-                warn!(error = %format!("{:#}", anyhow::Error::new(error)), ?resource, "the server of a resource has failed");
+                warn!(error = one_line(&error), ?resource, "the server of a resource has failed");
             }
         });
         Self { stopper, n_streams, task }

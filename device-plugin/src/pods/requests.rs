@@ -17,7 +17,7 @@ pub struct Requests {
 
 impl Requests {
     /// Reads a pod as the scheduler counts it: containers that run together are summed, init containers run alone.
-    pub(super) fn of(spec: &PodSpec) -> Self {
+    pub fn of(spec: &PodSpec) -> Self {
         let (mut sidecars, mut init_peak) = (Self::default(), Self::default());
         for container in &spec.init_containers {
             let own = Self::of_container(container);

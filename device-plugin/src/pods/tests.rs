@@ -1,1 +1,87 @@
+//! How pods are reduced.
 
+use proto::resource::ResourceNames;
+use rstest::rstest;
+use serde_json::{Value, json};
+
+use super::*;
+
+fn pod(annotations: &Value, containers: &Value, status: &Value) -> Option<NodePod> {
+    let pod = json!({
+        "metadata": {"name": "p", "namespace": "team", "uid": "u1", "annotations": annotations},
+        "spec": {"nodeName": "n1", "containers": containers},
+        "status": status,
+    });
+    NodePod::of(&serde_json::from_value(pod).unwrap(), "n1", &ResourceNames::default())
+}
+
+fn units(n: u64) -> Value {
+    json!([{"name": "c", "resources": {"limits": {"aliyun.com/gpu-mem": n.to_string()}}}])
+}
+
+fn shares(n: u64) -> Value {
+    json!([{"name": "c", "resources": {"limits": {"koordinator.sh/gpu.shared": n, "koordinator.sh/gpu-memory": "1Gi"}}}])
+}
+
+const RECORD: &str = r#"{"gpu":[{"minor":1,"id":"GPU-b","resources":{}},{"minor":0,"id":"GPU-a"}]}"#;
+
+#[rstest]
+#[case::bound(json!({"phase": "Pending"}), Stage::Bound)]
+#[case::no_phase(json!({}), Stage::Bound)]
+#[case::admitted(json!({"phase": "Pending", "startTime": "2026-01-01T00:00:00Z"}), Stage::Admitted)]
+#[case::running(json!({"phase": "Running"}), Stage::Running)]
+#[case::failed(json!({"phase": "Failed"}), Stage::Terminal)]
+#[case::succeeded(json!({"phase": "Succeeded"}), Stage::Terminal)]
+fn stages(#[case] status: Value, #[case] expected: Stage) {
+    assert_eq!(pod(&json!({}), &units(1), &status).unwrap().stage, expected);
+}
+
+#[test]
+fn of_another_node_or_without_requests_is_left_out() {
+    assert_eq!(pod(&json!({}), &json!([{"name": "c"}]), &json!({})), None);
+    let elsewhere = json!({"metadata": {"name": "p", "uid": "u"}, "spec": {"nodeName": "n2", "containers": units(1)}});
+    assert_eq!(NodePod::of(&serde_json::from_value(elsewhere).unwrap(), "n1", &ResourceNames::default()), None);
+}
+
+#[test]
+fn reads_both_records() {
+    let koordinator = json!({"scheduling.koordinator.sh/device-allocated": RECORD, "scheduling.koordinator.sh/bind-timestamp": "7"});
+    let placement = pod(&koordinator, &shares(2), &json!({})).unwrap().placement.unwrap();
+    assert_eq!(placement.gpus, [GpuName::Uuid("GPU-b".parse().unwrap()), GpuName::Uuid("GPU-a".parse().unwrap())]);
+    assert_eq!((placement.assumed_at, placement.is_assigned()), (7, false));
+
+    let old = json!({"ALIYUN_COM_GPU_MEM_IDX": "3", "ALIYUN_COM_GPU_MEM_ASSUME_TIME": "9", "ALIYUN_COM_GPU_MEM_ASSIGNED": "true"});
+    let placement = pod(&old, &units(2), &json!({})).unwrap().placement.unwrap();
+    assert_eq!((placement.gpus.as_slice(), placement.assumed_at, placement.is_assigned()), ([GpuName::Minor(3)].as_slice(), 9, true));
+}
+
+#[rstest]
+#[case::no_annotation(json!({}), units(1), "annotation ALIYUN_COM_GPU_MEM_IDX is missing: it was not placed by gpushare-scheduler")]
+#[case::no_koordinator_annotation(json!({}), shares(1), "annotation scheduling.koordinator.sh/device-allocated is missing")]
+#[case::no_time(json!({"ALIYUN_COM_GPU_MEM_IDX": "0"}), units(1), "annotation ALIYUN_COM_GPU_MEM_ASSUME_TIME is missing")]
+#[case::no_koordinator_time(json!({"scheduling.koordinator.sh/device-allocated": RECORD}), shares(1), "bind-timestamp is missing")]
+#[case::unreadable(json!({"ALIYUN_COM_GPU_MEM_IDX": "x"}), units(1), r#"annotation ALIYUN_COM_GPU_MEM_IDX is "x": not the number of a GPU"#)]
+#[case::not_json(json!({"scheduling.koordinator.sh/device-allocated": "{"}), shares(1), r#"device-allocated is "{""#)]
+#[case::no_gpu(json!({"scheduling.koordinator.sh/device-allocated": r#"{"rdma":[]}"#}), shares(1), "names no GPU")]
+#[case::bad_minor(json!({"scheduling.koordinator.sh/device-allocated": r#"{"gpu":[{"minor":-1}]}"#}), shares(1), "minor -1 is no GPU")]
+#[case::contradiction(
+    json!({"scheduling.koordinator.sh/device-allocated": r#"{"gpu":[{"minor":1,"id":"GPU-b"}]}"#, "ALIYUN_COM_GPU_MEM_IDX": "0"}),
+    units(1),
+    "ALIYUN_COM_GPU_MEM_IDX is 0, which is not the GPU that annotation scheduling.koordinator.sh/device-allocated names (minor 1)"
+)]
+fn unusable_records(#[case] annotations: Value, #[case] containers: Value, #[case] expected: &str) {
+    let error = pod(&annotations, &containers, &json!({})).unwrap().placement.unwrap_err().to_string();
+    assert!(error.contains(expected), "{error}");
+}
+
+/// Sidecars run beside the init containers that follow them, ordinary init containers run alone.
+#[test]
+fn requests_are_summed_as_kubernetes_does() {
+    let container = |name: &str, core: u64, policy: Option<&str>| json!({"name": name, "restartPolicy": policy, "resources": {"requests": {"koordinator.sh/gpu-core": core}}});
+    let spec = json!({
+        "initContainers": [container("s", 10, Some("Always")), container("i", 50, None)],
+        "containers": [container("a", 20, None), container("b", 20, None)],
+    });
+    let requests = Requests::of(&serde_json::from_value(spec).unwrap());
+    assert_eq!(requests.iter().filter(|(_, amount)| *amount > 0).collect::<Vec<_>>(), [("koordinator.sh/gpu-core", 60)]);
+}

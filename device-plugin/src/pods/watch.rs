@@ -1,28 +1,22 @@
 //! Keeps [`Pods`] in step with the API server by one watch of the pods bound to this node.
 //!
-//! Writes nothing. A watch that breaks is begun again with backoff, and the last known set stays.
+//! Writes nothing. While the watch is interrupted the last known set stays.
 
-use futures::{StreamExt, TryStreamExt};
-use kube::runtime::{WatchStreamExt, watcher};
+use kube::runtime::watcher;
 use kube::{Api, Client};
 use proto::resource::ResourceNames;
 use tokio::sync::watch;
-use tracing::{debug, info, warn};
+use tracing::{debug, info};
+
+use crate::watching::follow;
 
 use super::{NodePod, PodUid, Pods, WatchedPod};
 
 /// Watches until the task is dropped.
 pub async fn watch_pods(client: Client, node: String, names: ResourceNames, pods: watch::Sender<Pods>) {
     let config = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
-    let events = watcher(Api::<WatchedPod>::all(client), config).default_backoff();
-    let mut events = events.into_stream().boxed();
     let mut listing = Vec::new();
-    while let Some(event) = events.next().await {
-        match event {
-            Ok(event) => take_in(event, &node, &names, &mut listing, &pods),
-            Err(error) => warn!(error = %anyhow::Error::new(error), "the watch of this node's pods is interrupted, it is tried again"),
-        }
-    }
+    follow("pods of this node", Api::<WatchedPod>::all(client), config, |event| take_in(event, &node, &names, &mut listing, &pods)).await;
 }
 
 fn take_in(event: watcher::Event<WatchedPod>, node: &str, names: &ResourceNames, listing: &mut Vec<NodePod>, pods: &watch::Sender<Pods>) {

@@ -1,15 +1,18 @@
 //! Where log lines go and in which form.
 
+use std::io::IsTerminal;
+
 use tracing_subscriber::EnvFilter;
 
 use crate::config::{LogFormat, LogLevel};
 
 /// Sends log lines to standard error from now on. Meant to be called once.
 pub fn init(format: LogFormat, level: &LogLevel) {
-    let filter = EnvFilter::new(level.as_str());
+    // The client logs every failed request, which whoever made the request does too.
+    let filter = EnvFilter::new(format!("kube_client=off,{}", level.as_str()));
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match format {
-        LogFormat::Text => lines.with_target(false).init(),
+        LogFormat::Text => lines.with_target(false).with_ansi(std::io::stderr().is_terminal()).init(),
         LogFormat::Json => lines.json().flatten_event(true).init(),
     }
 }

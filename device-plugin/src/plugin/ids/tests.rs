@@ -1,1 +1,109 @@
+//! IDs and the size of their list, checked against what the encoder makes of it.
 
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+use prost::Message;
+use proto::kubelet::UNHEALTHY;
+use proto::kubelet::deviceplugin::{Device, ListAndWatchResponse};
+use rstest::rstest;
+
+use super::*;
+use crate::builders::gpu;
+
+fn gpus(uuids: &[&str], memory_bytes: u64) -> Vec<Gpu> {
+    uuids.iter().map(|uuid| Gpu { uuid: uuid.parse().unwrap(), memory_bytes, ..gpu(0) }).collect()
+}
+
+fn encoded_len(scheme: &IdScheme, resource: Served) -> u64 {
+    let ids = scheme.gpus.iter().flat_map(|gpu| scheme.ids(resource, &gpu.uuid));
+    let devices = ids.map(|id| Device { id, health: UNHEALTHY.to_owned(), topology: None }).collect();
+    ListAndWatchResponse { devices }.encoded_len() as u64
+}
+
+#[rstest]
+#[case::usual(&["GPU-5a1d9f6c-0000-1111-2222-333333333333", "GPU-6b1d9f6c-0000-1111-2222-333333333333"], &["5a1d9f6c", "6b1d9f6c"])]
+#[case::collision_lengthens_both(
+    &["GPU-5a1d9f6c-0000-1111-2222-333333333333", "GPU-5a1d9f6c-0001-1111-2222-333333333333", "GPU-6b1d9f6c-0000"],
+    &["5a1d9f6c-0000", "5a1d9f6c-0001", "6b1d9f6c"]
+)]
+#[case::short_names(&["GPU-a", "GPU-b"], &["a", "b"])]
+#[case::one_begins_with_the_other(&["GPU-node-1-1", "GPU-node-1-10"], &["node-1-1", "node-1-10"])]
+#[case::prefixes_collide(&["GPU-a", "MIG-a"], &["GPU-a", "MIG-a"])]
+fn stems_are_short_and_distinct(#[case] uuids: &[&str], #[case] expected: &[&str]) {
+    assert_eq!(stems(&gpus(uuids, 1 << 30)), expected);
+}
+
+#[test]
+fn ids_name_their_gpu_and_others_are_nobodys() {
+    let found = gpus(&["GPU-a-1", "GPU-a"], 3 << 30);
+    let scheme = IdScheme::new(&found, 2, MemoryUnit::GIB).unwrap();
+    assert_eq!(scheme.ids(Served::Shared, &found[0].uuid).collect::<Vec<_>>(), ["GPU-a-1::0", "GPU-a-1::1"]);
+    assert_eq!(scheme.ids(Served::Memory, &found[1].uuid).collect::<Vec<_>>(), ["a-0", "a-1", "a-2"]);
+    assert_eq!(scheme.gpu_of(Served::Memory, "a-1-2"), Some(&found[0].uuid));
+    for stranger in ["a-3", "a-", "a", "b-0", "", "é", "GPU-a::0", "a-99999999999999999999"] {
+        assert_eq!(scheme.gpu_of(Served::Memory, stranger), None, "{stranger}");
+    }
+    assert_eq!(scheme.gpu_of(Served::Shared, "GPU-a::2"), None);
+}
+
+/// 8 GPUs of 80 GiB by the MiB: the smallest unit that fits is named, and does fit where one less does not.
+#[test]
+fn too_many_units_are_refused_with_the_unit_to_use() {
+    let found: Vec<Gpu> = (0..8).map(|minor| Gpu { memory_bytes: 80 << 30, ..gpu(minor) }).collect();
+    let error = IdScheme::new(&found, 100, MemoryUnit::MIB).unwrap_err();
+    let TooLong::Units { fitting, .. } = error else { panic!("{error}") };
+    assert_eq!(
+        error.to_string(),
+        "--memory-unit MiB makes a device list of 18916560 bytes, and kubelet takes at most 4194304; \
+         the smallest unit that fits the GPUs of this node is --memory-unit 5Mi"
+    );
+    assert!(IdScheme::new(&found, 100, fitting).is_ok());
+    assert!(IdScheme::new(&found, 100, unit_of((fitting.bytes() >> 20) - 1).unwrap()).is_err());
+}
+
+#[test]
+fn too_many_slots_are_refused_with_the_number_to_use() {
+    let error = IdScheme::new(&[gpu(0)], 100_000, MemoryUnit::GIB).unwrap_err();
+    let TooLong::Slots { fitting, .. } = error else { panic!("{error}") };
+    assert!(IdScheme::new(&[gpu(0)], fitting, MemoryUnit::GIB).is_ok());
+    assert!(IdScheme::new(&[gpu(0)], fitting + 1, MemoryUnit::GIB).is_err());
+}
+
+/// Counting every byte of a petabyte must not take longer than counting one GPU's.
+#[test]
+fn absurd_memory_is_refused_at_once() {
+    let found = gpus(&["GPU-a"], u64::MAX);
+    assert_eq!(IdScheme::new(&found, 1, MemoryUnit::MIB).unwrap_err(), TooLong::AnyUnit);
+}
+
+proptest! {
+    #[test]
+    fn size_is_what_the_encoder_makes(lens in prop::collection::btree_set(1_usize..36, 1..5), slots in 1_u32..1200, mib in 0_u64..12_000) {
+        let uuids: Vec<String> = lens.iter().map(|len| format!("GPU-{}", "f".repeat(*len))).collect();
+        let found = gpus(&uuids.iter().map(String::as_str).collect::<Vec<_>>(), mib << 20);
+        let scheme = IdScheme::new(&found, slots, MemoryUnit::MIB).unwrap();
+        for resource in Served::ALL {
+            prop_assert_eq!(scheme.longest_list_bytes(resource), encoded_len(&scheme, resource));
+        }
+    }
+
+    #[test]
+    fn ids_are_distinct_and_stable(uuids in prop::collection::btree_set("(GPU-|MIG-|)[ab1-]{1,12}", 1..6), slots in 1_u32..12) {
+        let uuids: Vec<&str> = uuids.iter().map(String::as_str).collect();
+        let mut found = gpus(&uuids, 11 << 30);
+        let scheme = IdScheme::new(&found, slots, MemoryUnit::GIB).unwrap();
+        for resource in Served::ALL {
+            let ids: Vec<_> = found.iter().flat_map(|gpu| scheme.ids(resource, &gpu.uuid).map(|id| (id, gpu.uuid.clone()))).collect();
+            prop_assert_eq!(ids.iter().map(|(id, _)| id).collect::<BTreeSet<_>>().len(), ids.len());
+            for (id, uuid) in &ids {
+                prop_assert_eq!(scheme.gpu_of(resource, id), Some(uuid));
+            }
+        }
+        found.reverse();
+        let again = IdScheme::new(&found, slots, MemoryUnit::GIB).unwrap();
+        for gpu in &found {
+            prop_assert!(again.ids(Served::Memory, &gpu.uuid).eq(scheme.ids(Served::Memory, &gpu.uuid)));
+        }
+    }
+}

@@ -1,1 +1,55 @@
+//! Which IDs are preferred.
 
+use rstest::rstest;
+
+use super::*;
+use crate::builders::fleet;
+
+/// Asks with every ID of three GPUs of four slots available except `taken`.
+fn prefer(resource: Served, wanted: &[u32], must: &[&str], taken: &[&str], size: i32) -> Vec<String> {
+    let fleet = fleet(3);
+    let all = fleet.gpus.iter().flat_map(|entry| fleet.ids.ids(resource, &entry.gpu.uuid).take(4));
+    let request = ContainerPreferredAllocationRequest {
+        available_device_ids: all.filter(|id| !taken.contains(&id.as_str())).collect(),
+        must_include_device_ids: must.iter().map(|id| (*id).to_owned()).collect(),
+        allocation_size: size,
+    };
+    let wanted: Vec<_> = wanted.iter().map(|minor| fleet.gpus[*minor as usize].gpu.uuid.clone()).collect();
+    let mut chosen = choose(&fleet, resource, &request, &wanted);
+    if resource == Served::Shared {
+        for id in &mut chosen {
+            *id = format!("{}-{}", &id[4..12], id.rsplit("::").next().unwrap());
+        }
+    }
+    chosen
+}
+
+#[rstest]
+#[case::of_the_wanted_gpu(&[1], &[], &[], 2, &["00000001-0", "00000001-1"])]
+#[case::taken_ones_are_skipped(&[1], &[], &["00000001-0"], 2, &["00000001-1", "00000001-2"])]
+#[case::must_include_comes_first(&[1], &["00000000-3"], &[], 2, &["00000000-3", "00000001-0"])]
+#[case::the_rest_from_another_gpu(&[1], &[], &["00000001-0", "00000001-1", "00000001-2"], 2, &["00000001-3", "00000000-0"])]
+#[case::nobody_known_takes_the_fullest_that_suffices(&[], &[], &["00000002-0"], 3, &["00000002-1", "00000002-2", "00000002-3"])]
+#[case::as_few_gpus_as_possible(&[], &[], &["00000000-0"], 5, &["00000001-0", "00000001-1", "00000001-2", "00000001-3", "00000000-1"])]
+#[case::on_the_gpu_that_must_be_included(&[], &["00000002-3"], &[], 2, &["00000002-3", "00000002-0"])]
+#[case::nothing(&[1], &[], &[], 0, &[])]
+#[case::negative(&[1], &[], &[], -1, &[])]
+fn units(#[case] wanted: &[u32], #[case] must: &[&str], #[case] taken: &[&str], #[case] size: i32, #[case] expected: &[&str]) {
+    assert_eq!(prefer(Served::Memory, wanted, must, taken, size), expected);
+}
+
+#[rstest]
+#[case::one_per_device(&[2, 0], 2, &["00000002-0", "00000000-0"])]
+#[case::again_from_the_first(&[2, 0], 3, &["00000002-0", "00000000-0", "00000002-1"])]
+#[case::more_than_there_are(&[2], 5, &["00000002-0", "00000002-1", "00000002-2", "00000002-3", "00000000-0"])]
+fn shares(#[case] wanted: &[u32], #[case] size: i32, #[case] expected: &[&str]) {
+    assert_eq!(prefer(Served::Shared, wanted, &[], &[], size), expected);
+}
+
+/// An init container's ID is handed on; the device that it stands for is not taken a second time first.
+#[test]
+fn included_shares_cover_their_device() {
+    let fleet = fleet(3);
+    let own = format!("{}::3", fleet.gpus[0].gpu.uuid);
+    assert_eq!(prefer(Served::Shared, &[0, 1], &[&own], &[], 2), ["00000000-3", "00000001-0"]);
+}

@@ -1,0 +1,79 @@
+//! Pods and devices for tests, in few words.
+
+use proto::memory_unit::MemoryUnit;
+use proto::record::GpushareRecord;
+use proto::request::{ContainerKind, ContainerRequest};
+
+use crate::fleet::Fleet;
+use crate::inventory::{Gpu, Inventory};
+use crate::plugin::ids::IdScheme;
+use crate::pods::{GpuName, NodePod, Placement, PodUid, Pods, Requests, Stage};
+
+/// A container that asks for memory units.
+pub(crate) fn units(n: u64) -> ContainerRequest {
+    ContainerRequest { name: format!("u{n}"), kind: ContainerKind::App, memory_units: n, shared: 0 }
+}
+
+/// A container that asks for shares.
+pub(crate) fn shares(n: u64) -> ContainerRequest {
+    ContainerRequest { name: format!("s{n}"), kind: ContainerKind::App, memory_units: 0, shared: n }
+}
+
+/// The same container as an ordinary init container.
+pub(crate) fn init(container: ContainerRequest) -> ContainerRequest {
+    ContainerRequest { kind: ContainerKind::Init, ..container }
+}
+
+/// A bound gpushare pod on GPU 0, assumed at `assumed_at`.
+pub(crate) fn pod(name: &str, assumed_at: u64, containers: impl Into<Vec<ContainerRequest>>) -> NodePod {
+    let gpushare = GpushareRecord { idx: 0, pod_units: 0, device_units: 0, assigned: false };
+    NodePod {
+        uid: PodUid::from(name),
+        namespace: "default".to_owned(),
+        name: name.to_owned(),
+        stage: Stage::Bound,
+        deleting: false,
+        containers: containers.into(),
+        placement: Ok(Placement { gpus: vec![GpuName::Minor(0)], assumed_at, gpushare: Some(gpushare) }),
+        requests: Requests::default(),
+    }
+}
+
+impl NodePod {
+    /// The same pod on other GPUs.
+    pub(crate) fn on(mut self, minors: impl IntoIterator<Item = u32>) -> Self {
+        if let Ok(placement) = &mut self.placement {
+            placement.gpus = minors.into_iter().map(GpuName::Minor).collect();
+        }
+        self
+    }
+}
+
+/// A complete set.
+pub(crate) fn pods(all: impl IntoIterator<Item = NodePod>) -> Pods {
+    let mut pods = Pods::default();
+    pods.reset(all);
+    pods
+}
+
+/// The GPU of this minor, of 16 GiB.
+pub(crate) fn gpu(minor: u32) -> Gpu {
+    Gpu {
+        uuid: format!("GPU-{minor:08x}-aaaa-bbbb-cccc-{minor:012x}").parse().unwrap(),
+        minor,
+        index: minor,
+        memory_bytes: 16 << 30,
+        model: "Tesla T4".to_owned(),
+        bus_id: Some(format!("0000:{minor:02x}:00.0")),
+        numa_node: None,
+        device_node: format!("/dev/nvidia{minor}").into(),
+    }
+}
+
+/// So many healthy GPUs, in GiB units.
+pub(crate) fn fleet(n_gpus: u32) -> Fleet {
+    let gpus: Vec<Gpu> = (0..n_gpus).map(gpu).collect();
+    let ids = IdScheme::new(&gpus, 100, MemoryUnit::GIB).unwrap();
+    let driver_version = Some("550.54.15".to_owned());
+    Fleet::new(Inventory { gpus, excluded: Vec::new(), driver_version, vendor: "nvidia".to_owned() }, ids)
+}

@@ -1,0 +1,237 @@
+//! The plugin as kubelet sees it, over real sockets.
+
+#[cfg(test)]
+#[path = "scene/kubelet.rs"]
+mod kubelet;
+#[cfg(test)]
+#[path = "scene/node.rs"]
+#[expect(dead_code, reason = "not every test file uses all of the scene")]
+mod node;
+
+use std::fs;
+use std::time::Duration;
+
+use insta::assert_json_snapshot;
+use kubelet::{FakeKubelet, SOON};
+use node::{Node, SHARES, UNITS, gpushare, koordinator, pod, uuid};
+use proto::kubelet::deviceplugin::{ContainerPreferredAllocationRequest, PreferredAllocationRequest};
+use proto::memory_unit::MemoryUnit;
+use serde_json::json;
+use tokio::time::{sleep, timeout};
+
+#[tokio::test]
+async fn lists_every_virtual_device() {
+    let node = Node::new(2);
+    let mut kubelet = node.kubelet().await;
+    let units = &kubelet.plugin(UNITS).devices;
+    assert_eq!((units.len(), units[0].id.as_str(), units[0].health.as_str()), (32, "00000000-0", "Healthy"));
+    let shares = &kubelet.plugin(SHARES).devices;
+    assert_eq!((shares.len(), shares[199].id.clone()), (200, format!("{}::99", uuid(1))));
+}
+
+/// One list per set of changes, not one per device.
+#[tokio::test]
+async fn health_changes_make_one_list() {
+    let node = Node::new(2);
+    let mut kubelet = node.kubelet().await;
+    node.set_health(1, false);
+    for resource in [UNITS, SHARES] {
+        let plugin = kubelet.plugin(resource);
+        let list = plugin.next_list().await;
+        let n_sick = list.iter().filter(|device| device.health == "Unhealthy").count();
+        assert_eq!(n_sick, list.len() / 2);
+        let second = timeout(Duration::from_millis(50), plugin.stream.message()).await;
+        assert!(second.is_err(), "{resource}: {second:?}");
+    }
+    node.set_health(1, true);
+    assert!(kubelet.plugin(UNITS).next_list().await.iter().all(|device| device.health == "Healthy"));
+}
+
+#[tokio::test]
+async fn waits_for_kubelet() {
+    let node = Node::new(1);
+    while !node.path().join("gpushare-memory.sock").exists() || !node.path().join("gpushare-shared.sock").exists() {
+        sleep(Duration::from_millis(5)).await;
+    }
+    node.kubelet().await;
+}
+
+#[tokio::test]
+async fn registers_again_when_kubelet_restarts() {
+    let node = Node::new(1);
+    for _ in 0..3 {
+        node.kubelet().await.kill().await;
+    }
+    node.kubelet().await;
+}
+
+#[tokio::test]
+async fn registers_again_when_its_socket_is_removed() {
+    let node = Node::new(1);
+    let mut kubelet = node.kubelet().await;
+    fs::remove_file(node.path().join("gpushare-memory.sock")).unwrap();
+    assert_eq!(kubelet.register().await, UNITS);
+}
+
+/// The old stream must have ended before the new registration: kubelet finds plugins by name.
+#[tokio::test]
+async fn closes_everything_before_it_registers_again() {
+    let node = Node::new(1);
+    let mut kubelet = node.kubelet().await;
+    let mut old = kubelet.plugins.remove(SHARES).unwrap();
+    fs::remove_file(node.path().join("gpushare-shared.sock")).unwrap();
+    assert_eq!(kubelet.register().await, SHARES);
+    let end = timeout(Duration::from_millis(200), old.stream.message()).await;
+    assert!(matches!(end, Ok(Ok(None) | Err(_))), "the old stream is open");
+}
+
+#[tokio::test]
+async fn registers_again_when_kubelet_drops_the_stream() {
+    let node = Node::new(1);
+    let mut kubelet = node.kubelet().await;
+    kubelet.plugins.remove(UNITS);
+    assert_eq!(kubelet.register().await, UNITS);
+}
+
+#[tokio::test]
+async fn stopping_ends_streams_and_removes_sockets() {
+    let mut node = Node::new(1);
+    let mut kubelet = node.kubelet().await;
+    node.stopper.stop();
+    timeout(SOON, async { while node.tasks.join_next().await.is_some() {} }).await.unwrap();
+    assert!(!matches!(kubelet.plugin(UNITS).stream.message().await, Ok(Some(_))));
+    let left: Vec<_> = fs::read_dir(node.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["kubelet.sock"]);
+}
+
+/// A file of another plugin under our name is not removed, and does not end the daemon.
+#[tokio::test]
+async fn foreign_file_is_left_alone() {
+    let node = Node::new(1);
+    let mut kubelet = FakeKubelet::start(node.path());
+    kubelet.register_both().await;
+    let path = node.path().join("gpushare-memory.sock");
+    fs::remove_file(&path).unwrap();
+    fs::write(&path, "x").unwrap();
+    sleep(Duration::from_millis(100)).await;
+    assert_eq!(fs::read(&path).unwrap(), b"x");
+    fs::remove_file(&path).unwrap();
+    assert_eq!(kubelet.register().await, UNITS);
+}
+
+#[tokio::test]
+async fn gpushare_pod() {
+    let node = Node::new(4);
+    let mut kubelet = node.kubelet().await;
+    node.tell(&pod("a", &[&[(UNITS, 3)]], &gpushare(2, 3, 1)));
+    assert_json_snapshot!(kubelet.container(&[(UNITS, 3)]).await.unwrap(), @r#"
+    {
+      "ALIYUN_COM_GPU_MEM_CONTAINER": "3",
+      "ALIYUN_COM_GPU_MEM_DEV": "16",
+      "ALIYUN_COM_GPU_MEM_IDX": "2",
+      "ALIYUN_COM_GPU_MEM_POD": "3",
+      "NVIDIA_VISIBLE_DEVICES": "GPU-00000002-aaaa-bbbb-cccc-000000000002"
+    }
+    "#);
+    assert!(kubelet.plugin(UNITS).used.iter().all(|id| id.starts_with("00000002-")));
+}
+
+#[tokio::test]
+async fn koordinator_pod_on_two_devices() {
+    let node = Node::new(4);
+    let mut kubelet = node.kubelet().await;
+    node.tell(&pod("a", &[&[(SHARES, 1)], &[(SHARES, 1)]], &koordinator(&[3, 1], 1)));
+    for _ in 0..2 {
+        let env = kubelet.container(&[(SHARES, 1)]).await.unwrap();
+        assert_eq!(env, [("NVIDIA_VISIBLE_DEVICES".to_owned(), format!("{},{}", uuid(3), uuid(1)))].into());
+    }
+    let used: Vec<_> = kubelet.plugin(SHARES).used.iter().cloned().collect();
+    assert_eq!(used, [format!("{}::0", uuid(1)), format!("{}::0", uuid(3))], "each container takes the next device");
+}
+
+/// Of two values of one variable kubelet would keep one at random.
+#[tokio::test]
+async fn only_one_answer_of_a_container_names_the_devices() {
+    for order in [[(UNITS, 2), (SHARES, 1)], [(SHARES, 1), (UNITS, 2)]] {
+        let node = Node::new(1);
+        let mut kubelet = node.kubelet().await;
+        node.tell(&pod("a", &[&[(UNITS, 2), (SHARES, 1)]], &gpushare(0, 2, 1)));
+        for (resource, count) in order {
+            let env = kubelet.container(&[(resource, count)]).await.unwrap();
+            assert_eq!(env.contains_key("NVIDIA_VISIBLE_DEVICES"), resource == UNITS);
+        }
+    }
+}
+
+/// kubelet hands the IDs of an ordinary init container on, and calls again for the app container.
+#[tokio::test]
+async fn init_container_ids_are_used_again() {
+    let node = Node::new(2);
+    let mut kubelet = node.kubelet().await;
+    let mut told = pod("a", &[&[(UNITS, 2)]], &gpushare(1, 2, 1));
+    told["spec"]["initContainers"] = json!([{"name": "i", "resources": {"limits": {UNITS: "2"}}}]);
+    node.tell(&told);
+    let plugin = kubelet.plugin(UNITS);
+    let ids = plugin.preferred(2, &[]).await;
+    for _ in 0..2 {
+        assert_eq!(plugin.allocate(&ids).await.unwrap()["NVIDIA_VISIBLE_DEVICES"], uuid(1));
+    }
+    assert_eq!(plugin.allocate(&ids).await.unwrap_err().message(), "no pod of this node waits for 2 of aliyun.com/gpu-mem");
+}
+
+/// kubelet may know the pod before our watch does.
+#[tokio::test]
+async fn waits_for_a_pod_that_is_not_known_yet() {
+    let node = Node::new(1);
+    let mut kubelet = node.kubelet().await;
+    let ids = vec!["00000000-0".to_owned()];
+    let plugin = kubelet.plugin(UNITS);
+    let call = plugin.allocate(&ids);
+    let tell = async {
+        sleep(Duration::from_millis(20)).await;
+        node.tell(&pod("other", &[&[(UNITS, 5)]], &gpushare(0, 5, 1)));
+        sleep(Duration::from_millis(20)).await;
+        node.tell(&pod("late", &[&[(UNITS, 1)]], &gpushare(0, 1, 2)));
+    };
+    let (answer, ()) = tokio::join!(call, tell);
+    assert_eq!(answer.unwrap()["ALIYUN_COM_GPU_MEM_POD"], "1");
+}
+
+#[tokio::test]
+async fn gpu_that_is_not_here_is_named() {
+    let node = Node::new(1);
+    let mut kubelet = node.kubelet().await;
+    node.tell(&pod("a", &[&[(SHARES, 1)]], &koordinator(&[7], 1)));
+    let error = kubelet.container(&[(SHARES, 1)]).await.unwrap_err();
+    assert_eq!(error, format!("pod default/a: GPU {} is not on this node", uuid(7)));
+}
+
+/// The refused pod is not taken for the next one while its failure is on its way to the API server and back.
+#[tokio::test]
+async fn sick_gpu_is_named_and_the_next_pod_is_served() {
+    let node = Node::new(2);
+    let mut kubelet = node.kubelet().await;
+    node.set_health(1, false);
+    kubelet.plugin(UNITS).next_list().await;
+    node.tell(&pod("a", &[&[(UNITS, 1)]], &gpushare(1, 1, 1)));
+    node.tell(&pod("b", &[&[(UNITS, 1)]], &gpushare(0, 1, 2)));
+    let ids = vec!["00000001-0".to_owned()];
+    let error = kubelet.plugin(UNITS).allocate(&ids).await.unwrap_err();
+    let expected = format!("pod default/a: GPU {} of this node is unhealthy: the driver reported critical error XID 79", uuid(1));
+    assert_eq!((error.code(), error.message()), (tonic::Code::FailedPrecondition, expected.as_str()));
+    assert_eq!(kubelet.plugin(UNITS).allocate(&ids).await.unwrap()["NVIDIA_VISIBLE_DEVICES"], uuid(0));
+}
+
+/// kubelet sends every available ID, and once more those that must be included: more than gRPC takes by default.
+#[tokio::test]
+async fn long_requests_are_taken() {
+    let node = Node::with_unit(8, "2Mi".parse::<MemoryUnit>().unwrap());
+    let mut kubelet = node.kubelet().await;
+    let plugin = kubelet.plugin(UNITS);
+    let ids: Vec<String> =
+        plugin.devices.iter().map(|device| device.id.clone()).chain((0..300_000).map(|n| format!("unknown-{n}"))).collect();
+    let request =
+        ContainerPreferredAllocationRequest { available_device_ids: ids, must_include_device_ids: Vec::new(), allocation_size: 3 };
+    let answer = plugin.client.get_preferred_allocation(PreferredAllocationRequest { container_requests: vec![request] }).await.unwrap();
+    assert_eq!(answer.into_inner().container_responses[0].device_ids.len(), 3);
+}

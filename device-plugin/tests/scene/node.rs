@@ -1,0 +1,143 @@
+//! A node with GPUs and pods, whose plugin serves a directory. There is no API server: pods are told.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use device_plugin::fleet::Fleet;
+use device_plugin::inventory::{Gpu, Inventory};
+use device_plugin::plugin::ids::IdScheme;
+use device_plugin::plugin::registration::{KubeletDir, keep_registered};
+use device_plugin::plugin::{NodeState, Settings};
+use device_plugin::pods::{NodePod, Pods};
+use device_plugin::served::Served;
+use device_plugin::stop::Stopper;
+use proto::memory_unit::MemoryUnit;
+use proto::resource::ResourceNames;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::kubelet::FakeKubelet;
+
+pub(crate) const UNITS: &str = "aliyun.com/gpu-mem";
+pub(crate) const SHARES: &str = "koordinator.sh/gpu.shared";
+
+/// The node; dropping it leaves no files behind.
+pub(crate) struct Node {
+    pub(crate) fleet: watch::Sender<Arc<Fleet>>,
+    pub(crate) pods: watch::Sender<Pods>,
+    pub(crate) state: Arc<NodeState>,
+    pub(crate) stopper: Stopper,
+    pub(crate) tasks: JoinSet<()>,
+    dir: TempDir,
+}
+
+impl Node {
+    /// So many GPUs of 16 GiB, in GiB units, served at once; nobody is registered yet.
+    pub(crate) fn new(n_gpus: u32) -> Self {
+        Self::with_unit(n_gpus, MemoryUnit::GIB)
+    }
+
+    pub(crate) fn with_unit(n_gpus: u32, memory_unit: MemoryUnit) -> Self {
+        let gpus: Vec<Gpu> = (0..n_gpus).map(gpu).collect();
+        let ids = IdScheme::new(&gpus, 100, memory_unit).unwrap();
+        let inventory = Inventory { gpus, excluded: Vec::new(), driver_version: None, vendor: "nvidia".to_owned() };
+        let (fleet, fleet_seen) = watch::channel(Arc::new(Fleet::new(inventory, ids)));
+        let mut known = Pods::default();
+        known.reset([]);
+        let (pods, pods_seen) = watch::channel(known);
+        let settings = Settings {
+            names: ResourceNames::default(),
+            memory_unit,
+            visible_devices_env: "NVIDIA_VISIBLE_DEVICES".to_owned(),
+            allocate_wait: Duration::from_millis(200),
+        };
+        let state = Arc::new(NodeState::new(settings, fleet_seen, pods_seen));
+        let (stopper, stop) = Stopper::new();
+        let (dir, mut tasks) = (tempfile::tempdir().unwrap(), JoinSet::new());
+        let kubelet_dir = KubeletDir { path: dir.path().to_owned(), interval: Duration::from_millis(10), patience: Duration::from_secs(5) };
+        for resource in Served::ALL {
+            let (is_registered, _) = watch::channel(false);
+            tasks.spawn(keep_registered(kubelet_dir.clone(), resource, Arc::clone(&state), stop.clone(), is_registered));
+        }
+        Self { fleet, pods, state, stopper, tasks, dir }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// A kubelet at which both resources are registered.
+    pub(crate) async fn kubelet(&self) -> FakeKubelet {
+        let mut kubelet = FakeKubelet::start(self.path());
+        kubelet.register_both().await;
+        kubelet
+    }
+
+    /// Tells the plugin of a new or changed pod.
+    pub(crate) fn tell(&self, pod: &Value) {
+        let pod = NodePod::of(&serde_json::from_value(pod.clone()).unwrap(), "n1", &ResourceNames::default()).unwrap();
+        self.pods.send_modify(|pods| pods.apply(pod));
+    }
+
+    /// Makes a GPU sick or well.
+    pub(crate) fn set_health(&self, minor: u32, is_healthy: bool) {
+        self.fleet.send_modify(|fleet| {
+            let fleet = Arc::make_mut(fleet);
+            let entry = fleet.gpus.iter_mut().find(|entry| entry.gpu.minor == minor).unwrap();
+            (entry.is_healthy, entry.message) = (is_healthy, "the driver reported critical error XID 79".to_owned());
+        });
+    }
+}
+
+pub(crate) fn uuid(minor: u32) -> String {
+    format!("GPU-{minor:08x}-aaaa-bbbb-cccc-{minor:012x}")
+}
+
+fn gpu(minor: u32) -> Gpu {
+    Gpu {
+        uuid: uuid(minor).parse().unwrap(),
+        minor,
+        index: minor,
+        memory_bytes: 16 << 30,
+        model: "Tesla T4".to_owned(),
+        bus_id: None,
+        numa_node: None,
+        device_node: "/dev/null".into(),
+    }
+}
+
+/// A bound pod with one app container for each list of limits.
+pub(crate) fn pod(name: &str, containers: &[&[(&str, usize)]], annotations: &Value) -> Value {
+    let container = |(idx, limits): (usize, &&[(&str, usize)])| {
+        let limits: serde_json::Map<String, Value> = limits.iter().map(|(name, n)| ((*name).to_owned(), json!(n.to_string()))).collect();
+        json!({"name": format!("c{idx}"), "resources": {"limits": limits}})
+    };
+    json!({
+        "metadata": {"name": name, "namespace": "default", "uid": format!("uid-{name}"), "annotations": annotations},
+        "spec": {"nodeName": "n1", "containers": containers.iter().enumerate().map(container).collect::<Vec<_>>()},
+        "status": {"phase": "Pending"},
+    })
+}
+
+/// What the old extender writes, and this project's scheduler too.
+pub(crate) fn gpushare(minor: u32, units: usize, assumed_at: u64) -> Value {
+    json!({
+        "ALIYUN_COM_GPU_MEM_IDX": minor.to_string(),
+        "ALIYUN_COM_GPU_MEM_POD": units.to_string(),
+        "ALIYUN_COM_GPU_MEM_DEV": "16",
+        "ALIYUN_COM_GPU_MEM_ASSIGNED": "false",
+        "ALIYUN_COM_GPU_MEM_ASSUME_TIME": assumed_at.to_string(),
+    })
+}
+
+/// Koordinator's record of so many whole devices.
+pub(crate) fn koordinator(minors: &[u32], assumed_at: u64) -> Value {
+    let gpus: Vec<_> = minors.iter().map(|minor| json!({"minor": minor, "id": uuid(*minor), "resources": {}})).collect();
+    json!({
+        "scheduling.koordinator.sh/device-allocated": json!({"gpu": gpus}).to_string(),
+        "scheduling.koordinator.sh/bind-timestamp": assumed_at.to_string(),
+    })
+}
