@@ -18,13 +18,13 @@ use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::debug;
 
-use amounts::Amounts;
 use binding::Binder;
 use cache::Cache;
 use cycle::{Cycle, Failure};
 use queue::Queue;
 use report::{News, Report};
 
+pub use amounts::{AmountError, Amounts};
 pub use configuration::{Configuration, ConfigurationError, ExtenderConfiguration, ManagedResource};
 pub use diagnosis::{Diagnosis, Refusal};
 pub use extender::{Extender, ExtenderError, Filtered};
@@ -46,7 +46,7 @@ pub enum Outcome {
     /// The pod is on this node.
     Bound(String),
     /// No node fits.
-    NoFit(Diagnosis),
+    NoFit,
     /// An extender or the API server failed.
     Error(String),
 }
@@ -56,6 +56,8 @@ pub enum Outcome {
 pub struct Attempt {
     /// `namespace/name`.
     pub pod: String,
+    /// Which nodes were refused, and why.
+    pub diagnosis: Diagnosis,
     /// How it ended.
     pub outcome: Outcome,
 }
@@ -89,7 +91,17 @@ impl KubeScheduler {
 enum Input {
     Node(Box<watcher::Event<Node>>),
     Pod(Box<watcher::Event<Pod>>),
-    BindingEnded { uid: String, pod: Arc<Pod>, node: String, result: Result<(), String> },
+    BindingEnded(Box<Binding>),
+}
+
+/// A binding cycle and how it ended.
+#[derive(Debug)]
+struct Binding {
+    uid: String,
+    pod: Arc<Pod>,
+    node: String,
+    diagnosis: Diagnosis,
+    result: Result<(), String>,
 }
 
 /// Names or UIDs seen since a list began.
@@ -170,7 +182,7 @@ impl Loop {
         match input {
             Input::Node(event) => self.take_node(*event),
             Input::Pod(event) => self.take_pod(*event),
-            Input::BindingEnded { uid, pod, node, result } => self.end_binding(&uid, &pod, node, result),
+            Input::BindingEnded(binding) => self.end_binding(*binding),
         }
     }
 
@@ -254,54 +266,59 @@ impl Loop {
     }
 
     async fn schedule(&mut self, uid: &str, pod: Arc<Pod>) {
+        let mut diagnosis = Diagnosis::default();
         let found = match Amounts::of_pod(&pod) {
-            Ok(request) => self.cycle.place(&pod, &request, &self.cache.snapshot()).await.map(|node| (node, request)),
+            Ok(request) => {
+                let nodes = self.cache.snapshot();
+                self.cycle.place(&pod, &request, &nodes, &mut diagnosis).await.map(|node| (node, request))
+            }
             Err(error) => Err(Failure::Error(error.to_string())),
         };
         match found {
             Ok((node, request)) => {
                 self.cache.assume(uid, &node, request);
-                self.start_binding(uid.to_owned(), pod, node);
+                self.start_binding(uid.to_owned(), pod, node, diagnosis);
             }
-            Err(Failure::NoFit(diagnosis)) => {
+            Err(Failure::NoFit) => {
                 self.queue.park(uid, Instant::now());
                 self.report(uid, &pod, News::Unschedulable(diagnosis.message()));
-                self.tell(&pod, Outcome::NoFit(diagnosis));
+                self.tell(&pod, diagnosis, Outcome::NoFit);
             }
-            Err(Failure::Error(message)) => self.fail(uid, &pod, message),
+            Err(Failure::Error(message)) => self.fail(uid, &pod, diagnosis, message),
         }
     }
 
-    fn start_binding(&mut self, uid: String, pod: Arc<Pod>, node: String) {
+    fn start_binding(&mut self, uid: String, pod: Arc<Pod>, node: String, diagnosis: Diagnosis) {
         let Some(inbox) = self.own_inbox.clone() else { return };
         let binder = self.binder.clone();
         self.bindings.spawn(async move {
             let result = binder.bind(&pod, &uid, &node).await;
             // The loop is gone if nobody listens; there is nothing left to tell.
-            let _ = inbox.send(Input::BindingEnded { uid, pod, node, result });
+            let _ = inbox.send(Input::BindingEnded(Box::new(Binding { uid, pod, node, diagnosis, result })));
         });
     }
 
     /// After a failed binding the pod is tried again, unless the watch has shown meanwhile that it is bound after all.
-    fn end_binding(&mut self, uid: &str, pod: &Arc<Pod>, node: String, result: Result<(), String>) {
+    fn end_binding(&mut self, binding: Binding) {
+        let Binding { uid, pod, node, diagnosis, result } = binding;
         match result {
             Ok(()) => {
-                self.report(uid, pod, News::Scheduled(node.clone()));
-                self.tell(pod, Outcome::Bound(node));
+                self.report(&uid, &pod, News::Scheduled(node.clone()));
+                self.tell(&pod, diagnosis, Outcome::Bound(node));
             }
-            Err(message) if self.cache.is_assumed(uid) => {
-                self.cache.release(uid);
+            Err(message) if self.cache.is_assumed(&uid) => {
+                self.cache.release(&uid);
                 self.queue.wake_all(Instant::now());
-                self.fail(uid, pod, message);
+                self.fail(&uid, &pod, diagnosis, message);
             }
             Err(message) => debug!(pod = pod.name_any(), message, "the binding failed, but the pod is bound or gone"),
         }
     }
 
-    fn fail(&mut self, uid: &str, pod: &Arc<Pod>, message: String) {
+    fn fail(&mut self, uid: &str, pod: &Arc<Pod>, diagnosis: Diagnosis, message: String) {
         self.queue.retry(uid, Instant::now());
         self.report(uid, pod, News::Failed(message.clone()));
-        self.tell(pod, Outcome::Error(message));
+        self.tell(pod, diagnosis, Outcome::Error(message));
     }
 
     fn report(&self, uid: &str, pod: &Arc<Pod>, news: News) {
@@ -312,9 +329,9 @@ impl Loop {
         }
     }
 
-    fn tell(&self, pod: &Pod, outcome: Outcome) {
+    fn tell(&self, pod: &Pod, diagnosis: Diagnosis, outcome: Outcome) {
         if let Some(journal) = &self.journal {
-            let attempt = Attempt { pod: format!("{}/{}", report::namespace(pod), pod.name_any()), outcome };
+            let attempt = Attempt { pod: format!("{}/{}", report::namespace(pod), pod.name_any()), diagnosis, outcome };
             // Whoever kept the journal may have stopped reading it.
             let _ = journal.send(attempt);
         }

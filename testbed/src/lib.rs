@@ -4,12 +4,16 @@
 //! each behaving as the original does where gpushare can tell the difference. Nothing of it ships.
 
 pub mod apiserver;
+pub mod cli;
 pub mod cluster;
+pub mod console;
 pub mod daemons;
+pub mod demo;
 pub mod http_client;
 pub mod invariants;
 pub mod kube_scheduler;
 pub mod kubelet;
 pub mod manifests;
 pub mod observer;
+pub mod pods;
 pub mod rbac;

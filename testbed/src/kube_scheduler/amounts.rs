@@ -14,19 +14,19 @@ const DEFAULT_SCORED: [(&str, i128); 2] = [("cpu", 100), ("memory", 200 * 1024 *
 
 /// Thousandths by resource name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Amounts(BTreeMap<String, i128>);
+pub struct Amounts(BTreeMap<String, i128>);
 
 /// A quantity that does not parse.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{resource} is {value:?}, which is not a quantity")]
-pub(super) struct AmountError {
+pub struct AmountError {
     resource: String,
     value: String,
 }
 
 impl Amounts {
     /// What a pod requests: the sum of its containers and sidecars, or the largest init container, plus its overhead.
-    pub(super) fn of_pod(pod: &Pod) -> Result<Self, AmountError> {
+    pub fn of_pod(pod: &Pod) -> Result<Self, AmountError> {
         let mut total = match &pod.spec {
             Some(spec) => of_spec(spec)?,
             None => Self::default(),
@@ -41,7 +41,8 @@ impl Amounts {
         Self(offered.filter_map(|(name, quantity)| Some((name.clone(), thousandths(name, quantity).ok()?))).collect())
     }
 
-    pub(super) fn get(&self, resource: &str) -> i128 {
+    /// Thousandths of one resource.
+    pub fn get(&self, resource: &str) -> i128 {
         self.0.get(resource).copied().unwrap_or(0)
     }
 

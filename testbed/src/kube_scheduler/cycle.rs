@@ -17,7 +17,7 @@ use super::fit;
 #[derive(Debug)]
 pub(super) enum Failure {
     /// No node fits.
-    NoFit(Diagnosis),
+    NoFit,
     /// Something went wrong.
     Error(String),
 }
@@ -33,9 +33,15 @@ pub(super) struct Cycle {
 }
 
 impl Cycle {
-    /// The node for a pod.
-    pub(super) async fn place(&mut self, pod: &Pod, request: &Amounts, nodes: &BTreeMap<String, NodeView>) -> Result<String, Failure> {
-        let mut diagnosis = Diagnosis { n_nodes: nodes.len(), ..Diagnosis::default() };
+    /// The node for a pod; `diagnosis` says why not the others.
+    pub(super) async fn place(
+        &mut self,
+        pod: &Pod,
+        request: &Amounts,
+        nodes: &BTreeMap<String, NodeView>,
+        diagnosis: &mut Diagnosis,
+    ) -> Result<String, Failure> {
+        diagnosis.n_nodes = nodes.len();
         let mut feasible: BTreeMap<&str, &NodeView> = BTreeMap::new();
         for (name, view) in nodes {
             match fit::refusal(pod, request, view, &self.ignored) {
@@ -47,9 +53,9 @@ impl Cycle {
                 }
             }
         }
-        self.ask_extenders(pod, &mut feasible, &mut diagnosis).await.map_err(|error| Failure::Error(error.to_string()))?;
+        self.ask_extenders(pod, &mut feasible, diagnosis).await.map_err(|error| Failure::Error(error.to_string()))?;
         match feasible.len() {
-            0 => Err(Failure::NoFit(diagnosis)),
+            0 => Err(Failure::NoFit),
             1 => Ok(feasible.keys().map(|name| (*name).to_owned()).collect()),
             _ => Ok(self.choose(&self.scores(pod, request, &feasible).await)),
         }

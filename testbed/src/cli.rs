@@ -1,0 +1,72 @@
+//! The command line.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+use crate::console::Console;
+use crate::demo;
+
+/// Runs gpushare's real daemons in a small Kubernetes on this machine, without a cluster and without a GPU.
+#[derive(Debug, Parser)]
+#[command(name = "testbed", version, max_term_width = 100)]
+struct Cli {
+    /// What the testbed itself logs on standard error, e.g. `info` or `testbed::kubelet=debug`.
+    #[arg(long, global = true, default_value = "error")]
+    log: EnvFilter,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Show gpushare at work: the proposal's figures, then the sample pods.
+    Demo(demo::DemoArgs),
+}
+
+/// Parses the arguments and does what they say.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    tracing_subscriber::fmt().with_env_filter(cli.log).with_writer(std::io::stderr).init();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(&error.into()),
+    };
+    runtime.block_on(async {
+        // Dropping the command ends every process that it started.
+        tokio::select! {
+            result = run(cli.command) => match result {
+                Ok(true) => ExitCode::SUCCESS,
+                Ok(false) => ExitCode::FAILURE,
+                Err(error) => fail(&error),
+            },
+            () = interrupted() => ExitCode::from(130),
+        }
+    })
+}
+
+async fn run(command: Command) -> anyhow::Result<bool> {
+    match command {
+        Command::Demo(args) => demo::run(args).await,
+    }
+}
+
+fn fail(error: &anyhow::Error) -> ExitCode {
+    Console::new(false).say(&format!("{error:#}"));
+    ExitCode::FAILURE
+}
+
+/// Waits for Ctrl-C or SIGTERM.
+async fn interrupted() {
+    let terminated = async {
+        match tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) {
+            Ok(mut signal) => signal.recv().await,
+            Err(_) => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        _ = tokio::signal::ctrl_c() => {}
+        _ = terminated => {}
+    }
+}

@@ -1,0 +1,317 @@
+//! A whole cluster on one machine: API server, kubelets, scheduling loop, and gpushare's real daemons as processes.
+//!
+//! Everything lies in one directory. Dropping the cluster ends its processes; nothing survives it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use kube::Client;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use tempfile::TempDir;
+use tokio::sync::mpsc;
+
+use crate::apiserver::{ApiServer, Config as ApiServerConfig, User};
+use crate::daemons::{Binaries, Daemon, Invocation};
+use crate::kube_scheduler::{Attempt, Configuration, KubeScheduler, Options};
+use crate::manifests;
+use crate::observer::{Observer, Snapshot};
+
+pub use node::{GpuSpec, Health, NodeSpec, SimulatedNode};
+
+mod node;
+
+/// The user that people are.
+const ADMIN: &str = "admin";
+/// The service account of the scheduler's Deployment.
+pub const SCHEDULER_USER: &str = "system:serviceaccount:gpushare-system:gpushare-scheduler";
+/// The service account of the plugin's `DaemonSet`.
+pub const PLUGIN_USER: &str = "system:serviceaccount:gpushare-system:gpushare-device-plugin";
+/// The user of kube-scheduler.
+const KUBE_SCHEDULER_USER: &str = "system:kube-scheduler";
+/// Objects of `deploy/base` that the daemons need; the testbed runs them itself instead of their Deployments.
+const BASE: [&str; 4] = ["namespace.yaml", "crd.yaml", "scheduler-rbac.yaml", "device-plugin-rbac.yaml"];
+/// kube-scheduler's configuration as it is shipped.
+const CONFIGURATION: &str = "attach/kube-scheduler/kube-scheduler-config.yaml";
+
+/// What to start.
+#[derive(Clone, Debug)]
+pub struct Spec {
+    /// The nodes.
+    pub nodes: Vec<NodeSpec>,
+    /// The directory `deploy/` of the repository.
+    pub deploy: PathBuf,
+    /// Further flags of `gpushare-scheduler`.
+    pub scheduler_args: Vec<String>,
+    /// Decides what is random in kubelets.
+    pub seed: u64,
+}
+
+impl Spec {
+    /// A cluster of these nodes with the repository's own `deploy/`.
+    pub fn of(nodes: Vec<NodeSpec>) -> Self {
+        Self { nodes, deploy: default_deploy(), scheduler_args: Vec::new(), seed: 0 }
+    }
+}
+
+/// `deploy/` of the checkout that this program was built from.
+pub fn default_deploy() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy")
+}
+
+/// A running cluster.
+pub struct Cluster {
+    // Fields are dropped in this order: first what acts on the API server, then the server, then the files.
+    kube_scheduler: Option<KubeScheduler>,
+    /// `gpushare-scheduler`.
+    pub scheduler: Daemon,
+    nodes: BTreeMap<String, SimulatedNode>,
+    attempts: mpsc::UnboundedReceiver<Attempt>,
+    journal: mpsc::UnboundedSender<Attempt>,
+    configuration: Configuration,
+    observer: Observer,
+    client: Client,
+    api: ApiServer,
+    binaries: Binaries,
+    scheduler_address: SocketAddr,
+    seed: u64,
+    deploy: PathBuf,
+    dir: TempDir,
+}
+
+impl fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cluster").field("dir", &self.dir.path()).finish_non_exhaustive()
+    }
+}
+
+impl Cluster {
+    /// Starts everything and waits until every node offers its GPUs and the scheduler is ready.
+    pub async fn start(spec: Spec) -> Result<Self> {
+        let cluster = Self::launch(spec).await?;
+        cluster.until_ready(Duration::from_secs(60)).await?;
+        Ok(cluster)
+    }
+
+    /// Starts everything and does not wait.
+    pub async fn launch(spec: Spec) -> Result<Self> {
+        let binaries = Binaries::locate().await?;
+        let dir = TempDir::with_prefix("gpushare-testbed-").context("cannot make a directory")?;
+        let api = ApiServer::start(ApiServerConfig::loopback()).await.context("cannot start the API server")?;
+        let client = user_client(&api, dir.path(), ADMIN, &["system:masters"]).await?;
+        for file in BASE {
+            manifests::apply_file(&client, &spec.deploy.join("base").join(file)).await?;
+        }
+        let observer = Observer::start(&client);
+        let mut nodes = BTreeMap::new();
+        for node in spec.nodes {
+            let name = node.name.clone();
+            nodes.insert(name, SimulatedNode::start(node, dir.path(), &api, &binaries, spec.seed).await?);
+        }
+        let scheduler_address = free_address()?;
+        let kubeconfig = user_kubeconfig(&api, dir.path(), SCHEDULER_USER, &[])?;
+        let scheduler = Daemon::start(scheduler_invocation(&binaries, scheduler_address, &kubeconfig, dir.path(), &spec.scheduler_args))?;
+        let configuration =
+            Configuration::read(&spec.deploy.join(CONFIGURATION))?.with_extenders_at(&format!("http://{scheduler_address}"));
+        let (journal, attempts) = mpsc::unbounded_channel();
+        let mut cluster = Self {
+            kube_scheduler: None,
+            scheduler,
+            nodes,
+            attempts,
+            journal,
+            configuration,
+            observer,
+            client,
+            api,
+            binaries,
+            scheduler_address,
+            seed: spec.seed,
+            deploy: spec.deploy,
+            dir,
+        };
+        cluster.start_kube_scheduler().await?;
+        Ok(cluster)
+    }
+
+    /// Waits until every node's plugin has registered and the scheduler is ready.
+    pub async fn until_ready(&self, deadline: Duration) -> Result<()> {
+        let plugins: Vec<&SimulatedNode> = self.nodes.values().filter(|node| node.plugin().is_some()).collect();
+        let all_offer = |snapshot: &Snapshot| plugins.iter().all(|node| node.is_offered(snapshot)).then_some(());
+        self.until("every node to offer its GPUs", deadline, all_offer).await?;
+        self.until_scheduler_ready(deadline).await
+    }
+
+    /// Waits until `GET /readyz` of the scheduler is 200.
+    pub async fn until_scheduler_ready(&self, deadline: Duration) -> Result<()> {
+        let ready = async {
+            while !crate::http_client::is_ok(&format!("{}/readyz", self.scheduler_url())).await {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::select! {
+            ready = tokio::time::timeout(deadline, ready) => ready.context("the scheduler is not ready in time"),
+            crash = self.scheduler.crash() => Err(crash.into()),
+        }
+    }
+
+    /// Waits until the API server shows something; a daemon that ends meanwhile is an error.
+    pub async fn until<T>(&self, what: &str, deadline: Duration, condition: impl FnMut(&Snapshot) -> Option<T>) -> Result<T> {
+        let plugins = self.nodes.values().filter_map(SimulatedNode::plugin);
+        let daemons = plugins.chain([&self.scheduler]).filter(|daemon| !daemon.is_down());
+        let mut crashes: FuturesUnordered<_> = daemons.map(Daemon::crash).collect();
+        tokio::select! {
+            found = self.observer.until(what, deadline, condition) => Ok(found?),
+            Some(crash) = crashes.next() => Err(crash.into()),
+        }
+    }
+
+    /// The API server.
+    pub fn api(&self) -> &ApiServer {
+        &self.api
+    }
+
+    /// A client with all rights.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// What the API server shows.
+    pub fn observer(&self) -> &Observer {
+        &self.observer
+    }
+
+    /// Where the scheduler serves.
+    pub fn scheduler_url(&self) -> String {
+        format!("http://{}", self.scheduler_address)
+    }
+
+    /// Kubeconfig of the user with all rights.
+    pub fn kubeconfig(&self) -> PathBuf {
+        kubeconfig_path(self.dir.path(), ADMIN)
+    }
+
+    /// The directory `deploy/` that it was started from.
+    pub fn deploy(&self) -> &Path {
+        &self.deploy
+    }
+
+    /// Leaves the directory with all logs behind when the cluster ends.
+    pub fn keep_files(&mut self) {
+        self.dir.disable_cleanup(true);
+    }
+
+    /// Where everything lies.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// kube-scheduler's configuration with the extender at its address here.
+    pub fn configuration(&self) -> &Configuration {
+        &self.configuration
+    }
+
+    /// A node.
+    pub fn node(&mut self, name: &str) -> Result<&mut SimulatedNode> {
+        self.nodes.get_mut(name).with_context(|| format!("there is no node {name}"))
+    }
+
+    /// Every node.
+    pub fn nodes(&self) -> impl Iterator<Item = &SimulatedNode> {
+        self.nodes.values()
+    }
+
+    /// Adds a node to the running cluster.
+    pub async fn add_node(&mut self, spec: NodeSpec) -> Result<()> {
+        let name = spec.name.clone();
+        let node = SimulatedNode::start(spec, self.dir.path(), &self.api, &self.binaries, self.seed).await?;
+        self.nodes.insert(name, node);
+        Ok(())
+    }
+
+    /// The next attempt to schedule a pod.
+    pub async fn next_attempt(&mut self) -> Option<Attempt> {
+        self.attempts.recv().await
+    }
+
+    /// The attempts that nobody has asked for yet.
+    pub fn past_attempts(&mut self) -> Vec<Attempt> {
+        std::iter::from_fn(|| self.attempts.try_recv().ok()).collect()
+    }
+
+    /// Ends the scheduling loop with whatever it has in flight.
+    pub fn stop_kube_scheduler(&mut self) {
+        self.kube_scheduler = None;
+    }
+
+    /// Starts the scheduling loop, anew if it runs.
+    pub async fn start_kube_scheduler(&mut self) -> Result<()> {
+        let client = user_client(&self.api, self.dir.path(), KUBE_SCHEDULER_USER, &[]).await?;
+        let options = Options { seed: None, journal: Some(self.journal.clone()) };
+        self.kube_scheduler = Some(KubeScheduler::start(&client, &self.configuration, options)?);
+        Ok(())
+    }
+
+    /// Ends everything, daemons by SIGTERM; says which of them did not end cleanly.
+    pub async fn stop(mut self) -> Result<()> {
+        self.kube_scheduler = None;
+        let mut unclean = Vec::new();
+        let grace = Duration::from_secs(10);
+        for (name, node) in self.nodes {
+            if !node.stop(grace).await {
+                unclean.push(format!("the device plugin of {name}"));
+            }
+        }
+        if !self.scheduler.is_down() && !self.scheduler.stop(grace).await {
+            unclean.push("the scheduler".to_owned());
+        }
+        drop(self.observer);
+        self.api.shutdown().await;
+        if !unclean.is_empty() {
+            bail!("{} did not end cleanly on SIGTERM", unclean.join(", "));
+        }
+        Ok(())
+    }
+}
+
+fn scheduler_invocation(binaries: &Binaries, address: SocketAddr, kubeconfig: &Path, dir: &Path, more: &[String]) -> Invocation {
+    let mut args = vec!["--listen".to_owned(), address.to_string(), "--kubeconfig".to_owned(), kubeconfig.display().to_string()];
+    args.extend_from_slice(more);
+    Invocation { name: "gpushare-scheduler".to_owned(), program: binaries.scheduler.clone(), args, log: dir.join("scheduler.log") }
+}
+
+/// A port that was free a moment ago; the scheduler keeps it when it is restarted.
+pub(crate) fn free_address() -> Result<SocketAddr> {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).context("no free port")?;
+    Ok(listener.local_addr()?)
+}
+
+fn kubeconfig_path(dir: &Path, user: &str) -> PathBuf {
+    dir.join(format!("{}.kubeconfig", user.rsplit(':').next().unwrap_or(user)))
+}
+
+/// Makes a user with a token of its own and writes its kubeconfig.
+pub(crate) fn user_kubeconfig(api: &ApiServer, dir: &Path, user: &str, groups: &[&str]) -> Result<PathBuf> {
+    let groups = groups.iter().map(|group| (*group).to_owned()).collect();
+    api.add_token(&format!("token-of-{}", user.replace(':', "-")), User { name: user.to_owned(), groups });
+    let path = kubeconfig_path(dir, user);
+    api.kubeconfig(&path, user).with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(path)
+}
+
+/// A client that speaks as a user.
+pub(crate) async fn user_client(api: &ApiServer, dir: &Path, user: &str, groups: &[&str]) -> Result<Client> {
+    client_of(&user_kubeconfig(api, dir, user, groups)?).await
+}
+
+/// A client as a kubeconfig file says.
+pub async fn client_of(kubeconfig: &Path) -> Result<Client> {
+    let file = Kubeconfig::read_from(kubeconfig).with_context(|| format!("cannot read {}", kubeconfig.display()))?;
+    let config = kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?;
+    Ok(Client::try_from(config)?)
+}

@@ -1,0 +1,223 @@
+//! One simulated node: a kubelet, a file of GPUs, and the real device plugin as a process.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use proto::resource::{GPU_MEM, GPU_SHARED};
+use serde_json::json;
+
+use super::{PLUGIN_USER, user_client, user_kubeconfig};
+use crate::apiserver::ApiServer;
+use crate::daemons::{Binaries, Daemon, Invocation};
+use crate::kubelet::{Delays, Kubelet, KubeletConfig};
+use crate::observer::Snapshot;
+
+/// One simulated GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuSpec {
+    /// Its UUID.
+    pub uuid: String,
+    /// Its minor number.
+    pub minor: u32,
+    /// Its memory.
+    pub mib: u64,
+    /// Its health, as the inventory file says it.
+    pub health: Health,
+}
+
+/// What a simulated GPU suffers from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Health {
+    /// Nothing.
+    #[default]
+    Healthy,
+    /// It reports this error again and again.
+    Xid(u64),
+    /// The driver has lost it.
+    Lost,
+}
+
+/// A node to be started.
+#[derive(Clone, Debug)]
+pub struct NodeSpec {
+    /// Its name.
+    pub name: String,
+    /// Its GPUs.
+    pub gpus: Vec<GpuSpec>,
+    /// `--memory-unit` of its plugin.
+    pub memory_unit: String,
+    /// Labels of the Node object.
+    pub labels: BTreeMap<String, String>,
+    /// Whether a plugin runs there.
+    pub has_plugin: bool,
+    /// Whether the kubelet writes every device ID into pod status, as 1.36 does.
+    pub allocated_resources_status: bool,
+    /// Pauses of the kubelet.
+    pub delays: Delays,
+}
+
+impl NodeSpec {
+    /// A node with GPUs of these sizes, in GiB units.
+    pub fn new(name: &str, mib_of_gpus: &[u64]) -> Self {
+        let gpu = |(minor, mib): (u32, &u64)| GpuSpec { uuid: format!("GPU-{name}-{minor}"), minor, mib: *mib, health: Health::Healthy };
+        Self {
+            name: name.to_owned(),
+            gpus: (0..).zip(mib_of_gpus).map(gpu).collect(),
+            memory_unit: "GiB".to_owned(),
+            labels: BTreeMap::new(),
+            has_plugin: true,
+            allocated_resources_status: true,
+            // A real kubelet tries to start a container again after 10 s; nobody wants to watch that.
+            delays: Delays { start_retry: Duration::from_millis(500), api_retry: Duration::from_millis(200), ..Delays::default() },
+        }
+    }
+
+    /// The same node in other memory units.
+    #[must_use]
+    pub fn unit(self, memory_unit: &str) -> Self {
+        Self { memory_unit: memory_unit.to_owned(), ..self }
+    }
+}
+
+/// A running node.
+#[derive(Debug)]
+pub struct SimulatedNode {
+    spec: NodeSpec,
+    inventory: PathBuf,
+    plugin: Option<Daemon>,
+    kubelet: Kubelet,
+}
+
+impl SimulatedNode {
+    pub(super) async fn start(spec: NodeSpec, dir: &Path, api: &ApiServer, binaries: &Binaries, seed: u64) -> Result<Self> {
+        let node_dir = dir.join(&spec.name);
+        std::fs::create_dir_all(&node_dir).with_context(|| format!("cannot make {}", node_dir.display()))?;
+        let user = format!("system:node:{}", spec.name);
+        let client = user_client(api, dir, &user, &["system:nodes"]).await?;
+        let cluster = api.cluster().clone();
+        let config = KubeletConfig {
+            labels: spec.labels.clone(),
+            seed,
+            delays: spec.delays,
+            allocated_resources_status: spec.allocated_resources_status,
+            log: Arc::new(move |namespace, pod, container, text| cluster.append_log(namespace, pod, container, &text)),
+            ..KubeletConfig::new(&spec.name, &node_dir, client)
+        };
+        let plugin_dir = config.plugin_dir();
+        let kubelet = Kubelet::start(config).with_context(|| format!("cannot start the kubelet of {}", spec.name))?;
+        let inventory = node_dir.join("inventory.json");
+        write_inventory(&inventory, &spec.gpus)?;
+        let plugin = if spec.has_plugin {
+            let kubeconfig = user_kubeconfig(api, dir, PLUGIN_USER, &[])?;
+            Some(Daemon::start(plugin_invocation(&spec, binaries, &plugin_dir, &inventory, &kubeconfig, &node_dir))?)
+        } else {
+            None
+        };
+        Ok(Self { spec, inventory, plugin, kubelet })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.spec.name
+    }
+
+    /// The GPUs as they were last written.
+    pub fn gpus(&self) -> &[GpuSpec] {
+        &self.spec.gpus
+    }
+
+    /// Its kubelet.
+    pub fn kubelet(&self) -> &Kubelet {
+        &self.kubelet
+    }
+
+    /// Kills and starts its kubelet; containers go on running.
+    pub async fn restart_kubelet(&mut self) -> Result<()> {
+        Ok(self.kubelet.restart().await?)
+    }
+
+    /// Its device plugin, if one was started.
+    pub fn plugin(&self) -> Option<&Daemon> {
+        self.plugin.as_ref()
+    }
+
+    /// Kills its plugin and starts it again.
+    pub async fn restart_plugin(&mut self) -> Result<()> {
+        let plugin = self.plugin.as_mut().context("no plugin runs on this node")?;
+        Ok(plugin.restart().await?)
+    }
+
+    /// The sockets that the plugin serves.
+    pub fn plugin_sockets(&self) -> Result<Vec<PathBuf>> {
+        let dir = self.kubelet.config().plugin_dir();
+        let entries = std::fs::read_dir(&dir).with_context(|| format!("cannot read {}", dir.display()))?;
+        let paths = entries.filter_map(|entry| entry.ok().map(|entry| entry.path()));
+        Ok(paths.filter(|path| path.extension().is_some_and(|e| e == "sock") && !path.ends_with("kubelet.sock")).collect())
+    }
+
+    /// Makes a GPU sick or well; the plugin notices by its inventory file.
+    pub fn set_health(&mut self, minor: u32, health: Health) -> Result<()> {
+        let gpu = self.spec.gpus.iter_mut().find(|gpu| gpu.minor == minor);
+        gpu.with_context(|| format!("{} has no GPU {minor}", self.spec.name))?.health = health;
+        write_inventory(&self.inventory, &self.spec.gpus)
+    }
+
+    /// Whether the API server shows everything that the plugin offers, and every GPU.
+    pub fn is_offered(&self, snapshot: &Snapshot) -> bool {
+        let device = snapshot.devices.get(&self.spec.name);
+        let allocatable = snapshot.nodes.get(&self.spec.name).and_then(|node| node.status.as_ref()?.allocatable.as_ref());
+        let offers = |name: &str| allocatable.and_then(|all| all.get(name)).is_some_and(|amount| amount.0 != "0");
+        device.is_some_and(|device| device.spec.devices.len() == self.spec.gpus.len()) && offers(GPU_SHARED) && offers(GPU_MEM)
+    }
+
+    pub(super) async fn stop(self, grace: Duration) -> bool {
+        let clean = match self.plugin {
+            Some(plugin) if !plugin.is_down() => plugin.stop(grace).await,
+            _ => true,
+        };
+        self.kubelet.stop().await;
+        clean
+    }
+}
+
+fn plugin_invocation(
+    spec: &NodeSpec,
+    binaries: &Binaries,
+    plugin_dir: &Path,
+    inventory: &Path,
+    kubeconfig: &Path,
+    node_dir: &Path,
+) -> Invocation {
+    let flags = [
+        ("--node-name", spec.name.clone()),
+        ("--device-plugin-dir", plugin_dir.display().to_string()),
+        ("--inventory", format!("file:{}", inventory.display())),
+        ("--memory-unit", spec.memory_unit.clone()),
+        ("--kubeconfig", kubeconfig.display().to_string()),
+        // A simulated GPU should fall sick and recover while somebody watches.
+        ("--probe-interval", "200ms".to_owned()),
+        ("--recovery-quiet", "1s".to_owned()),
+    ];
+    let args = flags.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).collect();
+    let name = format!("gpushare-device-plugin of {}", spec.name);
+    Invocation { name, program: binaries.device_plugin.clone(), args, log: node_dir.join("device-plugin.log") }
+}
+
+/// Replaces the file in one step, so that the plugin never reads half of it.
+fn write_inventory(path: &Path, gpus: &[GpuSpec]) -> Result<()> {
+    let entry = |gpu: &GpuSpec| {
+        let health = match gpu.health {
+            Health::Healthy => "Healthy".to_owned(),
+            Health::Xid(number) => format!("Xid {number}"),
+            Health::Lost => "Lost".to_owned(),
+        };
+        json!({"uuid": gpu.uuid, "minor": gpu.minor, "memory": format!("{}Mi", gpu.mib), "model": "Simulated", "health": health})
+    };
+    let document = json!({"driverVersion": "550.54.15", "gpus": gpus.iter().map(entry).collect::<Vec<_>>()});
+    let fresh = path.with_extension("new");
+    std::fs::write(&fresh, format!("{document:#}\n")).with_context(|| format!("cannot write {}", fresh.display()))?;
+    std::fs::rename(&fresh, path).with_context(|| format!("cannot write {}", path.display()))
+}

@@ -1,0 +1,60 @@
+//! Plain HTTP requests to the scheduler, as a user with curl would make them.
+
+use bytes::Bytes;
+use http::{Method, Request, StatusCode, header};
+use http_body_util::{BodyExt, Full};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+
+/// A client that keeps its connections.
+#[derive(Clone, Debug)]
+pub struct HttpClient(Client<HttpConnector, Full<Bytes>>);
+
+/// A request that was not answered.
+#[derive(Debug, thiserror::Error)]
+#[error("{method} {url}")]
+pub struct HttpError {
+    method: Method,
+    url: String,
+    #[source]
+    source: Box<dyn std::error::Error + Send + Sync>,
+}
+
+impl HttpClient {
+    /// A client without connections yet.
+    pub fn new() -> Self {
+        Self(Client::builder(TokioExecutor::new()).build(HttpConnector::new()))
+    }
+
+    /// Reads a page.
+    pub async fn get(&self, url: &str) -> Result<(StatusCode, Bytes), HttpError> {
+        self.request(Method::GET, url, Bytes::new()).await
+    }
+
+    /// Posts JSON.
+    pub async fn post(&self, url: &str, body: impl Into<Bytes>) -> Result<(StatusCode, Bytes), HttpError> {
+        self.request(Method::POST, url, body.into()).await
+    }
+
+    async fn request(&self, method: Method, url: &str, body: Bytes) -> Result<(StatusCode, Bytes), HttpError> {
+        let fail = |source| HttpError { method: method.clone(), url: url.to_owned(), source };
+        let request = Request::builder().method(method.clone()).uri(url).header(header::CONTENT_TYPE, "application/json");
+        let request = request.body(Full::from(body)).map_err(|error| fail(error.into()))?;
+        let response = self.0.request(request).await.map_err(|error| fail(error.into()))?;
+        let status = response.status();
+        let body = response.into_body().collect().await.map_err(|error| fail(error.into()))?;
+        Ok((status, body.to_bytes()))
+    }
+}
+
+impl Default for HttpClient {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Whether a page can be read with success.
+pub async fn is_ok(url: &str) -> bool {
+    HttpClient::new().get(url).await.is_ok_and(|(status, _)| status == StatusCode::OK)
+}

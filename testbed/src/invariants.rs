@@ -1,0 +1,284 @@
+//! What must hold in any cluster with gpushare, worked out from API objects and container logs alone.
+//!
+//! Deliberately shares no arithmetic with the scheduler or the plugin: their mistakes must not be repeated here.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+use kube::api::LogParams;
+use kube::{Api, Client, ResourceExt};
+use proto::device::{DeviceInfo, TYPE_GPU};
+use proto::memory_unit::MemoryUnit;
+use proto::record::{BIND_TIMESTAMP, DEVICE_ALLOCATED, DeviceAllocations, MEM_IDX, MEM_POD};
+use proto::resource::{GPU, GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
+
+use crate::kube_scheduler::Amounts;
+use crate::observer::{Snapshot, node_of, phase};
+
+/// Resources that make kubelet call the plugin.
+const SERVED: [&str; 2] = [GPU_MEM, GPU_SHARED];
+/// The variable that says which devices a container sees.
+pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
+
+/// One GPU and what pods hold of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GpuUse {
+    /// The node it is in.
+    pub node: String,
+    /// Its minor number.
+    pub minor: i32,
+    /// Its UUID.
+    pub uuid: String,
+    /// Whether new pods may come to it.
+    pub healthy: bool,
+    /// Memory in bytes.
+    pub total: u64,
+    /// Bytes that pods hold, in hundredths, as a ratio is not always a whole number of them.
+    used_hundredths: u128,
+    /// Percent of computing power that pods hold.
+    pub core: u64,
+    /// `namespace/name` of the pods that hold some of it.
+    pub pods: Vec<String>,
+}
+
+impl GpuUse {
+    /// Bytes that pods hold, rounded up.
+    pub fn used(&self) -> u64 {
+        u64::try_from(self.used_hundredths.div_ceil(100)).unwrap_or(u64::MAX)
+    }
+}
+
+/// What is known after all pods have been added up.
+#[derive(Clone, Debug, Default)]
+pub struct Accounts {
+    /// Every GPU, by node and minor.
+    pub gpus: BTreeMap<(String, i32), GpuUse>,
+    /// What is wrong, a sentence each.
+    pub violations: Vec<String>,
+}
+
+/// What a pod asks of each of its devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Share {
+    n_devices: u64,
+    units: u64,
+    bytes: u64,
+    ratio: u64,
+    core: u64,
+}
+
+impl Share {
+    fn of(pod: &Pod) -> Option<Self> {
+        let amounts = Amounts::of_pod(pod).ok()?;
+        let whole = |name: &str| u64::try_from(amounts.get(name) / 1000).unwrap_or(0);
+        let both = whole(GPU);
+        let units = whole(GPU_MEM);
+        let n_devices = if units > 0 { 1 } else { whole(GPU_SHARED) };
+        let share =
+            Self { n_devices, units, bytes: whole(GPU_MEMORY), ratio: whole(GPU_MEMORY_RATIO) + both, core: whole(GPU_CORE) + both };
+        (share.n_devices > 0).then_some(share)
+    }
+
+    /// Hundredths of bytes of one device.
+    fn hundredths(&self, unit: u64, total: u64) -> u128 {
+        let exact =
+            u128::from(self.units) * u128::from(unit) * 100 + u128::from(self.bytes) * 100 + u128::from(self.ratio) * u128::from(total);
+        exact / u128::from(self.n_devices)
+    }
+}
+
+/// A pod's devices as its annotations name them: minor and, if the writer knew it, UUID.
+pub fn record(pod: &Pod) -> Result<Vec<(i32, String)>, String> {
+    let annotation = |key: &str| pod.annotations().get(key);
+    if let Some(text) = annotation(DEVICE_ALLOCATED) {
+        let record: DeviceAllocations =
+            serde_json::from_str(text).map_err(|error| format!("{DEVICE_ALLOCATED} does not parse: {error}"))?;
+        let gpus = record.get(TYPE_GPU).into_iter().flatten();
+        return Ok(gpus.map(|one| (one.minor, one.id.clone())).collect());
+    }
+    match annotation(MEM_IDX) {
+        Some(text) => text.parse().map(|minor| vec![(minor, String::new())]).map_err(|_| format!("{MEM_IDX} is {text:?}")),
+        None => Err("there is no record of its devices".to_owned()),
+    }
+}
+
+/// Adds up what every pod holds, and says what is wrong. Pods in `excused` may have broken records.
+pub fn accounts(snapshot: &Snapshot, excused: &BTreeSet<String>) -> Accounts {
+    let mut accounts = Accounts::default();
+    for (node, device) in &snapshot.devices {
+        for info in device.spec.devices.iter().filter(|info| info.device_type == TYPE_GPU) {
+            accounts.add_gpu(node, info);
+        }
+    }
+    for (name, pod) in snapshot.pods.iter().filter(|(_, pod)| !matches!(phase(pod), "Succeeded" | "Failed")) {
+        if let (Some(node), Some(share)) = (node_of(pod), Share::of(pod))
+            && let Err(what) = accounts.add_pod(snapshot, name, pod, node, share)
+            && !excused.contains(name)
+        {
+            accounts.violations.push(format!("pod {name} on {node}: {what}"));
+        }
+    }
+    accounts.check_limits();
+    accounts
+}
+
+impl Accounts {
+    fn add_gpu(&mut self, node: &str, info: &DeviceInfo) {
+        let minor = info.minor.unwrap_or(-1);
+        let total = info.resources.get(GPU_MEMORY).and_then(|bytes| bytes.unsigned()).unwrap_or(0);
+        let gpu = GpuUse { node: node.to_owned(), minor, uuid: info.id.clone(), healthy: info.health, total, ..GpuUse::default() };
+        if self.gpus.insert((node.to_owned(), minor), gpu).is_some() {
+            self.violations.push(format!("node {node} has two GPUs with minor {minor}"));
+        }
+    }
+
+    fn add_pod(&mut self, snapshot: &Snapshot, name: &str, pod: &Pod, node: &str, share: Share) -> Result<(), String> {
+        let devices = record(pod)?;
+        let distinct: BTreeSet<i32> = devices.iter().map(|(minor, _)| *minor).collect();
+        if distinct.len() as u64 != share.n_devices || devices.len() != distinct.len() {
+            return Err(format!("it asks for {} devices and has {:?}", share.n_devices, devices));
+        }
+        if !snapshot.devices.contains_key(node) {
+            return Ok(());
+        }
+        let unit = memory_unit(snapshot, node);
+        for (minor, uuid) in &devices {
+            let gpu = self.gpus.get_mut(&(node.to_owned(), *minor)).ok_or_else(|| format!("there is no GPU {minor}"))?;
+            if !uuid.is_empty() && *uuid != gpu.uuid {
+                return Err(format!("its GPU {minor} is {uuid}, the node's is {}", gpu.uuid));
+            }
+            let hundredths = share.hundredths(unit, gpu.total);
+            check_recorded_amounts(pod, *minor, share, hundredths)?;
+            gpu.used_hundredths += hundredths;
+            gpu.core += share.core / share.n_devices;
+            gpu.pods.push(name.to_owned());
+        }
+        check_gpushare_annotations(pod, share, &devices)
+    }
+
+    fn check_limits(&mut self) {
+        for gpu in self.gpus.values() {
+            let name = format!("GPU {} of {}", gpu.minor, gpu.node);
+            if gpu.used_hundredths > u128::from(gpu.total) * 100 {
+                self.violations.push(format!("{name}: {} of {} bytes are held by {:?}", gpu.used(), gpu.total, gpu.pods));
+            }
+            if gpu.core > 100 {
+                self.violations.push(format!("{name}: {} % of its core is held by {:?}", gpu.core, gpu.pods));
+            }
+        }
+    }
+}
+
+/// The amounts that the record names must be those that the pod asks for; it may round to a byte.
+fn check_recorded_amounts(pod: &Pod, minor: i32, share: Share, hundredths: u128) -> Result<(), String> {
+    let text = pod.annotations().get(DEVICE_ALLOCATED).map_or("{}", String::as_str);
+    let record: DeviceAllocations = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    let Some(entry) = record.get(TYPE_GPU).into_iter().flatten().find(|entry| entry.minor == minor) else { return Ok(()) };
+    let recorded = |name: &str| entry.resources.get(name).and_then(|amount| amount.unsigned());
+    let bytes = recorded(GPU_MEMORY).map(u128::from);
+    if bytes.is_none_or(|bytes| bytes != hundredths / 100 && bytes != hundredths.div_ceil(100)) {
+        return Err(format!("its record of GPU {minor} says {GPU_MEMORY} {bytes:?}, it asks for {}", hundredths.div_ceil(100)));
+    }
+    let core = share.core / share.n_devices;
+    match recorded(GPU_CORE).unwrap_or(0) {
+        same if same == core => Ok(()),
+        other => Err(format!("its record of GPU {minor} says {GPU_CORE} {other}, it asks for {core}")),
+    }
+}
+
+fn check_gpushare_annotations(pod: &Pod, share: Share, devices: &[(i32, String)]) -> Result<(), String> {
+    let annotation = |key: &str| pod.annotations().get(key).cloned().unwrap_or_default();
+    if share.units > 0 {
+        let minors: Vec<String> = devices.iter().map(|(minor, _)| minor.to_string()).collect();
+        let (idx, units) = (annotation(MEM_IDX), annotation(MEM_POD));
+        if idx != minors.join(",") || units != share.units.to_string() {
+            return Err(format!("it asks for {} units of GPU {minors:?}, but {MEM_IDX}={idx} and {MEM_POD}={units}", share.units));
+        }
+    }
+    let is_ours = pod.annotations().contains_key(DEVICE_ALLOCATED);
+    if is_ours && annotation(BIND_TIMESTAMP).parse::<u64>().is_err() {
+        return Err(format!("{BIND_TIMESTAMP} is {:?}", annotation(BIND_TIMESTAMP)));
+    }
+    Ok(())
+}
+
+/// Bytes of a memory unit on a node; GiB, the old plugin's default, where the node does not say.
+pub fn memory_unit(snapshot: &Snapshot, node: &str) -> u64 {
+    let annotations = snapshot.nodes.get(node).map(ResourceExt::annotations);
+    let text = annotations.and_then(|annotations| annotations.get(&format!("{GPU_MEM}-unit")));
+    text.and_then(|text| text.parse::<MemoryUnit>().ok()).unwrap_or(MemoryUnit::GIB).bytes()
+}
+
+/// What one container sees.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sight {
+    /// `namespace/name`.
+    pub pod: String,
+    /// Name of the container.
+    pub container: String,
+    /// UUIDs in its environment, sorted; empty if it is told of none.
+    pub sees: Vec<String>,
+    /// UUIDs that its pod's record names, sorted; empty if it asks for none.
+    pub should_see: Vec<String>,
+}
+
+/// Reads what the started containers of all pods that hold devices see, each from its log.
+pub async fn sights(client: &Client, snapshot: &Snapshot) -> kube::Result<Vec<Sight>> {
+    let mut sights = Vec::new();
+    for (name, pod) in &snapshot.pods {
+        let known = node_of(pod).is_some_and(|node| snapshot.devices.contains_key(node));
+        if !known || Share::of(pod).is_none() || phase(pod) == "Failed" {
+            continue;
+        }
+        let api: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
+        for container in started_containers(pod) {
+            let params = LogParams { container: Some(container.name.clone()), ..LogParams::default() };
+            let log = api.logs(&pod.name_any(), &params).await?;
+            let should_see = if asks(container) { recorded_uuids(pod) } else { Vec::new() };
+            sights.push(Sight { pod: name.clone(), container: container.name.clone(), sees: visible_devices(&log), should_see });
+        }
+    }
+    Ok(sights)
+}
+
+/// A sentence for each container that sees other devices than it should.
+pub fn misfits(sights: &[Sight]) -> Vec<String> {
+    let wrong = sights.iter().filter(|sight| sight.sees != sight.should_see);
+    wrong.map(|s| format!("container {} of {} sees {:?} and should see {:?}", s.container, s.pod, s.sees, s.should_see)).collect()
+}
+
+fn recorded_uuids(pod: &Pod) -> Vec<String> {
+    let mut uuids: Vec<String> = record(pod).unwrap_or_default().into_iter().map(|(_, uuid)| uuid).collect();
+    uuids.sort();
+    uuids
+}
+
+fn asks(container: &Container) -> bool {
+    let limits = container.resources.as_ref().and_then(|resources| resources.limits.as_ref());
+    limits.is_some_and(|limits| SERVED.iter().any(|name| limits.contains_key(*name)))
+}
+
+fn started_containers(pod: &Pod) -> impl Iterator<Item = &Container> {
+    let status = pod.status.as_ref();
+    let init = status.iter().filter_map(|status| status.init_container_statuses.as_ref()).flatten();
+    let apps = status.iter().filter_map(|status| status.container_statuses.as_ref()).flatten();
+    let has_run = |state: Option<&k8s_openapi::api::core::v1::ContainerState>| {
+        state.is_some_and(|state| state.running.is_some() || state.terminated.is_some())
+    };
+    let started: BTreeSet<&str> = init.chain(apps).filter(|one| has_run(one.state.as_ref())).map(|one| one.name.as_str()).collect();
+    let spec = pod.spec.as_ref();
+    let all = spec.into_iter().flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
+    all.filter(move |container| started.contains(container.name.as_str()))
+}
+
+/// The devices in a printed environment; the last line counts, as a container may have started more than once.
+fn visible_devices(log: &str) -> Vec<String> {
+    let mut values = log.lines().filter_map(|line| line.strip_prefix(VISIBLE_DEVICES)?.strip_prefix('='));
+    let value = values.next_back().unwrap_or_default();
+    let mut uuids: Vec<String> = value.split(',').filter(|uuid| !matches!(*uuid, "" | "void" | "none")).map(str::to_owned).collect();
+    uuids.sort();
+    uuids
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,175 @@
+//! What the API server shows, kept up to date by watches, and waiting for it to show something.
+//!
+//! Works against any API server and knows nothing of the testbed's insides.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
+use std::time::Duration;
+
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client, ResourceExt};
+use proto::device::Device;
+use serde::de::DeserializeOwned;
+use tokio::sync::watch;
+use tokio_util::task::AbortOnDropHandle;
+use tracing::debug;
+
+/// Every node, pod and Device object.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    /// By name.
+    pub nodes: BTreeMap<String, Node>,
+    /// By `namespace/name`.
+    pub pods: BTreeMap<String, Pod>,
+    /// By name, which is that of the node.
+    pub devices: BTreeMap<String, Device>,
+    synced: BTreeSet<&'static str>,
+}
+
+/// Something did not happen in time.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("waited {waited:?} in vain: {what}; {state}")]
+pub struct TimedOut {
+    what: String,
+    waited: Duration,
+    state: String,
+}
+
+/// Watches of nodes, pods and Device objects.
+#[derive(Debug)]
+pub struct Observer {
+    snapshot: watch::Receiver<Snapshot>,
+    _watches: [AbortOnDropHandle<()>; 3],
+}
+
+impl Observer {
+    /// Starts to watch.
+    pub fn start(client: &Client) -> Self {
+        let (sender, snapshot) = watch::channel(Snapshot::default());
+        let watches = [
+            spawn(Api::<Node>::all(client.clone()), "nodes", |s| &mut s.nodes, sender.clone()),
+            spawn(Api::<Pod>::all(client.clone()), "pods", |s| &mut s.pods, sender.clone()),
+            spawn(Api::<Device>::all(client.clone()), "devices", |s| &mut s.devices, sender),
+        ];
+        Self { snapshot, _watches: watches }
+    }
+
+    /// What is known now.
+    pub fn now(&self) -> Snapshot {
+        self.snapshot.borrow().clone()
+    }
+
+    /// Waits until everything that existed at the start is known.
+    pub async fn synced(&self, deadline: Duration) -> Result<(), TimedOut> {
+        self.until("the watches to begin", deadline, |snapshot| (snapshot.synced.len() == 3).then_some(())).await
+    }
+
+    /// Waits until `condition` gives something, looking again at every change.
+    pub async fn until<T>(&self, what: &str, deadline: Duration, mut condition: impl FnMut(&Snapshot) -> Option<T>) -> Result<T, TimedOut> {
+        let mut snapshot = self.snapshot.clone();
+        let found = async {
+            loop {
+                if let Some(found) = condition(&snapshot.borrow_and_update()) {
+                    return found;
+                }
+                if snapshot.changed().await.is_err() {
+                    return std::future::pending().await;
+                }
+            }
+        };
+        let found = tokio::time::timeout(deadline, found).await;
+        found.map_err(|_| TimedOut { what: what.to_owned(), waited: deadline, state: self.snapshot.borrow().summary() })
+    }
+}
+
+impl Snapshot {
+    /// A pod of the namespace `default` or, written `namespace/name`, of any.
+    pub fn pod(&self, name: &str) -> Option<&Pod> {
+        if name.contains('/') { self.pods.get(name) } else { self.pods.get(&format!("default/{name}")) }
+    }
+
+    /// One clause about everything that is not as it should end.
+    fn summary(&self) -> String {
+        let odd = self.pods.iter().filter(|(_, pod)| !is_running(pod));
+        let odd = odd.map(|(name, pod)| format!("{name} is {} ({})", phase(pod), reason(pod)));
+        let odd: Vec<String> = odd.collect();
+        if odd.is_empty() { "every pod runs".to_owned() } else { odd.join(", ") }
+    }
+}
+
+/// A pod's phase.
+pub fn phase(pod: &Pod) -> &str {
+    pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or("Unknown")
+}
+
+/// Whether all containers of a pod have started.
+pub fn is_running(pod: &Pod) -> bool {
+    let started = pod.status.as_ref().and_then(|status| status.container_statuses.as_ref());
+    phase(pod) == "Running" && started.is_some_and(|all| all.iter().all(|one| one.started == Some(true) || one.ready))
+}
+
+/// The node that a pod is bound to.
+pub fn node_of(pod: &Pod) -> Option<&str> {
+    pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).filter(|name| !name.is_empty())
+}
+
+/// The message of a pod's `PodScheduled` condition while it is false.
+pub fn unscheduled_because(pod: &Pod) -> Option<&str> {
+    let conditions = pod.status.iter().filter_map(|status| status.conditions.as_ref()).flatten();
+    let mut unscheduled = conditions.filter(|condition| condition.type_ == "PodScheduled" && condition.status == "False");
+    unscheduled.find_map(|condition| condition.message.as_deref())
+}
+
+fn reason(pod: &Pod) -> String {
+    let status = pod.status.as_ref();
+    let of_pod = status.and_then(|status| status.message.clone());
+    let waiting = status.iter().filter_map(|status| status.container_statuses.as_ref()).flatten().find_map(|container| {
+        let waiting = container.state.as_ref()?.waiting.as_ref()?;
+        Some(format!("{}: {}", waiting.reason.as_deref().unwrap_or("waiting"), waiting.message.as_deref().unwrap_or_default()))
+    });
+    let node = node_of(pod).map(|node| format!("on {node}"));
+    unscheduled_because(pod).map(str::to_owned).or(of_pod).or(waiting).or(node).unwrap_or_else(|| "no reason is given".to_owned())
+}
+
+fn key(object: &impl ResourceExt) -> String {
+    match object.namespace() {
+        Some(namespace) => format!("{namespace}/{}", object.name_any()),
+        None => object.name_any(),
+    }
+}
+
+fn spawn<K>(
+    api: Api<K>,
+    name: &'static str,
+    part: fn(&mut Snapshot) -> &mut BTreeMap<String, K>,
+    sender: watch::Sender<Snapshot>,
+) -> AbortOnDropHandle<()>
+where
+    K: kube::Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    AbortOnDropHandle::new(tokio::spawn(async move {
+        let mut events = watcher(api, watcher::Config::default()).default_backoff().boxed();
+        let mut listed = BTreeMap::new();
+        while let Some(event) = events.next().await {
+            match event {
+                Ok(watcher::Event::Init) => listed.clear(),
+                Ok(watcher::Event::InitApply(object)) => {
+                    listed.insert(key(&object), object);
+                }
+                Ok(watcher::Event::InitDone) => sender.send_modify(|snapshot| {
+                    *part(snapshot) = std::mem::take(&mut listed);
+                    snapshot.synced.insert(name);
+                }),
+                Ok(watcher::Event::Apply(object)) => sender.send_modify(|snapshot| {
+                    part(snapshot).insert(key(&object), object);
+                }),
+                Ok(watcher::Event::Delete(object)) => sender.send_modify(|snapshot| {
+                    part(snapshot).remove(&key(&object));
+                }),
+                Err(error) => debug!(%error, name, "a watch starts again"),
+            }
+        }
+    }))
+}

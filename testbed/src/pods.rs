@@ -1,0 +1,145 @@
+//! Pods for the demo and the scenarios, and what one does with them through the API.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, DeleteParams, PostParams};
+use kube::{Client, ResourceExt};
+use serde_json::{Value, json};
+
+/// Limits of a container, by resource name.
+pub type Limits<'a> = [(&'a str, &'a str)];
+
+/// A pod being described; it goes to one namespace and does nothing but print its environment.
+#[derive(Clone, Debug)]
+pub struct PodSpec(Value);
+
+impl PodSpec {
+    /// A pod whose one container has these limits.
+    pub fn new(name: &str, limits: &Limits<'_>) -> Self {
+        Self(json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
+            "spec": {"terminationGracePeriodSeconds": 1, "containers": [container("main", limits)]},
+        }))
+    }
+
+    /// With one more container.
+    #[must_use]
+    pub fn container(mut self, name: &str, limits: &Limits<'_>) -> Self {
+        self.push("containers", container(name, limits));
+        self
+    }
+
+    /// With an init container that ends.
+    #[must_use]
+    pub fn init(mut self, name: &str, limits: &Limits<'_>) -> Self {
+        let mut init = container(name, limits);
+        set(&mut init, "command", json!(["sh", "-c", "env | sort"]));
+        self.push("initContainers", init);
+        self
+    }
+
+    /// With a sidecar.
+    #[must_use]
+    pub fn sidecar(mut self, name: &str, limits: &Limits<'_>) -> Self {
+        let mut sidecar = container(name, limits);
+        set(&mut sidecar, "restartPolicy", json!("Always"));
+        self.push("initContainers", sidecar);
+        self
+    }
+
+    /// Only on this node.
+    #[must_use]
+    pub fn on(mut self, node: &str) -> Self {
+        self.set_spec("nodeSelector", json!({"kubernetes.io/hostname": node}));
+        self
+    }
+
+    /// With annotations.
+    #[must_use]
+    pub fn annotated(mut self, annotations: &BTreeMap<String, String>) -> Self {
+        if let Some(metadata) = self.0.get_mut("metadata") {
+            set(metadata, "annotations", json!(annotations));
+        }
+        self
+    }
+
+    /// For another scheduler than the default one.
+    #[must_use]
+    pub fn scheduler(mut self, name: &str) -> Self {
+        self.set_spec("schedulerName", json!(name));
+        self
+    }
+
+    /// The object.
+    pub fn pod(&self) -> Result<Pod> {
+        serde_json::from_value(self.0.clone()).context("a pod is malformed")
+    }
+
+    fn set_spec(&mut self, field: &str, value: Value) {
+        if let Some(spec) = self.0.get_mut("spec") {
+            set(spec, field, value);
+        }
+    }
+
+    fn push(&mut self, list: &str, container: Value) {
+        let Some(Value::Object(spec)) = self.0.get_mut("spec") else { return };
+        if let Value::Array(items) = spec.entry(list).or_insert_with(|| json!([])) {
+            items.push(container);
+        }
+    }
+}
+
+fn set(object: &mut Value, field: &str, value: Value) {
+    if let Value::Object(map) = object {
+        map.insert(field.to_owned(), value);
+    }
+}
+
+fn container(name: &str, limits: &Limits<'_>) -> Value {
+    let limits: BTreeMap<&str, &str> = limits.iter().copied().collect();
+    json!({
+        "name": name, "image": "busybox:1.36", "command": ["sh", "-c", "env | sort; sleep 3600"],
+        "resources": {"limits": limits},
+    })
+}
+
+/// Pods of one namespace.
+#[derive(Clone)]
+pub struct Pods {
+    api: Api<Pod>,
+}
+
+impl Pods {
+    /// Those of a namespace.
+    pub fn of(client: &Client, namespace: &str) -> Self {
+        Self { api: Api::namespaced(client.clone(), namespace) }
+    }
+
+    /// Creates a pod.
+    pub async fn create(&self, spec: &PodSpec) -> Result<Pod> {
+        let pod = spec.pod()?;
+        self.api.create(&PostParams::default(), &pod).await.with_context(|| format!("cannot create pod {}", pod.name_any()))
+    }
+
+    /// Asks for a pod's deletion; one that is gone already is no error.
+    pub async fn delete(&self, name: &str) -> Result<()> {
+        match self.api.delete(name, &DeleteParams::default()).await {
+            Ok(_) => Ok(()),
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+            Err(error) => Err(error).with_context(|| format!("cannot delete pod {name}")),
+        }
+    }
+
+    /// The API itself.
+    pub fn api(&self) -> &Api<Pod> {
+        &self.api
+    }
+}
+
+impl std::fmt::Debug for Pods {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pods").field("path", &self.api.resource_url()).finish()
+    }
+}
