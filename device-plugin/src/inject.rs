@@ -40,3 +40,59 @@ pub fn environment(
     }
     env
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use insta::assert_json_snapshot;
+    use proto::memory_unit::MemoryUnit;
+    use proto::request::ContainerRequest;
+    use proto::resource::ResourceNames;
+
+    use super::*;
+    use crate::builders::{gpu, init, pod, shares, units};
+
+    fn environment_of(containers: &[ContainerRequest], resource: Served, minors: &[u32], variable: &str) -> serde_json::Value {
+        let settings = Settings {
+            names: ResourceNames::default(),
+            memory_unit: MemoryUnit::GIB,
+            visible_devices_env: variable.to_owned(),
+            allocate_wait: Duration::ZERO,
+        };
+        let pod = pod("a", 1, containers);
+        let gpus: Vec<_> = minors.iter().map(|minor| gpu(*minor)).collect();
+        let env = environment(&settings, &pod, pod.placement.as_ref().unwrap(), &containers[0], resource, &gpus.iter().collect::<Vec<_>>());
+        serde_json::to_value(env).unwrap()
+    }
+
+    /// Old records may lack the amounts; then they follow from the pod and the GPU.
+    #[test]
+    fn units_of_a_pod_whose_record_lacks_amounts() {
+        let containers = [init(units(9)), units(2), units(3)];
+        assert_json_snapshot!(environment_of(&containers, Served::Memory, &[1], "NVIDIA_VISIBLE_DEVICES"), @r#"
+        {
+          "ALIYUN_COM_GPU_MEM_CONTAINER": "9",
+          "ALIYUN_COM_GPU_MEM_DEV": "16",
+          "ALIYUN_COM_GPU_MEM_IDX": "1",
+          "ALIYUN_COM_GPU_MEM_POD": "9",
+          "NVIDIA_VISIBLE_DEVICES": "GPU-00000001-aaaa-bbbb-cccc-000000000001"
+        }
+        "#);
+    }
+
+    #[test]
+    fn shares_of_two_devices() {
+        assert_json_snapshot!(environment_of(&[shares(2)], Served::Shared, &[3, 1], "VISIBLE"), @r#"
+        {
+          "VISIBLE": "GPU-00000003-aaaa-bbbb-cccc-000000000003,GPU-00000001-aaaa-bbbb-cccc-000000000001"
+        }
+        "#);
+    }
+
+    #[test]
+    fn shares_beside_units_say_nothing() {
+        let both = ContainerRequest { shared: 1, ..units(2) };
+        assert_json_snapshot!(environment_of(&[both], Served::Shared, &[0], "NVIDIA_VISIBLE_DEVICES"), @"{}");
+    }
+}

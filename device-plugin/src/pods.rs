@@ -12,7 +12,7 @@ pub mod watch;
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
-use proto::request::{self, ContainerRequest};
+use proto::request::{self, ContainerKind, ContainerRequest};
 use proto::resource::ResourceNames;
 
 pub use placement::{GpuName, Placement, Unplaced};
@@ -106,15 +106,17 @@ impl NodePod {
         format!("{}/{}", self.namespace, self.name)
     }
 
-    /// Memory units of the pod as kubelet will ask for them: containers that run together are summed, init containers run alone.
+    /// Most memory units that the pod's containers hold at once: an ordinary init container runs beside the sidecars before it.
     pub fn memory_units(&self) -> u64 {
-        use request::ContainerKind::{App, Init, Sidecar};
-        let sum = |kinds: &[request::ContainerKind]| {
-            let units = self.containers.iter().filter(|c| kinds.contains(&c.kind)).map(|c| c.memory_units);
-            units.fold(0_u64, u64::saturating_add)
-        };
-        let init = self.containers.iter().filter(|c| c.kind == Init).map(|c| c.memory_units).max();
-        sum(&[App, Sidecar]).max(init.unwrap_or(0))
+        let (mut lasting, mut peak) = (0_u64, 0);
+        for container in &self.containers {
+            let now = lasting.saturating_add(container.memory_units);
+            peak = now.max(peak);
+            if container.kind != ContainerKind::Init {
+                lasting = now;
+            }
+        }
+        peak
     }
 }
 

@@ -34,6 +34,8 @@ use crate::publish::{Publisher, Sources};
 use crate::served::Served;
 use crate::stop::{Stop, Stopper};
 
+use health_http::Readiness;
+
 pub use logging::init as init_logging;
 
 /// How often a node without devices is looked at again.
@@ -57,6 +59,11 @@ pub fn start(config: Config) -> anyhow::Result<()> {
 async fn run(config: Config) -> anyhow::Result<()> {
     let (stopper, mut stop) = Stopper::new();
     end_on_signal(stopper)?;
+    let (pods, pods_seen) = watch::channel(Pods::default());
+    let registered = Served::ALL.map(|resource| (resource, watch::Sender::new(false)));
+    let readiness = Readiness { pods: pods_seen, registered: registered.each_ref().map(|(_, sender)| sender.subscribe()) };
+    let mut parts = Parts { watches: JoinSet::new(), servers: JoinSet::new() };
+    parts.serve_health(&config, readiness).await?;
     let inventory = tokio::select! {
         () = stop.requested() => return Ok(()),
         found = find_devices(&config) => found?,
@@ -65,7 +72,15 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let number = number(&config);
     let fleet = Fleet::new(inventory.clone(), number(&inventory)?);
     describe(&config, &fleet);
-    let parts = Parts::start(&config, client, inventory, fleet, number, &stop).await?;
+    let fleet = parts.watch_devices(&config, inventory, fleet, number);
+    let node = Arc::new(NodeState::new(config.settings.clone(), fleet, pods.subscribe()));
+    parts.watch_pods(&config, &client, pods);
+    parts.publish(&config, &client, &node);
+    parts.watches.spawn(inherit_pods(Arc::clone(&node)));
+    parts.watches.spawn(mark_assigned(client, Arc::clone(&node)));
+    for (resource, is_registered) in registered {
+        parts.serve_resource(&config, resource, &node, &stop, is_registered);
+    }
     parts.run(stop).await;
     info!("ended");
     Ok(())
@@ -80,26 +95,6 @@ struct Parts {
 }
 
 impl Parts {
-    async fn start(
-        config: &Config,
-        client: Client,
-        inventory: Inventory,
-        fleet: Fleet,
-        number: Number,
-        stop: &Stop,
-    ) -> anyhow::Result<Self> {
-        let mut parts = Self { watches: JoinSet::new(), servers: JoinSet::new() };
-        let fleet = parts.watch_devices(config, inventory, fleet, number);
-        let pods = parts.watch_pods(config, &client);
-        let node = Arc::new(NodeState::new(config.settings.clone(), fleet.clone(), pods.clone()));
-        parts.publish(config, &client, fleet, pods.clone());
-        parts.watches.spawn(inherit_pods(Arc::clone(&node)));
-        parts.watches.spawn(mark_assigned(client, Arc::clone(&node)));
-        let registered = Served::ALL.map(|resource| parts.serve_resource(config, resource, &node, stop));
-        parts.serve_health(config, registered, pods).await?;
-        Ok(parts)
-    }
-
     fn watch_devices(&mut self, config: &Config, inventory: Inventory, fleet: Fleet, number: Number) -> watch::Receiver<Arc<Fleet>> {
         let health = Health::new(config.health.clone(), inventory.gpus.iter().map(|gpu| gpu.uuid.clone()));
         let (sender, receiver) = watch::channel(Arc::new(fleet));
@@ -107,23 +102,27 @@ impl Parts {
         receiver
     }
 
-    fn watch_pods(&mut self, config: &Config, client: &Client) -> watch::Receiver<Pods> {
-        let (sender, receiver) = watch::channel(Pods::default());
-        self.watches.spawn(watch_pods(client.clone(), config.node_name.to_string(), config.settings.names.clone(), sender));
-        receiver
+    fn watch_pods(&mut self, config: &Config, client: &Client, pods: watch::Sender<Pods>) {
+        self.watches.spawn(watch_pods(client.clone(), config.node_name.to_string(), config.settings.names.clone(), pods));
     }
 
-    fn publish(&mut self, config: &Config, client: &Client, fleet: watch::Receiver<Arc<Fleet>>, pods: watch::Receiver<Pods>) {
+    fn publish(&mut self, config: &Config, client: &Client, state: &NodeState) {
         let (sender, node) = watch::channel(None);
         self.watches.spawn(watch_node(client.clone(), config.node_name.to_string(), sender));
         let settings = &config.settings;
-        let sources = Sources { fleet, pods, node };
+        let sources = Sources { fleet: state.fleet.clone(), pods: state.pods.clone(), node };
         let publisher = Publisher::new(client, config.node_name.to_string(), settings.names.clone(), settings.memory_unit, sources);
         self.watches.spawn(publisher.run());
     }
 
-    fn serve_resource(&mut self, config: &Config, resource: Served, node: &Arc<NodeState>, stop: &Stop) -> watch::Receiver<bool> {
-        let (is_registered, receiver) = watch::channel(false);
+    fn serve_resource(
+        &mut self,
+        config: &Config,
+        resource: Served,
+        node: &Arc<NodeState>,
+        stop: &Stop,
+        is_registered: watch::Sender<bool>,
+    ) {
         let (dir, node, stop) = (KubeletDir::new(config.device_plugin_dir.clone()), Arc::clone(node), stop.clone());
         self.servers.spawn(async move {
             let mut pods = node.pods.clone();
@@ -136,18 +135,11 @@ impl Parts {
             }
             keep_registered(dir, resource, node, stop, is_registered).await;
         });
-        receiver
     }
 
-    async fn serve_health(
-        &mut self,
-        config: &Config,
-        registered: [watch::Receiver<bool>; 2],
-        pods: watch::Receiver<Pods>,
-    ) -> anyhow::Result<()> {
+    async fn serve_health(&mut self, config: &Config, readiness: Readiness) -> anyhow::Result<()> {
         let Some(address) = config.health_listen else { return Ok(()) };
         let listener = TcpListener::bind(address).await.with_context(|| format!("--health-listen: cannot listen on {address}"))?;
-        let readiness = health_http::Readiness { registered, pods };
         self.watches.spawn(health_http::serve(listener, readiness));
         Ok(())
     }

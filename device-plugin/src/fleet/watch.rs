@@ -106,3 +106,87 @@ fn adopt(found: Inventory, inventory: &mut Inventory, health: &mut Health, numbe
         *fleet = Arc::new(new);
     });
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use proto::memory_unit::MemoryUnit;
+    use serde_json::{Value, json};
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::builders;
+    use crate::health::{Policy, Reason};
+    use crate::inventory::FileSource;
+
+    fn seen(minor: u32, kind: ObservationKind) -> Observation {
+        Observation { device: Some(builders::gpu(minor).uuid), kind }
+    }
+
+    /// What is seen at once makes one new value.
+    #[tokio::test]
+    async fn changes_that_come_together_are_one_change() {
+        let (fleet, mut changed) = watch::channel(Arc::new(builders::fleet(3)));
+        let mut health = Health::new(Policy::default(), (0..3).map(|minor| builders::gpu(minor).uuid));
+        let (sender, mut receiver) = mpsc::channel(8);
+        for minor in 0..3 {
+            sender.try_send(seen(minor, ObservationKind::Lost)).unwrap();
+        }
+        assert!(take_in(&mut receiver, &mut health, Instant::now(), &fleet).await);
+        assert!(receiver.is_empty());
+        let now = changed.borrow_and_update();
+        assert!(now.gpus.iter().all(|entry| !entry.is_healthy && entry.reason == Some(Reason::Lost)));
+    }
+
+    #[tokio::test]
+    async fn no_change_wakes_nobody() {
+        let (fleet, changed) = watch::channel(Arc::new(builders::fleet(1)));
+        let mut health = Health::new(Policy::default(), [builders::gpu(0).uuid]);
+        let (sender, mut receiver) = mpsc::channel(8);
+        sender.try_send(seen(0, ObservationKind::Answered)).unwrap();
+        assert!(take_in(&mut receiver, &mut health, Instant::now(), &fleet).await);
+        assert!(!changed.has_changed().unwrap());
+        drop(sender);
+        assert!(!take_in(&mut receiver, &mut health, Instant::now(), &fleet).await);
+    }
+
+    fn write(path: &std::path::Path, gpus: &Value) {
+        fs::write(path, json!({"gpus": gpus}).to_string()).unwrap();
+    }
+
+    /// A second GPU appears; the first stays sick.
+    #[tokio::test]
+    async fn other_devices_are_adopted_and_health_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("gpus.json");
+        let sick = json!({"uuid": "GPU-a", "minor": 0, "memory": "4Gi", "health": "Xid 79"});
+        write(&path, &json!([sick]));
+        let source = Source::File(FileSource { path: path.clone(), node: "n1".to_owned(), interval: Duration::from_millis(20) });
+        let inventory = discover(&source).await.unwrap();
+        let number: Number = Box::new(|inventory| Ok(IdScheme::new(&inventory.gpus, 100, MemoryUnit::MIB)?));
+        let first = Fleet::new(inventory.clone(), number(&inventory).unwrap());
+        let health = Health::new(Policy::default(), inventory.gpus.iter().map(|gpu| gpu.uuid.clone()));
+        let (sender, mut fleet) = watch::channel(Arc::new(first));
+        tokio::spawn(watch_devices(source, inventory, health, number, sender));
+        let mut wait = async |is_so: fn(&Arc<Fleet>) -> bool| {
+            timeout(Duration::from_secs(20), fleet.wait_for(is_so)).await.expect("no change").unwrap().clone()
+        };
+        wait(|fleet| !fleet.gpus[0].is_healthy).await;
+        write(&path, &json!([sick, {"uuid": "GPU-b", "minor": 1, "memory": "4Gi"}]));
+        let now = wait(|fleet| fleet.gpus.len() == 2).await;
+        assert_eq!(now.gpus.iter().map(|entry| entry.is_healthy).collect::<Vec<_>>(), [false, true]);
+    }
+
+    #[test]
+    fn devices_that_kubelet_could_not_be_told_of_are_not_adopted() {
+        let number: Number = Box::new(|inventory| Ok(IdScheme::new(&inventory.gpus, 100, MemoryUnit::MIB)?));
+        let of = |gpus| Inventory { gpus, excluded: Vec::new(), driver_version: None, vendor: "nvidia".to_owned() };
+        let mut inventory = of(vec![builders::gpu(0)]);
+        let (sender, fleet) = watch::channel(Arc::new(builders::fleet(1)));
+        let huge = crate::inventory::Gpu { memory_bytes: 1 << 40, ..builders::gpu(1) };
+        let mut health = Health::new(Policy::default(), []);
+        adopt(of(vec![huge]), &mut inventory, &mut health, &number, &sender);
+        assert_eq!((inventory.gpus[0].minor, fleet.has_changed().unwrap()), (0, false));
+    }
+}

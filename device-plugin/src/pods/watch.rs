@@ -45,3 +45,61 @@ fn take_in(event: watcher::Event<WatchedPod>, node: &str, names: &ResourceNames,
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use http::{Request, Response};
+    use kube::client::Body;
+    use serde_json::{Value, json};
+    use std::time::Duration;
+    use tokio::time::timeout;
+
+    use super::*;
+
+    fn pod(name: &str, units: &str, version: u64) -> Value {
+        json!({
+            "metadata": {"name": name, "namespace": "default", "uid": name, "resourceVersion": version.to_string()},
+            "spec": {"nodeName": "n1", "containers": [{"name": "c", "resources": {"limits": {"aliyun.com/gpu-mem": units}}}]},
+        })
+    }
+
+    /// Names of the known pods once there are so many.
+    async fn names(pods: &mut watch::Receiver<Pods>, n: usize) -> Vec<String> {
+        let enough = timeout(Duration::from_secs(20), pods.wait_for(|pods| pods.is_synced() && pods.iter().count() == n)).await;
+        enough.expect("the pods do not come").unwrap().iter().map(|pod| pod.name.clone()).collect()
+    }
+
+    #[tokio::test]
+    async fn lists_then_follows_and_survives_a_broken_watch() {
+        let (service, mut requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+        let client = Client::new(service, "default");
+        let (sender, mut pods) = watch::channel(Pods::default());
+        tokio::spawn(watch_pods(client, "n1".to_owned(), ResourceNames::default(), sender));
+        let answer = |text: String| Response::builder().body(Body::from(text.into_bytes())).unwrap();
+        let list =
+            |items: Value| json!({"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": "5"}, "items": items}).to_string();
+        let event = |kind: &str, pod: &Value| json!({"type": kind, "object": pod}).to_string() + "\n";
+
+        let (request, response) = requests.next_request().await.unwrap();
+        assert!(request.uri().query().unwrap().contains("fieldSelector=spec.nodeName%3Dn1"), "{}", request.uri());
+        response.send_response(answer(list(
+            json!([pod("a", "1", 4), {"metadata": {"name": "other", "uid": "o"}, "spec": {"nodeName": "n1"}}]),
+        )));
+        assert_eq!(names(&mut pods, 1).await, ["a"]);
+
+        let (request, response) = requests.next_request().await.unwrap();
+        assert!(request.uri().query().unwrap().contains("watch=true"), "{}", request.uri());
+        response.send_response(answer(
+            event("ADDED", &pod("b", "2", 6)) + &event("DELETED", &pod("a", "1", 7)) + &event("ADDED", &pod("c", "2", 8)),
+        ));
+        assert_eq!(names(&mut pods, 2).await, ["b", "c"]);
+
+        let (_, response) = requests.next_request().await.unwrap();
+        let gone =
+            json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "too old", "reason": "Expired", "code": 410});
+        response.send_response(answer(json!({"type": "ERROR", "object": gone}).to_string() + "\n"));
+        let (_, response) = requests.next_request().await.unwrap();
+        response.send_response(answer(list(json!([pod("d", "1", 9)]))));
+        assert_eq!(names(&mut pods, 1).await, ["d"]);
+    }
+}

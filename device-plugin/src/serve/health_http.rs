@@ -37,3 +37,30 @@ pub(super) async fn serve(listener: TcpListener, readiness: Readiness) {
         warn!(%error, "health requests are no longer answered");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case::nothing_yet(false, [false, false], StatusCode::SERVICE_UNAVAILABLE)]
+    #[case::kubelet_knows_one(true, [true, false], StatusCode::SERVICE_UNAVAILABLE)]
+    #[case::pods_unknown(false, [true, true], StatusCode::SERVICE_UNAVAILABLE)]
+    #[case::all_there(true, [true, true], StatusCode::OK)]
+    fn ready_when_pods_are_known_and_both_resources_registered(
+        #[case] is_synced: bool,
+        #[case] registered: [bool; 2],
+        #[case] expected: StatusCode,
+    ) {
+        let mut known = Pods::default();
+        if is_synced {
+            known.reset([]);
+        }
+        let (_pods, pods) = watch::channel(known);
+        let senders = registered.map(watch::Sender::new);
+        let readiness = Readiness { registered: senders.each_ref().map(watch::Sender::subscribe), pods };
+        assert_eq!(readiness.answer().0, expected);
+    }
+}
