@@ -10,7 +10,9 @@ use proto::quantity::Quantity;
 
 use super::fit::{Amounts, pod_requests};
 
-/// The annotation by which a pod says that its app containers finish, e.g. `"0s"`.
+/// The annotation by which a pod says that its app containers finish, at once whatever its value.
+///
+/// Only for pods whose restart policy is not Always; a container whose command is `["true"]` finishes too.
 pub const EXIT_AFTER: &str = "testbed/exit-after";
 
 /// When a container of a pod runs.

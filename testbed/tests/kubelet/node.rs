@@ -111,9 +111,8 @@ impl Node {
             amount(status.and_then(|status| status.capacity.as_ref())).as_deref() == Some(capacity)
                 && amount(status.and_then(|status| status.allocatable.as_ref())).as_deref() == Some(allocatable)
         });
-        if tokio::time::timeout(DEADLINE, listed).await.is_err() {
-            panic!("{resource} is not {capacity}/{allocatable}: {:#?}", self.nodes().get("n1").await.unwrap().status);
-        }
+        let in_time = tokio::time::timeout(DEADLINE, listed).await.is_ok();
+        assert!(in_time, "{resource} is not {capacity}/{allocatable}: {:#?}", self.nodes().get("n1").await.unwrap().status);
     }
 
     pub(crate) async fn patch_node_status(&self, status: Value) {
