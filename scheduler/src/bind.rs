@@ -232,6 +232,3 @@ fn pod_path(pod: &PodId) -> Result<String, String> {
     }
     Ok(format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name))
 }
-
-#[cfg(test)]
-mod tests;

@@ -246,6 +246,3 @@ async fn inspect_node(State(extender): State<Arc<Extender>>, Path(node): Path<St
     let answer = inspect::node(&extender.index.read(), &node);
     respond(&mut timer, Ok(answer))
 }
-
-#[cfg(test)]
-mod tests;

@@ -1,1 +1,165 @@
-//! Tests of this module.
+//! What pods hold by spec and record, and what is said about those whose record is missing, bad or contradicted.
+
+use placement::{Gpu, GpuRef, GpuUuid, HeldMemory, HeldShare, Holding, Inventory, Memory, MemoryAsk};
+use proto::pod::Pod;
+use proto::resource::ResourceNames;
+use rstest::rstest;
+use serde_json::{Value, json};
+
+use super::{Account, PodFacts};
+
+const MIB: u64 = 1 << 20;
+
+/// Two GPUs of 1000 MiB, counted in units of 10 MiB.
+fn inventory() -> Inventory {
+    let gpu =
+        |minor| Gpu { uuid: GpuUuid::from(format!("GPU-{minor}")), minor, memory_bytes: 1000 * MIB, core: 100, slots: 100, healthy: true };
+    Inventory { gpus: vec![gpu(0), gpu(1)], unit_bytes: Some(10 * MIB) }
+}
+
+fn account(limits: &Value, annotations: &Value) -> Account {
+    let pod: Pod = serde_json::from_value(json!({
+        "metadata": {"name": "p", "namespace": "d", "uid": "u", "annotations": annotations},
+        "spec": {"nodeName": "n1", "containers": [{"name": "c", "resources": {"limits": limits}}]},
+    }))
+    .unwrap();
+    PodFacts::of(&pod, &ResourceNames::default()).unwrap().account(Some(&inventory())).unwrap()
+}
+
+fn units(units: u64) -> Value {
+    json!({"aliyun.com/gpu-mem": units})
+}
+
+fn bytes(devices: u64, mib: u64) -> Value {
+    json!({"koordinator.sh/gpu.shared": devices, "koordinator.sh/gpu-memory": mib * MIB})
+}
+
+fn ratio(devices: u64, ratio: u64) -> Value {
+    json!({"koordinator.sh/gpu.shared": devices, "koordinator.sh/gpu-memory-ratio": ratio, "koordinator.sh/gpu-core": 10 * devices})
+}
+
+/// Koordinator's record: minor, UUID and MiB of each device.
+fn record(shares: &[(i32, &str, u64)]) -> Value {
+    let share = |(minor, id, mib): &(i32, &str, u64)| json!({"minor": minor, "id": id, "resources": {"koordinator.sh/gpu-memory": format!("{mib}Mi")}});
+    let shares: Vec<Value> = shares.iter().map(share).collect();
+    json!({"scheduling.koordinator.sh/device-allocated": json!({"gpu": shares}).to_string()})
+}
+
+fn old(idx: &str, pod: &str, device: &str) -> Value {
+    json!({"ALIYUN_COM_GPU_MEM_IDX": idx, "ALIYUN_COM_GPU_MEM_POD": pod, "ALIYUN_COM_GPU_MEM_DEV": device, "ALIYUN_COM_GPU_MEM_ASSIGNED": "true"})
+}
+
+/// Device, MiB of it if that is fixed, and whether the share is trusted.
+fn shown(account: &Account) -> Vec<(String, Option<u64>, bool)> {
+    let Holding::Shares(shares) = &account.holding else { return Vec::new() };
+    let gpu = |gpu: &GpuRef| match gpu {
+        GpuRef::Uuid(uuid) => uuid.to_string(),
+        GpuRef::Minor(minor) => minor.to_string(),
+    };
+    let mib = |memory: HeldMemory| match memory {
+        HeldMemory::Exact(memory) => Some(memory.bytes_ceil() / MIB),
+        HeldMemory::Ask(MemoryAsk::Units(units)) => Some(units * 10),
+        HeldMemory::Ask(_) => None,
+    };
+    shares.iter().map(|share| (gpu(&share.gpu), mib(share.memory), share.trusted)).collect()
+}
+
+#[rstest]
+#[case::units(units(8), record(&[(0, "GPU-0", 80)]), &[("GPU-0", 80)])]
+#[case::units_by_minor_only(units(8), record(&[(1, "", 80)]), &[("1", 80)])]
+#[case::uuid_counts_whatever_the_minor(units(8), record(&[(1, "GPU-0", 80)]), &[("GPU-0", 80)])]
+#[case::bytes(bytes(1, 50), record(&[(0, "GPU-0", 50)]), &[("GPU-0", 50)])]
+#[case::two_devices(bytes(2, 100), record(&[(0, "GPU-0", 50), (1, "GPU-1", 50)]), &[("GPU-0", 50), ("GPU-1", 50)])]
+#[case::old_extender(units(8), old("1", "8", "100"), &[("1", 80)])]
+#[case::old_extender_without_totals(units(8), json!({"ALIYUN_COM_GPU_MEM_IDX": "1"}), &[("1", 80)])]
+fn records_in_order(#[case] limits: Value, #[case] annotations: Value, #[case] expected: &[(&str, u64)]) {
+    let account = account(&limits, &annotations);
+    assert_eq!(account.problem, None);
+    let expected: Vec<_> = expected.iter().map(|(gpu, mib)| ((*gpu).to_owned(), Some(*mib), true)).collect();
+    assert_eq!(shown(&account), expected);
+}
+
+/// Both count the larger, and the contradiction is told.
+#[rstest]
+#[case::record_is_less(bytes(1, 50), record(&[(0, "GPU-0", 40)]), &[("GPU-0", Some(50), true)], "says 41943040 bytes on GPU GPU-0, its spec 52428800")]
+#[case::record_is_more(units(4), record(&[(0, "GPU-0", 80)]), &[("GPU-0", Some(80), true)], "its spec 41943040")]
+#[case::unknown_uuid(units(8), record(&[(0, "GPU-9", 80)]), &[("GPU-9", Some(80), true)], "names GPU GPU-9, which the node does not have")]
+#[case::unknown_minor(units(8), old("7", "8", "100"), &[("7", Some(80), true)], "names GPU minor 7, which the node does not have")]
+#[case::more_devices(bytes(1, 50), record(&[(0, "GPU-0", 50), (1, "GPU-1", 50)]), &[("GPU-0", Some(50), false), ("GPU-1", Some(50), false)], "names 2 devices, its spec asks for 1 only")]
+#[case::old_record_is_more(units(4), old("0", "8", "100"), &[("0", Some(80), true)], "its record says 8 units, its spec 4")]
+#[case::units_were_larger(units(8), old("0", "8", "10"), &[("0", Some(800), false)], "had 10 units when it was placed and has 100 now")]
+#[case::units_were_smaller(units(80), old("0", "80", "1000"), &[("0", Some(800), false)], "had 1000 units when it was placed and has 100 now")]
+fn contradictions(
+    #[case] limits: Value,
+    #[case] annotations: Value,
+    #[case] expected: &[(&str, Option<u64>, bool)],
+    #[case] problem: &str,
+) {
+    let account = account(&limits, &annotations);
+    let told = account.problem.clone().unwrap_or_default();
+    assert!(told.contains(problem), "{told}");
+    let expected: Vec<_> = expected.iter().map(|(gpu, mib, trusted)| ((*gpu).to_owned(), *mib, *trusted)).collect();
+    assert_eq!(shown(&account), expected);
+}
+
+/// Nobody knows which device it is: every device of the node is charged, and why is told.
+#[rstest]
+#[case::missing(units(8), json!({}), "it has no allocation record")]
+#[case::no_json(units(8), json!({"scheduling.koordinator.sh/device-allocated": "{"}), "annotation scheduling.koordinator.sh/device-allocated is \"{\"")]
+#[case::other_devices_only(bytes(1, 50), json!({"scheduling.koordinator.sh/device-allocated": "{\"rdma\":[{\"minor\":0}]}"}), "it has no allocation record")]
+#[case::negative_amount(units(8), json!({"scheduling.koordinator.sh/device-allocated": "{\"gpu\":[{\"minor\":0,\"resources\":{\"koordinator.sh/gpu-memory\":\"-1\"}}]}"}), "says koordinator.sh/gpu-memory is -1, which is no amount")]
+#[case::negative_minor(units(8), record(&[(-1, "", 80)]), "names minor -1")]
+#[case::index_is_no_number(units(8), old("x", "8", "100"), "annotation ALIYUN_COM_GPU_MEM_IDX is \"x\"")]
+#[case::negative_index(units(8), old("-1", "8", "100"), "annotation ALIYUN_COM_GPU_MEM_IDX is \"-1\"")]
+#[case::units_are_no_number(units(8), old("0", "8Gi", "100"), "annotation ALIYUN_COM_GPU_MEM_POD")]
+#[case::fewer_devices(bytes(2, 100), record(&[(0, "GPU-0", 50)]), "names 1 devices, its spec asks for 2")]
+#[case::same_device_twice(bytes(2, 100), record(&[(0, "GPU-0", 50), (0, "GPU-0", 50)]), "names GPU GPU-0 twice")]
+#[case::wrong_dialect(bytes(1, 50), old("0", "8", "100"), "its only record is gpushare's")]
+fn unknown_devices(#[case] limits: Value, #[case] annotations: Value, #[case] problem: &str) {
+    let account = account(&limits, &annotations);
+    assert!(matches!(account.holding, Holding::Anywhere(_)), "{account:?}");
+    let told = account.problem.unwrap_or_default();
+    assert!(told.contains(problem), "{told}");
+}
+
+/// A ratio is charged by the spec, exactly, on the record's device; the bytes in the record are rounded.
+#[test]
+fn ratio_is_exact() {
+    let account = account(&ratio(2, 66), &record(&[(0, "GPU-0", 331), (1, "GPU-1", 331)]));
+    let share = |gpu: &str| HeldShare {
+        gpu: GpuRef::Uuid(GpuUuid::from(gpu)),
+        memory: HeldMemory::Ask(MemoryAsk::Ratio(33)),
+        core: 10,
+        slots: 1,
+        trusted: true,
+    };
+    assert_eq!(account, Account { holding: Holding::Shares(vec![share("GPU-0"), share("GPU-1")]), problem: None });
+}
+
+/// A bound pod whose request breaks a rule is charged by its record, or as a whole device.
+#[test]
+fn invalid_requests_are_counted_too() {
+    let invalid = json!({"aliyun.com/gpu-mem": 8, "koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu-memory": MIB});
+    let unrecorded = account(&invalid, &json!({}));
+    assert!(matches!(unrecorded.holding, Holding::Anywhere(request) if request.memory == MemoryAsk::Ratio(100)));
+    let recorded = account(&invalid, &record(&[(0, "GPU-0", 50)]));
+    assert!(recorded.problem.unwrap().contains("use the resources of one dialect only"));
+    assert!(matches!(recorded.holding, Holding::Shares(_)));
+}
+
+#[test]
+fn other_writers_round_down() {
+    let third = record(&[(0, "GPU-0", 33), (1, "GPU-1", 33)]);
+    let limits = json!({"koordinator.sh/gpu.shared": 2, "koordinator.sh/gpu-memory": 66 * MIB + 1});
+    let account = account(&limits, &third);
+    assert_eq!(account.problem, None);
+    let Holding::Shares(shares) = account.holding else { panic!("two shares") };
+    assert_eq!(shares[0].memory, HeldMemory::Exact(Memory::from_bytes(33 * MIB + 1)));
+}
+
+#[test]
+fn pod_that_asks_for_nothing_is_not_kept() {
+    let pod: Pod =
+        serde_json::from_value(json!({"metadata": {"uid": "u"}, "spec": {"nodeName": "n", "containers": [{"name": "c"}]}})).unwrap();
+    assert_eq!(PodFacts::of(&pod, &ResourceNames::default()), None);
+}

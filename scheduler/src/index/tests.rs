@@ -1,1 +1,110 @@
-//! Tests of this module.
+//! The lifecycle of decisions and hints that no route shows.
+
+use std::time::{Duration, Instant};
+
+use placement::Policies;
+use proto::pod::Pod;
+use proto::resource::ResourceNames;
+use serde_json::{Value, json};
+
+use super::{Assumed, Index, NodeAsk, Phase};
+use crate::accounting::{Ask, PodFacts};
+use crate::bind::{Found, PodId};
+use crate::offline;
+use crate::watch::Follow;
+
+fn index() -> Index {
+    let node = json!({"metadata": {"name": "n1"}, "status": {"capacity": {"aliyun.com/gpu-count": "1", "aliyun.com/gpu-mem": "10000"}}});
+    offline::index([node].into_iter(), std::iter::empty(), std::iter::empty())
+}
+
+fn pod(name: &str) -> Value {
+    let containers = json!([{"name": "c", "resources": {"limits": {"aliyun.com/gpu-mem": "1"}}}]);
+    json!({"metadata": {"name": name, "namespace": "d", "uid": name}, "spec": {"containers": containers}})
+}
+
+fn facts(name: &str) -> PodFacts {
+    let pod: Pod = serde_json::from_value(pod(name)).unwrap();
+    PodFacts::of(&pod, &ResourceNames::default()).unwrap()
+}
+
+fn assume(index: &mut Index, name: &str, now: Instant) -> u64 {
+    let id = PodId { namespace: "d".to_owned(), name: name.to_owned(), uid: name.to_owned() };
+    match index.assume(&id, &facts(name), "n1", 1, now).unwrap() {
+        Assumed::Write { stamp, .. } => stamp,
+        Assumed::AlreadyBound => panic!("not bound yet"),
+    }
+}
+
+#[test]
+fn only_the_decision_that_is_named_is_forgotten() {
+    let (mut index, now) = (index(), Instant::now());
+    let stamp = assume(&mut index, "p", now);
+    index.forget("p", stamp + 1);
+    assert_eq!(index.phase("p", stamp), Some(Phase::Writing));
+    index.forget("p", stamp);
+    assert_eq!((index.phase("p", stamp), index.fleet().n_owners(), index.census().n_pending), (None, 0, 0));
+}
+
+#[test]
+fn a_pod_that_is_watched_stays_pending_when_its_decision_falls() {
+    let (mut index, now) = (index(), Instant::now());
+    index.apply(serde_json::from_value::<Pod>(pod("p")).unwrap());
+    let stamp = assume(&mut index, "p", now);
+    index.forget("p", stamp);
+    assert_eq!(index.census().n_pending, 1);
+}
+
+#[test]
+fn an_unbound_pod_settles_a_decision_only_after_a_while() {
+    let (mut index, now) = (index(), Instant::now());
+    let stamp = assume(&mut index, "p", now);
+    index.doubt("p", stamp, now);
+    assert!(!index.settle("p", stamp, &Found::Unbound, now + Duration::from_secs(4)));
+    assert_eq!(index.fleet().n_owners(), 1);
+    assert!(index.settle("p", stamp, &Found::Unbound, now + Duration::from_secs(5)));
+    assert_eq!(index.fleet().n_owners(), 0);
+}
+
+#[test]
+fn what_is_found_settles_a_decision() {
+    for (found, held) in [(Found::On("n1".to_owned()), 1), (Found::On("n2".to_owned()), 0), (Found::Gone, 0)] {
+        let (mut index, now) = (index(), Instant::now());
+        let stamp = assume(&mut index, "p", now);
+        index.doubt("p", stamp, now);
+        assert!(index.settle("p", stamp, &found, now), "{found:?}");
+        assert_eq!(index.fleet().n_owners(), held, "{found:?}");
+    }
+}
+
+#[test]
+fn hints_are_bounded() {
+    let mut index = index();
+    let now = Instant::now();
+    let node = index.fleet().node_id("n1").unwrap();
+    let Ask::Request(request) = facts("p").ask else { panic!("a request") };
+    for at in 0..5000 {
+        let uid = at.to_string();
+        index.hint(node, &NodeAsk::new(&uid, &request), now);
+    }
+    assert_eq!(index.fleet().n_hints(), 4096);
+    assert!(!index.is_hinted("0") && index.is_hinted("4999"));
+    assert_eq!(index.fleet().check(), Vec::new());
+    index.expire_hints(now + Duration::from_secs(30));
+    assert_eq!(index.fleet().n_hints(), 0);
+}
+
+#[test]
+fn opaque_nodes_take_no_bytes() {
+    let index = index();
+    let pod = json!({"spec": {"containers": [{"name": "c", "resources": {"limits": {"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "1"}}}]}});
+    let pod: Pod = serde_json::from_value(pod).unwrap();
+    let Ask::Request(request) = PodFacts::of(&pod, &ResourceNames::default()).unwrap().ask else { panic!("a request") };
+    assert_eq!(index.fit("n1", &NodeAsk::new("u", &request)), Err(placement::Reason::NotServed));
+}
+
+#[test]
+fn names_of_what_is_missing() {
+    let index = Index::new(ResourceNames::default(), Policies::default(), Duration::ZERO);
+    assert_eq!(index.ready().unwrap_err(), "not ready: waiting for the list of nodes, devices, pods");
+}

@@ -1,0 +1,17 @@
+//! The extender as kube-scheduler meets it: JSON over its routes, with a small API server behind it.
+
+#[path = "extender/api.rs"]
+mod api;
+#[path = "extender/bind_outcomes.rs"]
+mod bind_outcomes;
+#[path = "extender/histories.rs"]
+mod histories;
+#[path = "extender/objects.rs"]
+mod objects;
+mod old_extender_bugs;
+#[path = "extender/requests.rs"]
+mod requests;
+#[path = "extender/served.rs"]
+mod served;
+#[path = "extender/world.rs"]
+mod world;

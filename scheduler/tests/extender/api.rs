@@ -1,0 +1,180 @@
+//! A small API server behind kube's client: pods by name, bindings as the real one takes them, and faults on demand.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use http::{Method, Request, Response};
+use http_body_util::BodyExt;
+use kube::client::Body;
+use serde_json::{Value, json};
+
+/// What goes wrong with one request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Fault {
+    /// Answered with this status; nothing is done.
+    Status(u16),
+    /// Done, but answered with this status.
+    StatusAfterwards(u16),
+    /// Answered 429 with so many seconds to wait.
+    Busy(u64),
+    /// Never answered; nothing is done.
+    Hang,
+    /// Done, but never answered.
+    HangAfterwards,
+    /// The connection breaks; nothing is done.
+    Break,
+    /// Done, but the connection breaks.
+    BreakAfterwards,
+    /// Done so much later than it came.
+    Slow(Duration),
+}
+
+#[derive(Debug, Default)]
+struct State {
+    pods: BTreeMap<String, Value>,
+    posts: VecDeque<Fault>,
+    gets: VecDeque<Fault>,
+    bindings: Vec<Value>,
+    n_gets: usize,
+}
+
+/// The server; clones share it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Api(Arc<Mutex<State>>);
+
+type Reply = Result<Response<Body>, std::io::Error>;
+
+impl Api {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap()
+    }
+
+    /// A client that talks to it.
+    pub(crate) fn client(&self) -> kube::Client {
+        let api = self.clone();
+        kube::Client::new(tower::service_fn(move |request| api.clone().answer(request)), "default")
+    }
+
+    /// Stores a pod.
+    pub(crate) fn put(&self, pod: &Value) {
+        self.state().pods.insert(path(pod), pod.clone());
+    }
+
+    /// Deletes a pod.
+    pub(crate) fn remove(&self, pod: &Value) {
+        self.state().pods.remove(&path(pod));
+    }
+
+    /// The pod as it is stored.
+    pub(crate) fn pod(&self, pod: &Value) -> Value {
+        self.state().pods[&path(pod)].clone()
+    }
+
+    /// Faults of the next POSTs, in order.
+    pub(crate) fn fail_posts(&self, faults: impl IntoIterator<Item = Fault>) {
+        self.state().posts.extend(faults);
+    }
+
+    /// Faults of the next GETs, in order.
+    pub(crate) fn fail_gets(&self, faults: impl IntoIterator<Item = Fault>) {
+        self.state().gets.extend(faults);
+    }
+
+    /// Every binding that came, whatever became of it.
+    pub(crate) fn bindings(&self) -> Vec<Value> {
+        self.state().bindings.clone()
+    }
+
+    /// How many times a pod was read.
+    pub(crate) fn n_gets(&self) -> usize {
+        self.state().n_gets
+    }
+
+    async fn answer(self, request: Request<Body>) -> Reply {
+        let (parts, body) = request.into_parts();
+        let body = body.collect().await.unwrap().to_bytes();
+        let path = parts.uri.path().to_owned();
+        let fault = match parts.method {
+            Method::POST => {
+                let mut state = self.state();
+                state.bindings.push(serde_json::from_slice(&body).unwrap());
+                state.posts.pop_front()
+            }
+            _ => {
+                let mut state = self.state();
+                state.n_gets += 1;
+                state.gets.pop_front()
+            }
+        };
+        let done = |api: &Self| match parts.method {
+            Method::POST => api.bind(&path, &serde_json::from_slice(&body).unwrap()),
+            _ => api.get(&path),
+        };
+        match fault {
+            None => done(&self),
+            Some(Fault::Status(status)) => failure(status, "made to fail"),
+            Some(Fault::StatusAfterwards(status)) => {
+                done(&self)?;
+                failure(status, "made to fail afterwards")
+            }
+            Some(Fault::Busy(seconds)) => {
+                let mut reply = failure(429, "too many requests")?;
+                reply.headers_mut().insert("retry-after", seconds.into());
+                Ok(reply)
+            }
+            Some(Fault::Hang) => std::future::pending().await,
+            Some(Fault::HangAfterwards) => {
+                done(&self)?;
+                std::future::pending().await
+            }
+            Some(Fault::Break) => Err(std::io::ErrorKind::ConnectionReset.into()),
+            Some(Fault::BreakAfterwards) => {
+                done(&self)?;
+                Err(std::io::ErrorKind::ConnectionReset.into())
+            }
+            Some(Fault::Slow(time)) => {
+                tokio::time::sleep(time).await;
+                done(&self)
+            }
+        }
+    }
+
+    fn bind(&self, path: &str, binding: &Value) -> Reply {
+        let path = path.strip_suffix("/binding").unwrap();
+        let mut state = self.state();
+        let Some(pod) = state.pods.get_mut(path) else { return failure(404, "pods not found") };
+        if pod["metadata"]["uid"] != binding["metadata"]["uid"] {
+            return failure(409, "Precondition failed: UID in precondition");
+        }
+        if let Some(node) = pod["spec"]["nodeName"].as_str() {
+            let message = format!("pod is already assigned to node {node:?}");
+            return failure(409, &message);
+        }
+        for (key, value) in binding["metadata"]["annotations"].as_object().unwrap() {
+            pod["metadata"]["annotations"][key] = value.clone();
+        }
+        pod["spec"]["nodeName"] = binding["target"]["name"].clone();
+        reply(201, &json!({"kind": "Status", "status": "Success", "code": 201}))
+    }
+
+    fn get(&self, path: &str) -> Reply {
+        match self.state().pods.get(path) {
+            Some(pod) => reply(200, pod),
+            None => failure(404, "pods not found"),
+        }
+    }
+}
+
+fn path(pod: &Value) -> String {
+    let (namespace, name) = (&pod["metadata"]["namespace"], &pod["metadata"]["name"]);
+    format!("/api/v1/namespaces/{}/pods/{}", namespace.as_str().unwrap(), name.as_str().unwrap())
+}
+
+fn failure(status: u16, message: &str) -> Reply {
+    reply(status, &json!({"kind": "Status", "status": "Failure", "message": message, "code": status}))
+}
+
+fn reply(status: u16, body: &Value) -> Reply {
+    Ok(Response::builder().status(status).body(Body::from(body.to_string().into_bytes())).unwrap())
+}

@@ -1,0 +1,367 @@
+//! What becomes of a bind when the API server refuses, hesitates, lies or hangs. Time is simulated.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rstest::rstest;
+use serde_json::Value;
+use tokio::time::{sleep, timeout};
+
+use crate::api::Fault;
+use crate::objects::{on, phase, shared, units};
+use crate::world::World;
+
+/// One node, two GPUs of 16,276 MiB.
+fn world() -> World {
+    World::new().with_node("n1", &[16_276, 16_276]).with_node("n2", &[16_276])
+}
+
+/// Number of pods that are decided and not yet seen.
+fn n_assumed(world: &World) -> u64 {
+    world.index.read().census().n_assumed
+}
+
+fn stamp(binding: &Value) -> u64 {
+    let stamp = &binding["metadata"]["annotations"]["scheduling.koordinator.sh/bind-timestamp"];
+    stamp.as_str().unwrap().parse().unwrap()
+}
+
+/// Waits, in simulated time, until nothing is assumed any more.
+async fn settled(world: &World) {
+    let done = async {
+        while n_assumed(world) > 0 {
+            sleep(Duration::from_millis(100)).await;
+        }
+    };
+    timeout(Duration::from_secs(600), done).await.expect("the decision should settle");
+}
+
+#[tokio::test(start_paused = true)]
+async fn success_holds_until_the_watch_shows_it() {
+    let pod = units("p", 8138);
+    let world = world().with_pod(&pod);
+    assert_eq!(world.bind(&pod, "n1").await, "");
+    assert_eq!((n_assumed(&world), world.used("n1").await), (1, vec![8138, 0]));
+    world.see(&pod);
+    assert_eq!((n_assumed(&world), world.used("n1").await), (0, vec![8138, 0]));
+}
+
+#[rstest]
+#[case::uid_of_another(Fault::Status(409), "refused the binding: 409 Conflict: made to fail")]
+#[case::not_found(Fault::Status(404), "refused the binding: 404 Not Found: made to fail")]
+#[case::gone(Fault::Status(410), "refused the binding: 410 Gone: made to fail")]
+#[case::forbidden(Fault::Status(403), "refused the binding: 403 Forbidden: made to fail")]
+#[case::invalid(Fault::Status(422), "refused the binding: 422 Unprocessable Entity: made to fail")]
+#[tokio::test(start_paused = true)]
+async fn refusal_gives_the_room_back(#[case] fault: Fault, #[case] expected: &str) {
+    let pod = units("p", 8138);
+    let world = world().with_pod(&pod);
+    world.api.fail_posts([fault]);
+    let error = world.bind(&pod, "n1").await;
+    assert!(error.contains(expected), "{error}");
+    assert_eq!((n_assumed(&world), world.used("n1").await), (0, vec![0, 0]));
+    assert_eq!(world.bind(&pod, "n2").await, "", "elsewhere is open at once");
+}
+
+#[tokio::test(start_paused = true)]
+async fn successor_of_the_same_name_is_not_bound() {
+    let pod = units("p", 8138);
+    let world = world().with_pod(&pod);
+    let mut successor = pod.clone();
+    successor["metadata"]["uid"] = "another".into();
+    world.api.put(&successor);
+    let error = world.bind(&pod, "n1").await;
+    assert!(error.contains("there is no pod with UID uid-p any more"), "{error}");
+    assert_eq!(n_assumed(&world), 0);
+    assert!(world.api.pod(&pod)["spec"]["nodeName"].is_null());
+}
+
+#[tokio::test(start_paused = true)]
+async fn already_on_that_node_is_success() {
+    let pod = units("p", 8138);
+    let world = world().with_pod(&pod);
+    world.api.put(&on(pod.clone(), "n1"));
+    assert_eq!(world.bind(&pod, "n1").await, "");
+}
+
+#[tokio::test(start_paused = true)]
+async fn already_on_another_node_is_refused() {
+    let pod = units("p", 8138);
+    let world = world().with_pod(&pod);
+    world.api.put(&on(pod.clone(), "n2"));
+    let error = world.bind(&pod, "n1").await;
+    assert!(error.contains("the pod is already bound to node \"n2\""), "{error}");
+    assert_eq!(n_assumed(&world), 0);
+    world.see(&pod);
+    let error = world.bind(&pod, "n1").await;
+    assert!(error.contains("the pod is already bound to node \"n2\""), "{error}");
+    assert_eq!(world.api.bindings().len(), 1, "what the watch has shown is not tried again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn bind_of_a_bound_pod_writes_nothing() {
+    let pod = units("p", 8138);
+    let world = world();
+    world.place(&pod, "n1").await;
+    assert_eq!(world.bind(&pod, "n1").await, "");
+    assert_eq!(world.api.bindings().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn busy_server_is_asked_again_when_it_says() {
+    let pod = units("p", 8138);
+    let world = world().with_pod(&pod);
+    world.api.fail_posts([Fault::Busy(1), Fault::Busy(2)]);
+    let begun = tokio::time::Instant::now();
+    assert_eq!(world.bind(&pod, "n1").await, "");
+    assert_eq!(begun.elapsed(), Duration::from_secs(3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn server_busy_for_longer_than_the_bind_may_take() {
+    let pod = units("p", 8138);
+    let world = world().with_pod(&pod);
+    world.api.fail_posts([Fault::Busy(60)]);
+    let begun = tokio::time::Instant::now();
+    let error = world.bind(&pod, "n1").await;
+    assert!(error.contains("429"), "{error}");
+    assert!(begun.elapsed() < Duration::from_secs(4), "there is no use in waiting");
+    settled(&world).await;
+    assert_eq!(world.used("n1").await, [0, 0]);
+}
+
+/// The write is known only by looking: bound in the end or not, the books agree, and the answer comes in time.
+#[rstest]
+#[case::error_though_written(Fault::StatusAfterwards(500), true)]
+#[case::error_and_not_written(Fault::Status(500), false)]
+#[case::unavailable(Fault::Status(503), false)]
+#[case::gateway_timeout_though_written(Fault::StatusAfterwards(504), true)]
+#[case::broken_though_written(Fault::BreakAfterwards, true)]
+#[case::broken_and_not_written(Fault::Break, false)]
+#[case::hangs_though_written(Fault::HangAfterwards, true)]
+#[case::hangs_and_not_written(Fault::Hang, false)]
+#[tokio::test(start_paused = true)]
+async fn lost_answers_are_found_out(#[case] fault: Fault, #[case] written: bool) {
+    let pod = units("p", 8138);
+    let world = world().with_pod(&pod);
+    world.api.fail_posts([fault]);
+    // The first look fails too, so the answer must be an honest "not known".
+    world.api.fail_gets([Fault::Status(500)]);
+    let begun = tokio::time::Instant::now();
+    let error = world.bind(&pod, "n1").await;
+    assert!(begun.elapsed() <= Duration::from_secs(4));
+    assert!(error.contains("it is not known whether the binding was written"), "{error}");
+    assert_eq!((n_assumed(&world), world.used("n1").await), (1, vec![8138, 0]), "kept while it is not known");
+    sleep(Duration::from_secs(30)).await;
+    assert!(world.api.n_gets() >= 2);
+    if written {
+        assert_eq!(n_assumed(&world), 1, "bound: held until the watch shows it");
+        world.see(&pod);
+        assert_eq!(world.used("n1").await, [8138, 0]);
+    } else {
+        assert_eq!(world.used("n1").await, [0, 0]);
+    }
+    assert_eq!(n_assumed(&world), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_error_after_the_write_is_success_if_a_look_says_so() {
+    let pod = units("p", 8138);
+    let world = world().with_pod(&pod);
+    world.api.fail_posts([Fault::StatusAfterwards(500)]);
+    assert_eq!(world.bind(&pod, "n1").await, "");
+}
+
+#[tokio::test(start_paused = true)]
+async fn repeated_bind_writes_the_same_devices_and_time() {
+    let pod = shared("p", 2, 4096);
+    let world = world().with_pod(&pod);
+    world.api.fail_posts([Fault::Hang]);
+    assert_ne!(world.bind(&pod, "n1").await, "");
+    assert_eq!(world.bind(&pod, "n1").await, "");
+    let bindings = world.api.bindings();
+    assert_eq!(bindings.len(), 2);
+    assert_eq!(bindings[0], bindings[1]);
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(n_assumed(&world), 1, "the first one's search does not take back the second one's success");
+    world.see(&pod);
+    assert_eq!(world.used("n1").await, [2048, 2048]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn refusal_of_a_repeat_does_not_take_back_what_may_be_written() {
+    let pod = units("p", 8138);
+    let world = world().with_pod(&pod);
+    world.api.fail_posts([Fault::HangAfterwards, Fault::Status(403)]);
+    world.api.fail_gets([Fault::Status(500), Fault::Status(500)]);
+    assert_ne!(world.bind(&pod, "n1").await, "");
+    assert_ne!(world.bind(&pod, "n1").await, "");
+    assert_eq!(world.used("n1").await, [8138, 0]);
+    world.see(&pod);
+    assert_eq!((n_assumed(&world), world.used("n1").await), (0, vec![8138, 0]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_node_waits_until_the_first_is_known() {
+    let pod = units("p", 8138);
+    let world = world().with_pod(&pod);
+    world.api.fail_posts([Fault::Hang]);
+    assert_ne!(world.bind(&pod, "n1").await, "");
+    let error = world.bind(&pod, "n2").await;
+    assert_eq!(error, "an earlier bind of the pod to node \"n1\" is not settled yet");
+    settled(&world).await;
+    assert_eq!(world.bind(&pod, "n2").await, "");
+    assert_eq!((world.used("n1").await, world.used("n2").await), (vec![0, 0], vec![8138]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_late_write_is_waited_for() {
+    let pod = units("p", 8138);
+    let world = world().with_pod(&pod);
+    world.api.fail_posts([Fault::Hang]);
+    assert_ne!(world.bind(&pod, "n1").await, "");
+    // The pod is still unbound to every look so soon after; then the write, which was under way, lands.
+    sleep(Duration::from_secs(2)).await;
+    assert!(world.api.n_gets() > 0);
+    assert_eq!(n_assumed(&world), 1);
+    world.api.put(&on(pod.clone(), "n1"));
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!((n_assumed(&world), world.used("n1").await), (1, vec![8138, 0]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn concurrent_binds_of_one_pod_are_one_decision() {
+    let pod = units("p", 8138);
+    let world = world().with_pod(&pod);
+    world.api.fail_posts([Fault::Slow(Duration::from_secs(1))]);
+    let (one, other) = tokio::join!(world.bind(&pod, "n1"), world.bind(&pod, "n1"));
+    assert_eq!((one.as_str(), other.as_str()), ("", ""));
+    assert_eq!(world.used("n1").await, [8138, 0]);
+    let stamps: Vec<u64> = world.api.bindings().iter().map(stamp).collect();
+    assert!(stamps.iter().all(|time| *time == stamps[0]), "{stamps:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn binds_of_other_pods_do_not_wait() {
+    let (slow, quick) = (units("slow", 1), units("quick", 1));
+    let world = world().with_pod(&slow).with_pod(&quick);
+    world.api.fail_posts([Fault::Slow(Duration::from_secs(3))]);
+    let begun = tokio::time::Instant::now();
+    let quick = async {
+        tokio::task::yield_now().await;
+        let error = world.bind(&quick, "n1").await;
+        (error, begun.elapsed())
+    };
+    let (slow, (quick, taken)) = tokio::join!(world.bind(&slow, "n1"), quick);
+    assert_eq!((slow.as_str(), quick.as_str()), ("", ""));
+    assert!(taken < Duration::from_secs(1), "{taken:?}");
+}
+
+/// kube-scheduler hangs up after its own timeout; the decision must still come to an end.
+#[tokio::test(start_paused = true)]
+async fn bind_runs_on_when_the_caller_hangs_up() {
+    let pod = units("p", 8138);
+    let world = world().with_pod(&pod);
+    world.api.fail_posts([Fault::Slow(Duration::from_secs(2))]);
+    assert!(timeout(Duration::from_secs(1), world.bind(&pod, "n1")).await.is_err());
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!(world.api.pod(&pod)["spec"]["nodeName"], "n1");
+    world.see(&pod);
+    assert_eq!((n_assumed(&world), world.used("n1").await), (0, vec![8138, 0]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn deletion_during_a_bind_leaves_nothing() {
+    let pod = units("p", 8138);
+    let world = world().with_pod(&pod);
+    world.api.fail_posts([Fault::Hang]);
+    assert_ne!(world.bind(&pod, "n1").await, "");
+    world.api.remove(&pod);
+    world.delete_pod(&pod);
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!((n_assumed(&world), world.used("n1").await), (0, vec![0, 0]));
+}
+
+/// A bind that succeeded and is never seen, as its pod was deleted while the watch was down, does not leak.
+#[tokio::test(start_paused = true)]
+async fn decisions_that_nobody_sees_are_looked_for() {
+    let pod = units("p", 8138);
+    let world = world().with_pod(&pod);
+    tokio::spawn(Arc::clone(&world.extender).sweep());
+    assert_eq!(world.bind(&pod, "n1").await, "");
+    world.api.remove(&pod);
+    sleep(Duration::from_secs(200)).await;
+    assert_eq!(n_assumed(&world), 1);
+    settled(&world).await;
+    assert_eq!(world.used("n1").await, [0, 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_older_than_the_pod_does_not_drop_its_decision() {
+    let pod = units("p", 8138);
+    let world = world();
+    world.api.put(&pod);
+    world.filter(&pod, &["n1"]).await;
+    assert_eq!(world.bind(&pod, "n1").await, "");
+    world.list::<proto::pod::Pod>(&[]);
+    assert_eq!((n_assumed(&world), world.used("n1").await), (1, vec![8138, 0]));
+    world.see(&pod);
+    assert_eq!((n_assumed(&world), world.used("n1").await), (0, vec![8138, 0]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn pod_that_nobody_has_shown_is_read() {
+    let pod = units("p", 8138);
+    let world = world();
+    let error = world.bind(&pod, "n1").await;
+    assert_eq!(error, "there is no pod default/p with UID uid-p");
+    world.api.put(&pod);
+    assert_eq!(world.bind(&pod, "n1").await, "");
+    assert_eq!(world.used("n1").await, [8138, 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn pod_that_asks_for_nothing_is_bound_without_a_record() {
+    let pod = crate::objects::pod("p", &serde_json::json!({"cpu": "1"}));
+    let world = world();
+    world.api.put(&pod);
+    assert_eq!(world.bind(&pod, "n1").await, "");
+    assert_eq!(world.api.bindings()[0]["metadata"]["annotations"], serde_json::json!({}));
+    assert_eq!(n_assumed(&world), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_room_and_unknown_node_say_so() {
+    let (large, small) = (units("large", 16_277), units("small", 1));
+    let world = world().with_pod(&large).with_pod(&small);
+    assert_eq!(world.bind(&large, "n1").await, "node \"n1\": request is larger than the node's GPUs even when they are empty");
+    assert_eq!(world.bind(&small, "n9").await, "node \"n9\": node is not known to gpushare or offers no shareable GPU");
+    assert_eq!(world.api.bindings().len(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn stamps_grow_beyond_what_records_say() {
+    let world = world();
+    let seen = chrono::Utc::now().timestamp_nanos_opt().unwrap() + 3_600_000_000_000;
+    let old = crate::objects::annotated(on(units("old", 1), "n1"), "scheduling.koordinator.sh/bind-timestamp", &seen.to_string());
+    let old = crate::objects::annotated(old, "ALIYUN_COM_GPU_MEM_IDX", "0");
+    world.apply_pod(&old);
+    for name in ["a", "b"] {
+        world.place(&units(name, 1), "n1").await;
+    }
+    let stamps: Vec<u64> = world.api.bindings().iter().map(stamp).collect();
+    assert!(stamps[0] > u64::try_from(seen).unwrap() && stamps[1] > stamps[0], "{seen} {stamps:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn terminal_pod_frees_its_room_and_a_deleting_one_does_not() {
+    let pod = units("p", 8138);
+    let world = world();
+    world.place(&pod, "n1").await;
+    let mut bound = world.api.pod(&pod);
+    bound["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+    world.apply_pod(&bound);
+    assert_eq!(world.used("n1").await, [8138, 0]);
+    world.apply_pod(&phase(bound, "Failed"));
+    assert_eq!(world.used("n1").await, [0, 0]);
+}

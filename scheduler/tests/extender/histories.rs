@@ -1,0 +1,253 @@
+//! Random histories of watches and binds: at every step the engine's invariants hold, and a scheduler that starts anew
+//! and sees the final objects only holds the same as one that saw it all.
+
+use std::collections::BTreeMap;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proto::node::Node;
+use proto::pod::Pod;
+use scheduler::bind::PodId;
+use scheduler::index::{Assumed, Index, RawDevice};
+use scheduler::offline;
+use scheduler::watch::Follow;
+use serde_json::{Value, json};
+
+use crate::objects::{annotated, device, gpu, node, old_node, on, phase, placed_by_old_extender, pod, shared, units};
+
+const N_NODES: usize = 3;
+const N_PODS: usize = 6;
+
+/// One thing that happens.
+#[derive(Clone, Debug)]
+enum Step {
+    /// A node is put or changed: which of some forms it takes.
+    Node(usize, usize),
+    NodeGone(usize),
+    Device(usize, usize),
+    DeviceGone(usize),
+    /// A pod is created: what it asks for.
+    Create(usize, usize),
+    /// A pod is bound by this scheduler, if there is room.
+    Bind(usize, usize),
+    /// A pod is bound by somebody else, with a record of this form.
+    Foreign(usize, usize, usize),
+    End(usize),
+    Delete(usize),
+    /// Watches list everything anew.
+    Relist,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        2 => (0..N_NODES, 0..4_usize).prop_map(|(node, form)| Step::Node(node, form)),
+        1 => (0..N_NODES).prop_map(Step::NodeGone),
+        2 => (0..N_NODES, 0..4_usize).prop_map(|(node, form)| Step::Device(node, form)),
+        1 => (0..N_NODES).prop_map(Step::DeviceGone),
+        4 => (0..N_PODS, 0..6_usize).prop_map(|(pod, form)| Step::Create(pod, form)),
+        6 => (0..N_PODS, 0..N_NODES).prop_map(|(pod, node)| Step::Bind(pod, node)),
+        2 => (0..N_PODS, 0..N_NODES, 0..5_usize).prop_map(|(pod, node, form)| Step::Foreign(pod, node, form)),
+        1 => (0..N_PODS).prop_map(Step::End),
+        1 => (0..N_PODS).prop_map(Step::Delete),
+        1 => Just(Step::Relist),
+    ];
+    vec(step, 1..60)
+}
+
+fn node_name(at: usize) -> String {
+    format!("n{at}")
+}
+
+fn some_node(at: usize, form: usize) -> Value {
+    let name = node_name(at);
+    match form {
+        0 => node(&name, "MiB"),
+        1 => node(&name, "256Mi"),
+        2 => node(&name, "Mib"),
+        _ => old_node(&name, 2, 200),
+    }
+}
+
+fn some_device(at: usize, form: usize) -> Value {
+    let name = node_name(at);
+    match form {
+        0 => device(&name, &[1000, 1000]),
+        1 => device(&name, &[1000, 2000, 500]),
+        2 => json!({"metadata": {"name": name}, "spec": {"devices": [gpu(&name, 1, 1000), {"type": "gpu", "id": 7}]}}),
+        _ => json!({"metadata": {"name": name}, "spec": {"devices": "none"}}),
+    }
+}
+
+fn some_pod(at: usize, generation: usize, form: usize) -> Value {
+    let name = format!("p{at}");
+    let mut created = match form {
+        0 => units(&name, 100),
+        1 => units(&name, 600),
+        2 => shared(&name, 2, 900),
+        3 => {
+            pod(&name, &json!({"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory-ratio": "33", "koordinator.sh/gpu-core": "60"}))
+        }
+        4 => pod(&name, &json!({"koordinator.sh/gpu-memory": "1Gi"})),
+        _ => pod(&name, &json!({"cpu": "1"})),
+    };
+    created["metadata"]["uid"] = format!("uid-{at}-{generation}").into();
+    created
+}
+
+fn bound_by_others(pod: Value, node: &str, form: usize) -> Value {
+    match form {
+        0 => on(pod, node),
+        1 => placed_by_old_extender(pod, node, 1, 100, 1000),
+        2 => annotated(on(pod, node), "scheduling.koordinator.sh/device-allocated", "{"),
+        3 => placed_by_old_extender(pod, node, 9, 100, 1000),
+        _ => annotated(
+            on(pod, node),
+            "scheduling.koordinator.sh/device-allocated",
+            r#"{"gpu":[{"minor":0,"resources":{"koordinator.sh/gpu-memory":"300Mi"},"id":"GPU-n0-0"}]}"#,
+        ),
+    }
+}
+
+/// What the API server holds, and a scheduler that follows it.
+struct Run {
+    nodes: BTreeMap<usize, Value>,
+    devices: BTreeMap<usize, Value>,
+    pods: BTreeMap<usize, Value>,
+    n_created: usize,
+    index: Index,
+}
+
+fn object<K: serde::de::DeserializeOwned>(object: &Value) -> K {
+    serde_json::from_value(object.clone()).unwrap()
+}
+
+impl Run {
+    fn new() -> Self {
+        let none = std::iter::empty::<Value>;
+        let index = offline::index(none(), none(), none());
+        Self { nodes: BTreeMap::new(), devices: BTreeMap::new(), pods: BTreeMap::new(), n_created: 0, index }
+    }
+
+    fn step(&mut self, step: &Step) {
+        match *step {
+            Step::Node(at, form) => {
+                self.nodes.insert(at, some_node(at, form));
+                self.index.apply(object::<Node>(&self.nodes[&at]));
+            }
+            Step::NodeGone(at) => self.nodes.remove(&at).iter().for_each(|gone| self.index.delete(&object::<Node>(gone))),
+            Step::Device(at, form) => {
+                self.devices.insert(at, some_device(at, form));
+                self.index.apply(object::<RawDevice>(&self.devices[&at]));
+            }
+            Step::DeviceGone(at) => self.devices.remove(&at).iter().for_each(|gone| self.index.delete(&object::<RawDevice>(gone))),
+            Step::Create(at, form) => {
+                self.delete(at);
+                self.n_created += 1;
+                self.pods.insert(at, some_pod(at, self.n_created, form));
+                self.show(at);
+            }
+            Step::Bind(at, node) => self.bind(at, &node_name(node)),
+            Step::Foreign(at, node, form) => {
+                let Some(pod) = self.pods.get_mut(&at).filter(|pod| pod["spec"]["nodeName"].is_null()) else { return };
+                *pod = bound_by_others(pod.clone(), &node_name(node), form);
+                self.show(at);
+            }
+            Step::End(at) => {
+                let Some(pod) = self.pods.get_mut(&at) else { return };
+                *pod = phase(pod.clone(), "Succeeded");
+                self.show(at);
+            }
+            Step::Delete(at) => self.delete(at),
+            Step::Relist => self.relist(),
+        }
+    }
+
+    fn show(&mut self, at: usize) {
+        self.index.apply(object::<Pod>(&self.pods[&at]));
+    }
+
+    fn delete(&mut self, at: usize) {
+        if let Some(gone) = self.pods.remove(&at) {
+            self.index.delete(&object::<Pod>(&gone));
+        }
+    }
+
+    fn bind(&mut self, at: usize, node: &str) {
+        let Some(pod) = self.pods.get_mut(&at).filter(|pod| pod["status"]["phase"] == "Pending") else { return };
+        let uid = pod["metadata"]["uid"].as_str().unwrap().to_owned();
+        let Some(facts) = self.index.pod(&uid).cloned() else { return };
+        let id = PodId { namespace: "default".to_owned(), name: facts.name.to_string(), uid };
+        let now = std::time::Instant::now();
+        let Ok(Assumed::Write { order, stamp, .. }) = self.index.assume(&id, &facts, node, 1, now) else { return };
+        assert!(self.index.fleet().check().is_empty());
+        // Every other bind fails, and its room is free again.
+        if stamp % 2 == 0 {
+            self.index.forget(&id.uid, stamp);
+            return;
+        }
+        pod["spec"]["nodeName"] = node.into();
+        pod["metadata"]["annotations"] = json!(order.annotations);
+        self.index.confirm(&id.uid, stamp, now);
+        self.show(at);
+    }
+
+    fn relist(&mut self) {
+        relist::<Node>(&mut self.index, &self.nodes);
+        relist::<RawDevice>(&mut self.index, &self.devices);
+        relist::<Pod>(&mut self.index, &self.pods);
+    }
+
+    /// A scheduler that starts now.
+    fn anew(&self) -> Index {
+        let all = |objects: &BTreeMap<usize, Value>| objects.values().cloned().collect::<Vec<_>>().into_iter();
+        offline::index(all(&self.nodes), all(&self.devices), all(&self.pods))
+    }
+}
+
+fn relist<K: serde::de::DeserializeOwned>(index: &mut Index, objects: &BTreeMap<usize, Value>)
+where
+    Index: Follow<K>,
+{
+    Follow::<K>::begin_list(index);
+    for value in objects.values() {
+        index.apply(object::<K>(value));
+    }
+    Follow::<K>::end_list(index);
+}
+
+/// Everything that an index shows of its state.
+fn picture(index: &Index) -> impl PartialEq + std::fmt::Debug + use<> {
+    let nodes: Vec<_> = (0..N_NODES).map(|at| index.show_node(&node_name(at))).collect();
+    (index.census(), nodes)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn restart_changes_nothing(steps in steps()) {
+        let mut run = Run::new();
+        for step in &steps {
+            run.step(step);
+            prop_assert_eq!(run.index.fleet().check(), Vec::new());
+            prop_assert_eq!(picture(&run.index), picture(&run.anew()));
+        }
+    }
+
+    /// What this scheduler places never exceeds a device, whatever it is asked.
+    #[test]
+    fn own_binds_never_oversubscribe(asks in vec((0..4_usize, 0..2_usize), 1..40)) {
+        let mut run = Run::new();
+        run.step(&Step::Node(0, 0));
+        run.step(&Step::Device(0, 1));
+        run.step(&Step::Node(1, 1));
+        run.step(&Step::Device(1, 0));
+        for (at, (form, node)) in asks.into_iter().enumerate() {
+            run.step(&Step::Create(at, form));
+            run.step(&Step::Bind(at, node));
+            for gpu in run.index.census().gpus {
+                prop_assert!(gpu.used <= gpu.total, "{gpu:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,340 @@
+//! Requests and answers of every route, as JSON.
+
+use http::StatusCode;
+use insta::{assert_json_snapshot, assert_snapshot};
+use proto::node::Node;
+use rstest::rstest;
+use scheduler::offline;
+use serde_json::{Value, json};
+
+use crate::objects::{annotated, device, node, old_node, on, pod, shared, units};
+use crate::world::World;
+
+/// The proposal's filter figure: two GPUs of 16,276 MiB on each of three nodes.
+async fn filter_figure() -> World {
+    let world = ["n1", "n2", "n3"].into_iter().fold(World::new(), |world, name| world.with_node(name, &[16_276, 16_276]));
+    for (name, node, mib) in
+        [("a", "n1", 16_276), ("b", "n1", 12_207), ("c", "n2", 12_207), ("d", "n2", 12_207), ("e", "n3", 16_276), ("f", "n3", 8138)]
+    {
+        world.place(&units(name, mib), node).await;
+    }
+    world
+}
+
+#[tokio::test]
+async fn filter_by_names() {
+    let world = filter_figure().await;
+    let answer = world.filter(&units("new", 8138), &["n1", "n2", "n3", "unknown"]).await;
+    assert_json_snapshot!(answer, @r#"
+    {
+      "Error": "",
+      "FailedAndUnresolvableNodes": {},
+      "FailedNodes": {},
+      "NodeNames": [
+        "n3"
+      ],
+      "Nodes": null
+    }
+    "#);
+}
+
+#[tokio::test]
+async fn filter_when_nothing_fits_says_why() {
+    let world = filter_figure().await;
+    world.apply_node(&json!({"metadata": {"name": "cpu-only"}}));
+    let answer = world.filter(&units("new", 9000), &["n1", "n2", "n3", "cpu-only", "unknown"]).await;
+    assert_json_snapshot!(answer, @r#"
+    {
+      "Error": "",
+      "FailedAndUnresolvableNodes": {
+        "cpu-only": "node is not known to gpushare or offers no shareable GPU",
+        "n1": "not enough free GPU memory on any one GPU of the node",
+        "n2": "not enough free GPU memory on any one GPU of the node",
+        "n3": "not enough free GPU memory on any one GPU of the node"
+      },
+      "FailedNodes": {
+        "unknown": "node is not known to gpushare or offers no shareable GPU"
+      },
+      "NodeNames": [],
+      "Nodes": null
+    }
+    "#);
+}
+
+#[tokio::test]
+async fn filter_answers_in_the_form_and_order_of_the_request() {
+    let world = World::new().with_node("a", &[100]).with_node("b", &[100]).with_node("c", &[10]);
+    let pod = units("new", 50);
+    let (_, text) = world.send("POST", "/gpushare-scheduler/filter", json!({"Pod": pod, "NodeNames": ["c", "b", "a"]}).to_string()).await;
+    assert_snapshot!(text, @r#"{"Nodes":null,"NodeNames":["b","a"],"FailedNodes":{},"FailedAndUnresolvableNodes":{},"Error":""}"#);
+}
+
+#[tokio::test]
+async fn filter_by_whole_nodes_hands_them_back_unchanged() {
+    let world = World::new().with_node("a", &[100]).with_node("b", &[10]);
+    let mut whole = node("a", "MiB");
+    whole["spec"] = json!({"taints": [{"key": "x", "effect": "NoSchedule"}], "podCIDR": "10.0.0.0/24"});
+    whole["status"]["images"] = json!([{"names": ["image"], "sizeBytes": 5}]);
+    let answer = world.filter_whole(&units("new", 50), &[whole.clone(), node("b", "MiB")]).await;
+    assert_eq!(answer["Nodes"]["items"], json!([whole]));
+    assert_eq!(answer["NodeNames"], Value::Null);
+}
+
+/// What an autoscaler asks about does not exist yet and is judged by what its template says.
+#[rstest]
+#[case::room(old_node("template", 2, 32), 16, Ok(()))]
+#[case::too_large(old_node("template", 2, 32), 17, Err(("FailedAndUnresolvableNodes", "request is larger than the node's GPUs even when they are empty")))]
+#[case::no_gpu(json!({"metadata": {"name": "template"}}), 1, Err(("FailedNodes", "node is not known to gpushare or offers no shareable GPU")))]
+#[tokio::test]
+async fn filter_by_template(#[case] template: Value, #[case] ask: u64, #[case] expected: Result<(), (&str, &str)>) {
+    let world = World::new();
+    let answer = world.filter_whole(&units("new", ask), &[template]).await;
+    match expected {
+        Ok(()) => assert_eq!(answer["Nodes"]["items"][0]["metadata"]["name"], "template"),
+        Err((list, reason)) => assert_eq!(answer[list]["template"], reason, "{answer}"),
+    }
+}
+
+#[tokio::test]
+async fn filter_by_template_of_our_own_plugin() {
+    let world = World::new();
+    let template = json!({
+        "metadata": {"name": "template"},
+        "status": {"capacity": {"aliyun.com/gpu-count": "2", "koordinator.sh/gpu-memory": "32Gi", "koordinator.sh/gpu.shared": "200"}},
+    });
+    let answer = world.filter_whole(&shared("fits", 2, 32 * 1024), &[template.clone()]).await;
+    assert_eq!(answer["Nodes"]["items"].as_array().unwrap().len(), 1);
+    let answer = world.filter_whole(&shared("does not", 1, 17 * 1024), &[template]).await;
+    assert_eq!(answer["Nodes"]["items"], json!([]));
+}
+
+#[tokio::test]
+async fn pod_that_asks_for_nothing_passes_everywhere() {
+    let world = World::new();
+    let answer = world.filter(&pod("p", &json!({"cpu": "1"})), &["a", "b"]).await;
+    assert_eq!(answer["NodeNames"], json!(["a", "b"]));
+}
+
+/// A request that breaks a rule is refused on every node, in one of the fixed texts.
+#[rstest]
+#[case::amounts_alone(json!({"koordinator.sh/gpu-memory": "1Gi"}), "pod asks for GPU amounts in a form that is not served: ask for gpu.shared or for memory units of the node")]
+#[case::two_dialects(json!({"aliyun.com/gpu-mem": "1", "koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "1Gi"}), "pod mixes GPU resources that exclude each other")]
+#[case::zero(json!({"aliyun.com/gpu-mem": "0"}), "pod's GPU request breaks a rule and fits nowhere")]
+#[case::negative(json!({"aliyun.com/gpu-mem": "-1"}), "pod's GPU request breaks a rule and fits nowhere")]
+#[case::absurd(json!({"aliyun.com/gpu-mem": "9223372036854775807"}), "pod's GPU request breaks a rule and fits nowhere")]
+#[case::no_number(json!({"aliyun.com/gpu-mem": {"a": 1}}), "pod's GPU request breaks a rule and fits nowhere")]
+#[tokio::test]
+async fn invalid_requests(#[case] limits: Value, #[case] reason: &str) {
+    let world = World::new().with_node("n1", &[100]);
+    let pod = pod("p", &limits);
+    let answer = world.filter(&pod, &["n1"]).await;
+    assert_eq!(answer["FailedAndUnresolvableNodes"]["n1"], reason, "{answer}");
+    world.apply_pod(&pod);
+    let error = world.bind(&pod, "n1").await;
+    assert!(error.starts_with(reason), "{error}");
+    let (_, text) = world.send("GET", "/gpushare-scheduler/inspect?pod=default/p", "").await;
+    let shown: Value = serde_json::from_str(&text).unwrap();
+    assert!(shown["pods"][0]["invalid"].as_str().is_some_and(|sentence| error.ends_with(sentence)), "{text}");
+}
+
+#[tokio::test]
+async fn prioritize_prefers_the_fullest_node() {
+    let world = World::new().with_node("empty", &[100]).with_node("half", &[100]).with_node("full", &[100]);
+    world.place(&units("a", 50), "half").await;
+    world.place(&units("b", 100), "full").await;
+    let answer = world.prioritize(&units("new", 10), &["empty", "half", "full", "unknown"]).await;
+    let expected =
+        json!([{"Host": "empty", "Score": 1}, {"Host": "half", "Score": 6}, {"Host": "full", "Score": 0}, {"Host": "unknown", "Score": 0}]);
+    assert_eq!(answer, expected);
+}
+
+/// The proposal's bind figure: 12207, 8138, 4069 and 16276 MiB free; 8138 goes to the second.
+#[tokio::test]
+async fn bind_writes_both_dialects_records() {
+    let world = World::new().with_node("n1", &[16_276; 4]);
+    for (minor, mib) in [(0, 4069), (1, 8138), (2, 12_207)] {
+        let filler = crate::objects::placed_by_old_extender(units(&format!("filler-{minor}"), mib), "n1", minor, mib, 16_276);
+        world.apply_pod(&filler);
+    }
+    let pod = units("p", 8138);
+    world.place(&pod, "n1").await;
+    let mut binding = world.api.bindings()[0].clone();
+    let annotations = &mut binding["metadata"]["annotations"];
+    let time = annotations["ALIYUN_COM_GPU_MEM_ASSUME_TIME"].take();
+    assert_eq!(time, annotations["scheduling.koordinator.sh/bind-timestamp"].take());
+    assert!(time.as_str().unwrap().parse::<u64>().unwrap() > 1_700_000_000_000_000_000);
+    assert_json_snapshot!(binding, @"");
+}
+
+#[tokio::test]
+async fn bind_divides_memory_up_to_the_byte() {
+    let world = World::new().with_node("n1", &[1000, 1000, 1000]);
+    let pod = pod("p", &json!({"koordinator.sh/gpu.shared": "3", "koordinator.sh/gpu-memory": "100", "koordinator.sh/gpu-core": "150"}));
+    world.place(&pod, "n1").await;
+    let record = world.api.bindings()[0]["metadata"]["annotations"]["scheduling.koordinator.sh/device-allocated"].clone();
+    let record: Value = serde_json::from_str(record.as_str().unwrap()).unwrap();
+    let amounts: Vec<&Value> = record["gpu"].as_array().unwrap().iter().map(|gpu| &gpu["resources"]).collect();
+    let share = json!({"koordinator.sh/gpu-core": "50", "koordinator.sh/gpu-memory": "34", "koordinator.sh/gpu-memory-ratio": "1"});
+    assert_eq!(amounts, [&share, &share, &share]);
+    assert_eq!(world.api.bindings()[0]["metadata"]["annotations"].get("ALIYUN_COM_GPU_MEM_IDX"), None);
+}
+
+/// A ratio is exact: three thirds of a device fit, whatever its size.
+#[tokio::test]
+async fn three_thirds_fit() {
+    let world = World::new().with_node("n1", &[16_277]);
+    for (name, ratio) in [("a", "33"), ("b", "33"), ("c", "34")] {
+        let limits = json!({"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory-ratio": ratio});
+        world.place(&pod(name, &limits), "n1").await;
+    }
+    assert_eq!(world.used("n1").await, [16_277]);
+    assert_eq!(world.fitting(&units("d", 1), &["n1"]).await, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn inspect_in_the_old_extenders_json() {
+    let world = filter_figure().await;
+    let mut shown = world.inspect(None).await;
+    assert_eq!(shown["nodes"].as_array().unwrap().len(), 3);
+    shown["nodes"].as_array_mut().unwrap().drain(1..);
+    assert_json_snapshot!(shown, @"");
+}
+
+#[tokio::test]
+async fn inspect_shows_pods_and_why_they_wait() {
+    let world = World::new().with_node("n1", &[100, 200]);
+    world.apply_pod(&units("p", 150));
+    let (_, text) = world.send("GET", "/gpushare-scheduler/inspect?pod=default%2Fp", "").await;
+    assert_json_snapshot!(serde_json::from_str::<Value>(&text).unwrap(), @"");
+    let (_, text) = world.send("GET", "/gpushare-scheduler/inspect?pod=default/nobody", "").await;
+    assert_snapshot!(text, @r#"{"pods":[],"error":"there is no pod \"default/nobody\" that asks for a share of a GPU"}"#);
+    let (_, text) = world.send("GET", "/gpushare-scheduler/inspect?pod=nobody", "").await;
+    assert_snapshot!(text, @r#"{"pods":[],"error":"\"nobody\" is not namespace/name"}"#);
+}
+
+#[tokio::test]
+async fn a_hint_keeps_room_until_it_is_used() {
+    let world = World::new().with_node("n1", &[100]).with_node("n2", &[60]);
+    let (first, second, third) = (units("first", 80), units("second", 50), units("third", 60));
+    assert_eq!(world.fitting(&first, &["n1", "n2"]).await, ["n1"]);
+    assert_eq!(world.fitting(&first, &["n1"]).await, ["n1"], "its own hint does not stand in its way");
+    assert_eq!(world.fitting(&second, &["n1"]).await, Vec::<String>::new(), "room is kept");
+    assert_eq!(world.used("n1").await, [0], "but not taken");
+    let third = {
+        world.api.put(&third);
+        third
+    };
+    assert_eq!(world.bind(&third, "n1").await, "", "a bind does not mind hints");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hint_ends_by_time_deletion_or_a_new_answer() {
+    let world = World::new().with_node("n1", &[100]).with_node("n2", &[10]);
+    let (first, second) = (units("first", 80), units("second", 50));
+    let is_free = async || world.fitting(&second, &["n1"]).await == ["n1"];
+    world.fitting(&first, &["n1"]).await;
+    assert!(!is_free().await);
+    tokio::time::sleep(crate::world::HINT).await;
+    assert!(is_free().await, "by time");
+    world.delete_pod(&second);
+
+    world.apply_pod(&first);
+    world.fitting(&first, &["n1"]).await;
+    assert!(!is_free().await);
+    world.delete_pod(&first);
+    assert!(is_free().await, "by deletion");
+    world.delete_pod(&second);
+
+    world.fitting(&first, &["n1"]).await;
+    assert!(!is_free().await);
+    world.apply_device(&device("n2", &[1000]));
+    assert_eq!(world.fitting(&first, &["n1", "n2"]).await.len(), 2);
+    assert!(is_free().await, "by a new answer");
+}
+
+#[tokio::test]
+async fn nothing_is_answered_before_everything_is_listed() {
+    let world = World::unsynced(&offline::serving());
+    let body = json!({"Pod": units("p", 1), "NodeNames": ["n1"]}).to_string();
+    world.list::<Node>(&[]);
+    for verb in ["filter", "prioritize"] {
+        let (status, text) = world.send("POST", &format!("/gpushare-scheduler/{verb}"), body.clone()).await;
+        assert_eq!((status, text.as_str()), (StatusCode::SERVICE_UNAVAILABLE, "not ready: waiting for the list of devices, pods\n"));
+    }
+    let (status, text) = world.send("GET", "/readyz", "").await;
+    assert_eq!((status, text.as_str()), (StatusCode::SERVICE_UNAVAILABLE, "not ready: waiting for the list of devices, pods\n"));
+    assert_eq!(world.bind(&units("p", 1), "n1").await, "not ready: waiting for the list of devices, pods");
+    assert_eq!(world.send("GET", "/healthz", "").await.0, StatusCode::OK);
+    world.list::<scheduler::index::RawDevice>(&[]);
+    world.list::<proto::pod::Pod>(&[]);
+    assert_eq!(world.send("GET", "/readyz", "").await.0, StatusCode::OK);
+}
+
+#[rstest]
+#[case::not_json("filter", "nonsense", "filter request: expected ident at line 1 column 2")]
+#[case::cut_off("filter", r#"{"Pod": {"#, "filter request: EOF while parsing")]
+#[case::no_pod("filter", "{}", "filter request: missing field `Pod`")]
+#[case::no_nodes("filter", r#"{"Pod": {}}"#, "filter request: neither NodeNames nor Nodes is given")]
+#[case::name_is_no_text("filter", r#"{"Pod": {}, "NodeNames": [1]}"#, "filter request: invalid type: integer `1`, expected a node name")]
+#[case::no_uid("bind", r#"{"PodName": "a", "PodNamespace": "b", "Node": "c"}"#, "bind request: missing field `PodUID`")]
+#[case::empty_node("bind", r#"{"PodName": "a", "PodNamespace": "b", "PodUID": "c", "Node": ""}"#, "bind request: Node is empty")]
+#[case::no_nodes_to_score("prioritize", r#"{"Pod": {}}"#, "prioritize request: neither NodeNames nor Nodes is given")]
+#[tokio::test]
+async fn malformed_bodies(#[case] verb: &str, #[case] body: &'static str, #[case] expected: &str) {
+    let world = World::new();
+    let (status, text) = world.send("POST", &format!("/gpushare-scheduler/{verb}"), body).await;
+    assert_eq!(status, StatusCode::BAD_REQUEST);
+    assert!(text.starts_with(expected), "{text}");
+}
+
+#[tokio::test]
+async fn names_that_would_change_the_path_are_refused() {
+    let world = World::new().with_node("n1", &[100]);
+    let mut pod = units("p", 1);
+    pod["metadata"]["name"] = "../../../nodes/n1".into();
+    world.apply_pod(&pod);
+    let error = world.bind(&pod, "n1").await;
+    assert!(error.contains("is no pod name"), "{error}");
+    assert_eq!(world.api.bindings().len(), 0);
+}
+
+#[tokio::test]
+async fn oversized_bodies() {
+    let mut serving = offline::serving();
+    serving.max_body = 1024;
+    let world = World::unsynced(&serving);
+    let (status, text) = world.send("POST", "/gpushare-scheduler/filter", "x".repeat(1025)).await;
+    assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
+    assert_eq!(text, "the request's body is larger than 1024 bytes; raise --max-body or send node names only (nodeCacheCapable)\n");
+}
+
+#[tokio::test]
+async fn other_methods_and_paths() {
+    let world = World::new();
+    assert_eq!(world.send("GET", "/gpushare-scheduler/filter", "").await.0, StatusCode::METHOD_NOT_ALLOWED);
+    assert_eq!(world.send("GET", "/nothing", "").await.0, StatusCode::NOT_FOUND);
+    for path in ["/version", "/gpushare-scheduler/version"] {
+        assert_eq!(world.send("GET", path, "").await.1, format!("{}\n", env!("CARGO_PKG_VERSION")));
+    }
+}
+
+#[tokio::test]
+async fn prefix_is_configurable() {
+    let mut serving = offline::serving();
+    serving.prefix = String::new();
+    let world = World::unsynced(&serving);
+    assert_eq!(world.send("GET", "/inspect", "").await.0, StatusCode::OK);
+    assert_eq!(world.send("GET", "/version", "").await.0, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn metrics_count_what_happened() {
+    let world = World::new().with_node("n1", &[100]);
+    world.place(&units("p", 60), "n1").await;
+    world.apply_pod(&annotated(on(units("q", 1), "n1"), "ALIYUN_COM_GPU_MEM_IDX", "x"));
+    world.filter(&units("r", 50), &["n1"]).await;
+    let (_, text) = world.send("GET", "/metrics", "").await;
+    let lines = text.lines().filter(|line| !line.contains("_seconds") && !line.starts_with('#'));
+    assert_snapshot!(lines.collect::<Vec<_>>().join("\n"), @"");
+    assert!(text.contains(r#"gpushare_scheduler_request_seconds_count{verb="filter"} 1"#), "{text}");
+}

@@ -1,0 +1,190 @@
+//! An extender with its routes, fed by hand as watches would feed it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use http::{Request, StatusCode};
+use http_body_util::BodyExt;
+use placement::Policies;
+use prometheus_client::registry::Registry;
+use proto::node::Node;
+use proto::pod::Pod;
+use proto::resource::ResourceNames;
+use scheduler::bind::Binder;
+use scheduler::config::Serving;
+use scheduler::extender::{Extender, router};
+use scheduler::index::{Index, RawDevice, Shared};
+use scheduler::metrics::Metrics;
+use scheduler::offline;
+use scheduler::watch::Follow;
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+use crate::api::Api;
+use crate::objects::{device, node};
+
+/// How long a hint lives here.
+pub(crate) const HINT: Duration = Duration::from_secs(30);
+
+/// Everything a test touches.
+pub(crate) struct World {
+    pub(crate) api: Api,
+    pub(crate) index: Shared<Index>,
+    pub(crate) router: Router,
+    pub(crate) extender: Arc<Extender>,
+}
+
+impl World {
+    /// A world in which nothing has been listed yet.
+    pub(crate) fn unsynced(serving: &Serving) -> Self {
+        let api = Api::default();
+        let index = Shared::new(Index::new(ResourceNames::default(), Policies::default(), HINT));
+        let mut registry = Registry::with_prefix("gpushare_scheduler");
+        let metrics = Metrics::register(&mut registry, index.clone());
+        let binder = Binder::new(api.client(), Duration::from_secs(4));
+        let extender = Arc::new(Extender::new(index.clone(), metrics, binder, serving));
+        let router = router(Arc::clone(&extender), Arc::new(registry), serving);
+        Self { api, index, router, extender }
+    }
+
+    /// A world in which everything has been listed, and there is nothing.
+    pub(crate) fn new() -> Self {
+        let world = Self::unsynced(&offline::serving());
+        world.list::<Node>(&[]);
+        world.list::<RawDevice>(&[]);
+        world.list::<Pod>(&[]);
+        world
+    }
+
+    /// A node that counts in MiB, with GPUs of so many.
+    pub(crate) fn with_node(self, name: &str, mibs: &[u64]) -> Self {
+        self.apply_node(&node(name, "MiB"));
+        self.apply_device(&device(name, mibs));
+        self
+    }
+
+    /// A pod, in the API server and in the watch.
+    pub(crate) fn with_pod(self, pod: &Value) -> Self {
+        self.api.put(pod);
+        self.apply_pod(pod);
+        self
+    }
+
+    pub(crate) fn apply_node(&self, node: &Value) {
+        self.index.write().apply(serde_json::from_value::<Node>(node.clone()).unwrap());
+        self.check();
+    }
+
+    pub(crate) fn apply_device(&self, device: &Value) {
+        self.index.write().apply(serde_json::from_value::<RawDevice>(device.clone()).unwrap());
+        self.check();
+    }
+
+    pub(crate) fn apply_pod(&self, pod: &Value) {
+        self.index.write().apply(serde_json::from_value::<Pod>(pod.clone()).unwrap());
+        self.check();
+    }
+
+    pub(crate) fn delete_pod(&self, pod: &Value) {
+        self.index.write().delete(&serde_json::from_value::<Pod>(pod.clone()).unwrap());
+        self.check();
+    }
+
+    pub(crate) fn delete_node(&self, node: &Value) {
+        self.index.write().delete(&serde_json::from_value::<Node>(node.clone()).unwrap());
+        self.check();
+    }
+
+    /// A complete list of one kind.
+    pub(crate) fn list<K: serde::de::DeserializeOwned>(&self, objects: &[Value])
+    where
+        Index: Follow<K>,
+    {
+        let mut index = self.index.write();
+        Follow::<K>::begin_list(&mut *index);
+        for object in objects {
+            index.apply(serde_json::from_value::<K>(object.clone()).unwrap());
+        }
+        Follow::<K>::end_list(&mut *index);
+        drop(index);
+        self.check();
+    }
+
+    /// The watch shows the pod as the API server has it now.
+    pub(crate) fn see(&self, pod: &Value) {
+        self.apply_pod(&self.api.pod(pod));
+    }
+
+    /// Asserts that every invariant of the engine holds.
+    pub(crate) fn check(&self) {
+        let violations = self.index.read().fleet().check();
+        assert!(violations.is_empty(), "{violations:?}");
+    }
+
+    /// One request over the routes.
+    pub(crate) async fn send(&self, method: &str, path: &str, body: impl Into<Body>) -> (StatusCode, String) {
+        let request = Request::builder().method(method).uri(path).body(body.into()).unwrap();
+        let reply = self.router.clone().oneshot(request).await.unwrap();
+        let status = reply.status();
+        let body = reply.into_body().collect().await.unwrap().to_bytes();
+        (status, String::from_utf8(body.to_vec()).unwrap())
+    }
+
+    async fn verb(&self, verb: &str, body: &Value) -> Value {
+        let (status, text) = self.send("POST", &format!("/gpushare-scheduler/{verb}"), body.to_string()).await;
+        self.check();
+        assert_eq!(status, StatusCode::OK, "{text}");
+        serde_json::from_str(&text).unwrap()
+    }
+
+    /// `filter` by names.
+    pub(crate) async fn filter(&self, pod: &Value, names: &[&str]) -> Value {
+        self.verb("filter", &json!({"Pod": pod, "Nodes": null, "NodeNames": names})).await
+    }
+
+    /// The names that `filter` lets through.
+    pub(crate) async fn fitting(&self, pod: &Value, names: &[&str]) -> Vec<String> {
+        serde_json::from_value(self.filter(pod, names).await["NodeNames"].clone()).unwrap()
+    }
+
+    /// `filter` by whole nodes.
+    pub(crate) async fn filter_whole(&self, pod: &Value, nodes: &[Value]) -> Value {
+        self.verb("filter", &json!({"Pod": pod, "Nodes": {"metadata": {}, "items": nodes}, "NodeNames": null})).await
+    }
+
+    /// `prioritize` by names.
+    pub(crate) async fn prioritize(&self, pod: &Value, names: &[&str]) -> Value {
+        self.verb("prioritize", &json!({"Pod": pod, "NodeNames": names})).await
+    }
+
+    /// `bind`, and its error text.
+    pub(crate) async fn bind(&self, pod: &Value, node: &str) -> String {
+        let meta = &pod["metadata"];
+        let args = json!({"PodName": meta["name"], "PodNamespace": meta["namespace"], "PodUID": meta["uid"], "Node": node});
+        self.verb("bind", &args).await["Error"].as_str().unwrap().to_owned()
+    }
+
+    /// Binds a pod that the API server and the watch know, and lets the watch show the outcome.
+    pub(crate) async fn place(&self, pod: &Value, node: &str) {
+        self.api.put(pod);
+        self.apply_pod(pod);
+        assert_eq!(self.bind(pod, node).await, "");
+        self.see(pod);
+    }
+
+    /// `inspect` of one node, or of all.
+    pub(crate) async fn inspect(&self, node: Option<&str>) -> Value {
+        let path = node.map(|node| format!("/{node}")).unwrap_or_default();
+        let (status, text) = self.send("GET", &format!("/gpushare-scheduler/inspect{path}"), Body::empty()).await;
+        assert_eq!(status, StatusCode::OK, "{text}");
+        serde_json::from_str(&text).unwrap()
+    }
+
+    /// Units that each GPU of a node has in use.
+    pub(crate) async fn used(&self, node: &str) -> Vec<u64> {
+        let devs = self.inspect(Some(node)).await["nodes"][0]["devs"].clone();
+        devs.as_array().unwrap().iter().map(|dev| dev["usedGPU"].as_u64().unwrap()).collect()
+    }
+}
