@@ -143,10 +143,9 @@ impl Cluster {
     }
 
     /// Binds a pod with a Binding object, as `POST pods/{name}/binding` does.
-    pub fn bind(&self, namespace: &str, pod: &str, mut binding: Value) -> Result<Arc<Value>, ApiError> {
+    pub fn bind(&self, namespace: &str, pod: &str, binding: &Value) -> Result<Arc<Value>, ApiError> {
         let target = self.target("pods", namespace, pod)?;
-        object::default(object::make_object(&mut binding), "kind", "Binding");
-        let version = self.state_mut().bind(&target, &binding, &options())?;
+        let version = self.state_mut().bind(&target, binding, &options())?;
         Ok(Arc::clone(&version.value))
     }
 

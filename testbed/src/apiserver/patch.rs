@@ -42,3 +42,6 @@ pub(crate) fn json_patch(object: &mut Value, patch: Value) -> Result<(), ApiErro
     json_patch::patch(object, &operations)
         .map_err(|e| ApiError::new(422, format!("the server rejected our request due to an error in our request: {e}")))
 }
+
+#[cfg(test)]
+mod tests;

@@ -13,6 +13,26 @@ use super::object;
 
 /// Fills in what a new pod leaves out, and resets its status.
 pub(crate) fn default_new(pod: &mut Value, now: DateTime<Utc>) {
+    default_spec(pod);
+    let qos = resources::qos_class(pod);
+    let gated = !object::array(pod, "/spec/schedulingGates").is_empty();
+    let status = object::child(pod, "status");
+    status.clear();
+    status.insert("phase".to_owned(), Value::from("Pending"));
+    status.insert("qosClass".to_owned(), Value::from(qos));
+    if gated {
+        let condition = json!({
+            "type": "PodScheduled", "status": "False", "reason": "SchedulingGated",
+            "message": "Scheduling is blocked due to non-empty scheduling gates",
+            "lastProbeTime": null, "lastTransitionTime": object::timestamp(now),
+        });
+        status.insert("conditions".to_owned(), json!([condition]));
+    }
+}
+
+/// Fills in what a pod's spec leaves out, as on every write.
+pub(crate) fn default_spec(pod: &mut Value) {
+    resources::normalize_pod(pod);
     let spec = object::child(pod, "spec");
     object::default(spec, "restartPolicy", "Always");
     object::default(spec, "terminationGracePeriodSeconds", 30);
@@ -31,20 +51,6 @@ pub(crate) fn default_new(pod: &mut Value, now: DateTime<Utc>) {
         }
     }
     tolerate_unreachable(spec);
-    let qos = resources::qos_class(pod);
-    let gated = !object::array(pod, "/spec/schedulingGates").is_empty();
-    let status = object::child(pod, "status");
-    status.clear();
-    status.insert("phase".to_owned(), Value::from("Pending"));
-    status.insert("qosClass".to_owned(), Value::from(qos));
-    if gated {
-        let condition = json!({
-            "type": "PodScheduled", "status": "False", "reason": "SchedulingGated",
-            "message": "Scheduling is blocked due to non-empty scheduling gates",
-            "lastProbeTime": null, "lastTransitionTime": object::timestamp(now),
-        });
-        status.insert("conditions".to_owned(), json!([condition]));
-    }
 }
 
 fn default_container(container: &mut Value) {

@@ -48,15 +48,15 @@ pub(crate) fn list(store: &Store, storage: &str, query: &ListQuery) -> Result<Pa
     };
     let limit = query.limit.filter(|l| *l > 0).unwrap_or(usize::MAX);
     let (mut items, mut last, mut n_left) = (Vec::new(), None, 0);
-    let counting = query.selectors.is_everything() && query.namespace.is_none() && slice.after.is_none();
+    let counting = query.selectors.is_everything();
     store
         .scan(storage, slice, |key, version| {
-            if !query.selectors.is_everything() && !query.selectors.matches(&version.value) {
+            if !counting && !query.selectors.matches(&version.value) {
                 return ControlFlow::Continue(());
             }
             if items.len() == limit {
-                n_left = 1;
-                return ControlFlow::Break(());
+                n_left += 1;
+                return if counting { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
             }
             items.push(Arc::clone(version));
             if items.len() == limit {
@@ -66,7 +66,7 @@ pub(crate) fn list(store: &Store, storage: &str, query: &ListQuery) -> Result<Pa
         })
         .map_err(|compacted| expired(at, compacted.oldest, token.is_some()))?;
     let next = last.filter(|_| n_left > 0).map(|key| format!("{at}/{}/{}", key.namespace, key.name));
-    let remaining = (counting && next.is_some()).then(|| store.len(storage).saturating_sub(items.len()));
+    let remaining = (counting && next.is_some()).then_some(n_left);
     Ok(Page { revision: at, items, next, remaining })
 }
 

@@ -167,3 +167,6 @@ fn parse_equality(part: &str) -> Option<Requirement> {
     let test = if equal { Test::In(values) } else { Test::NotIn(values) };
     Some(Requirement { key: key.trim().to_owned(), test })
 }
+
+#[cfg(test)]
+mod tests;

@@ -77,11 +77,6 @@ impl Store {
         self.collections.get(storage)?.objects.get(key)
     }
 
-    /// Number of objects in a collection.
-    pub(crate) fn len(&self, storage: &str) -> usize {
-        self.collections.get(storage).map_or(0, |c| c.objects.len())
-    }
-
     /// Stores a new version under the next revision.
     pub(crate) fn put(&mut self, storage: &str, key: Key, value: Value) -> Arc<Version> {
         self.revision += 1;
@@ -213,3 +208,6 @@ fn merged<'a>(
         (None, _) => right.next(),
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -88,20 +88,26 @@ impl State {
     }
 }
 
-/// Checks that a body is an object of the target's kind.
-fn check_kind(target: &Target, body: &Value) -> Result<(), ApiError> {
+/// Checks that a body is an object of the target's kind. Built-in kinds may leave `kind` and `apiVersion` out, as
+/// typed decoding knows what to expect.
+fn check_kind(target: &Target, body: &mut Value) -> Result<(), ApiError> {
     if !body.is_object() {
         return Err(ApiError::bad_request("the request body must be a JSON object"));
     }
+    let (expected, wanted) = (target.resource.api_version(), &target.resource.kind);
+    if !target.resource.custom {
+        let map = object::make_object(body);
+        object::default(map, "apiVersion", expected.clone());
+        object::default(map, "kind", wanted.clone());
+    }
     let (kind, version) = (object::text(body, "/kind"), object::text(body, "/apiVersion"));
-    let expected = target.resource.api_version();
     if kind.is_empty() {
         return Err(ApiError::bad_request("Object 'Kind' is missing in the request body"));
     }
-    if version != expected || kind != target.resource.kind {
-        let (wanted, found) = (format!("{expected}, Kind={}", target.resource.kind), format!("{version}, Kind={kind}"));
+    if version != expected || kind != wanted {
         return Err(ApiError::bad_request(format!(
-            "the API version in the data ({found}) does not match the expected API version ({wanted})"
+            "the API version in the data ({version}, Kind={kind}) does not match the expected API version \
+             ({expected}, Kind={wanted})"
         )));
     }
     if body.get("metadata").is_some_and(|m| !m.is_object() && !m.is_null()) {
@@ -136,3 +142,6 @@ fn to_stored(resource: &Resource, body: &mut Value) {
         Conversion::Event => super::event_form::to_core(body),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,7 +5,7 @@ use axum::response::Response;
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, StatusCode};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::apiserver::status::ApiError;
 
@@ -47,11 +47,8 @@ pub(super) fn error_answer(error: &ApiError) -> Response {
     response
 }
 
-/// Parses a body by its content type; an empty body is an empty object.
+/// Parses a body by its content type.
 pub(super) fn parse_body(content_type: &str, body: &[u8]) -> Result<Value, ApiError> {
-    if body.iter().all(u8::is_ascii_whitespace) {
-        return Ok(json!({}));
-    }
     let refuse = |why: String| ApiError::bad_request(format!("the body is not valid: {why}"));
     match content_type {
         "application/yaml" | "application/apply-patch+yaml" if body.first() != Some(&b'{') => {

@@ -41,7 +41,8 @@ impl ApiRequest {
 
     /// The options of a deletion: from the body, and from the query where the body says nothing.
     pub(super) fn delete_options(&self) -> Result<DeleteOptions, ApiError> {
-        let mut options = DeleteOptions::read(&self.read_body()?, Utc::now());
+        let body = if self.body.is_empty() { Value::Null } else { self.read_body()? };
+        let mut options = DeleteOptions::read(&body, Utc::now());
         if let Some(text) = self.query.get("gracePeriodSeconds") {
             let parsed = text.parse().map_err(|_| ApiError::bad_request("gracePeriodSeconds must be an integer"))?;
             options.grace = options.grace.or(Some(parsed));

@@ -36,7 +36,7 @@ impl State {
 
     /// Evicts a pod: a deletion with the options that the Eviction carries.
     pub(crate) fn evict(&mut self, target: &Target, eviction: &Value, options: &WriteOptions) -> Result<(), ApiError> {
-        if object::text(eviction, "/kind") != "Eviction" {
+        if !matches!(object::text(eviction, "/kind"), "" | "Eviction") {
             return Err(ApiError::bad_request("the request body must be an Eviction"));
         }
         let given = eviction.get("deleteOptions").cloned().unwrap_or_default();
@@ -47,7 +47,7 @@ impl State {
 }
 
 fn check_binding(target: &Target, binding: &Value) -> Result<(), ApiError> {
-    if object::text(binding, "/kind") != "Binding" {
+    if !matches!(object::text(binding, "/kind"), "" | "Binding") {
         return Err(ApiError::bad_request("the request body must be a Binding"));
     }
     let named = object::text(binding, "/metadata/name");

@@ -11,7 +11,7 @@ use crate::apiserver::{name, object, pod};
 impl State {
     /// Creates the object in `body`. The target's name may be empty: the body then names the object.
     pub(crate) fn create(&mut self, target: &Target, mut body: Value, options: &WriteOptions) -> Result<Written, ApiError> {
-        check_kind(target, &body)?;
+        check_kind(target, &mut body)?;
         to_stored(&target.resource, &mut body);
         object::strip_nulls(&mut body);
         let target = place(target, &mut body)?;

@@ -27,7 +27,7 @@ impl State {
             Format::Strategic => return Err(unsupported()),
             _ => return Err(ApiError::bad_request("the patch must be a JSON object")),
         }
-        check_kind(target, &new)?;
+        check_kind(target, &mut new)?;
         to_stored(&target.resource, &mut new);
         object::strip_nulls(&mut new);
         if object::text(&new, "/metadata/name") != target.name {
@@ -42,7 +42,7 @@ impl State {
                 "PatchOptions.meta.k8s.io is invalid: fieldManager: Required value: is required for apply patch",
             ));
         }
-        check_kind(target, &body)?;
+        check_kind(target, &mut body)?;
         if body.pointer("/metadata/managedFields").is_some_and(|m| !m.is_null()) {
             return Err(ApiError::bad_request("metadata.managedFields must be nil"));
         }

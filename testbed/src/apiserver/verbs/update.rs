@@ -26,7 +26,7 @@ const KEPT: &[&str] = &[
 impl State {
     /// Replaces an object, or its status, by `body`.
     pub(crate) fn update(&mut self, target: &Target, mut body: Value, options: &WriteOptions) -> Result<Written, ApiError> {
-        check_kind(target, &body)?;
+        check_kind(target, &mut body)?;
         to_stored(&target.resource, &mut body);
         object::strip_nulls(&mut body);
         let named = object::text(&body, "/metadata/name");
@@ -53,6 +53,8 @@ impl State {
         keep_metadata(old, &mut new);
         if resource.is_pod() {
             pod::resources::normalize_pod(&mut new);
+            pod::validate::check_types(&new)?;
+            pod::default_spec(&mut new);
         } else if resource.is("", "nodes") {
             pod::resources::normalize_node(&mut new);
         }
@@ -64,9 +66,6 @@ impl State {
             return Ok(Written { version: current, created: false });
         }
         refuse(resource, &target.name, &check(target, old, &new))?;
-        if resource.is_pod() {
-            pod::validate::check_types(&new)?;
-        }
         count_generation(resource, old, &mut new);
         if resource.is(CRD_GROUP, CRD_PLURAL) && !options.dry_run {
             self.registry.define(&new);

@@ -1,0 +1,12 @@
+//! The API server as real clients see it, over HTTP on loopback.
+
+#[cfg(test)]
+mod clients;
+#[cfg(test)]
+mod faults;
+#[cfg(test)]
+mod raw;
+#[cfg(test)]
+mod setup;
+#[cfg(test)]
+mod wire;
