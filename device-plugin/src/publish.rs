@@ -163,7 +163,7 @@ impl Publisher {
         let values = fleet.offers().max(requests);
         let Some(patch) = node_status::patch(node, values) else { return Ok(()) };
         self.patch_node("node status", &patch, true).await?;
-        info!(?values, "published node status");
+        info!(%values, "published node status");
         Ok(())
     }
 

@@ -1,6 +1,10 @@
 //! Which pods are due to be marked.
 
+use http::{Request, Response};
+use http_body_util::BodyExt;
+use kube::client::Body;
 use rstest::rstest;
+use serde_json::Value;
 
 use super::*;
 use crate::builders::{pod, pods, units};
@@ -39,4 +43,39 @@ fn other_dialect_is_never_marked() {
     let mut running = NodePod { stage: Stage::Running, ..pod("a", 1, [units(1)]) };
     running.placement.as_mut().unwrap().gpushare = None;
     assert_eq!(due(&pods([running]), &Ledger::default()), []);
+}
+
+/// Marks a pod at an API server that answers with `code`; what was sent, and whether that counts as done.
+async fn mark_with(code: u16, message: &str) -> (String, Value, bool) {
+    let (service, mut requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+    let client = Client::new(service, "default");
+    let due = Due { uid: PodUid::from("u1"), namespace: "team".to_owned(), name: "p".to_owned() };
+    let marking = tokio::spawn(async move { mark(&client, &due).await });
+    let (request, answer) = requests.next_request().await.unwrap();
+    let line = format!("{} {}", request.method(), request.uri().path());
+    let body = request.into_body().collect().await.unwrap().to_bytes();
+    let success = json!({"metadata": {"name": "p"}});
+    let failure = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "reason": "x", "code": code});
+    let object = if code == 200 { success } else { failure };
+    answer.send_response(Response::builder().status(code).body(Body::from(object.to_string().into_bytes())).unwrap());
+    (line, serde_json::from_slice(&body).unwrap(), marking.await.unwrap().is_ok())
+}
+
+/// The assume time is the order of the pods and stays as it is; the UID guards against a successor of the same name.
+#[tokio::test]
+async fn mark_writes_one_annotation_of_this_very_pod() {
+    let (line, body, is_done) = mark_with(200, "").await;
+    assert_eq!((line.as_str(), is_done), ("PATCH /api/v1/namespaces/team/pods/p", true));
+    assert_eq!(body, json!({"metadata": {"uid": "u1", "annotations": {"ALIYUN_COM_GPU_MEM_ASSIGNED": "true"}}}));
+}
+
+#[rstest]
+#[case::gone(404, "pods \"p\" not found", true)]
+#[case::replaced(409, "Precondition failed: UID in precondition: u1, UID in object meta: u2", true)]
+#[case::conflict(409, "the object has been modified", false)]
+#[case::too_many(429, "later", false)]
+#[case::broken(500, "etcd", false)]
+#[tokio::test]
+async fn failures_of_marking(#[case] code: u16, #[case] message: &str, #[case] is_done: bool) {
+    assert_eq!(mark_with(code, message).await.2, is_done);
 }

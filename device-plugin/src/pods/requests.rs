@@ -1,5 +1,7 @@
 //! What a pod asks for of the resources that node status carries and no plugin serves.
 
+use std::fmt;
+
 use proto::pod::{Container, PodSpec};
 use proto::resource::{GPU, GPU_CORE, GPU_COUNT, GPU_MEMORY, GPU_MEMORY_RATIO};
 
@@ -79,5 +81,13 @@ impl Requests {
             *own = combine(*own, other);
         }
         self
+    }
+}
+
+/// `name=amount` for each that is not zero, separated by blanks.
+impl fmt::Display for Requests {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let named = self.iter().filter(|(_, amount)| *amount > 0).map(|(name, amount)| format!("{name}={amount}"));
+        f.write_str(&named.collect::<Vec<_>>().join(" "))
     }
 }
