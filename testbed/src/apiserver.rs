@@ -9,6 +9,7 @@
 
 mod access;
 mod cluster;
+mod decode;
 mod discovery;
 mod event_form;
 mod event_log;
@@ -39,7 +40,7 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub use self::access::{Access, User};
 pub use self::cluster::Cluster;
@@ -77,12 +78,13 @@ impl Config {
     }
 }
 
-/// A running server.
+/// A running server; it stops when this is dropped, without waiting.
 #[derive(Debug)]
 pub struct ApiServer {
     address: SocketAddr,
     server: Arc<Server>,
     serving: JoinHandle<()>,
+    stop: DropGuard,
 }
 
 impl ApiServer {
@@ -105,7 +107,8 @@ impl ApiServer {
             stopping: CancellationToken::new(),
         });
         let serving = tokio::spawn(http::serve(listener, Arc::clone(&server)));
-        Ok(Self { address, server, serving })
+        let stop = server.stopping.clone().drop_guard();
+        Ok(Self { address, server, serving, stop })
     }
 
     /// Base URL without a trailing slash.
@@ -146,7 +149,7 @@ impl ApiServer {
 
     /// Stops accepting, ends all watches, and waits for the running requests.
     pub async fn shutdown(self) {
-        self.server.stopping.cancel();
+        drop(self.stop);
         if let Err(error) = self.serving.await {
             tracing::warn!(%error, "the API server did not end cleanly");
         }

@@ -3,6 +3,7 @@
 //! Objects are untyped and shared. Access control, audit and injected faults belong to the HTTP layer and do not
 //! apply here.
 
+use std::borrow::Borrow;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use chrono::Utc;
@@ -143,9 +144,9 @@ impl Cluster {
     }
 
     /// Binds a pod with a Binding object, as `POST pods/{name}/binding` does.
-    pub fn bind(&self, namespace: &str, pod: &str, binding: &Value) -> Result<Arc<Value>, ApiError> {
+    pub fn bind(&self, namespace: &str, pod: &str, binding: impl Borrow<Value>) -> Result<Arc<Value>, ApiError> {
         let target = self.target("pods", namespace, pod)?;
-        let version = self.state_mut().bind(&target, binding, &options())?;
+        let version = self.state_mut().bind(&target, binding.borrow(), &options())?;
         Ok(Arc::clone(&version.value))
     }
 

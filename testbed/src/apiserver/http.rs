@@ -115,7 +115,10 @@ async fn with_faults(server: Arc<Server>, request: ApiRequest) -> Result<Respons
         Some(Fault::DropConnection) => return Ok(hang_up()),
         Some(Fault::Refuse(code)) => return Err(refusal(code, None)),
         Some(Fault::RefuseUntil(code, seconds)) => return Err(refusal(code, Some(seconds))),
-        Some(Fault::Delay(delay)) => tokio::time::sleep(delay).await,
+        Some(Fault::Delay(delay)) => tokio::select! {
+            () = tokio::time::sleep(delay) => {}
+            () = server.stopping.cancelled() => return Err(refusal(503, None)),
+        },
         Some(Fault::DropReply) => {
             // The reply is lost, whatever it was.
             let _ = dispatch(&server, &request);

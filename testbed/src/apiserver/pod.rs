@@ -24,7 +24,7 @@ pub(crate) fn default_new(pod: &mut Value, now: DateTime<Utc>) {
         let condition = json!({
             "type": "PodScheduled", "status": "False", "reason": "SchedulingGated",
             "message": "Scheduling is blocked due to non-empty scheduling gates",
-            "lastProbeTime": null, "lastTransitionTime": object::timestamp(now),
+            "lastTransitionTime": object::timestamp(now),
         });
         status.insert("conditions".to_owned(), json!([condition]));
     }
@@ -32,7 +32,6 @@ pub(crate) fn default_new(pod: &mut Value, now: DateTime<Utc>) {
 
 /// Fills in what a pod's spec leaves out, as on every write.
 pub(crate) fn default_spec(pod: &mut Value) {
-    resources::normalize_pod(pod);
     let spec = object::child(pod, "spec");
     object::default(spec, "restartPolicy", "Always");
     object::default(spec, "terminationGracePeriodSeconds", 30);

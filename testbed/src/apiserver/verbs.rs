@@ -14,11 +14,11 @@ use std::sync::Arc;
 use chrono::{DateTime, Utc};
 use serde_json::Value;
 
-use super::object;
 use super::patch::managers::Writer;
 use super::resource::{Conversion, Registry, Resource};
 use super::status::ApiError;
 use super::store::{Key, Store, Version};
+use super::{decode, object, pod};
 
 /// Everything the server holds: objects, and which resources are served.
 #[derive(Debug)]
@@ -129,6 +129,16 @@ fn check_string_maps(body: &Value) -> Result<(), ApiError> {
         return Err(ApiError::bad_request("metadata.finalizers must be a list of strings"));
     }
     Ok(())
+}
+
+/// Brings amounts into their kept form and refuses what does not decode as its kind.
+fn settle_types(resource: &Resource, body: &mut Value) -> Result<(), ApiError> {
+    if resource.is_pod() {
+        pod::resources::normalize_pod(body);
+    } else if resource.is("", "nodes") {
+        pod::resources::normalize_node(body);
+    }
+    decode::check(resource, body)
 }
 
 /// Turns what a client of this resource's version sent into the stored form.

@@ -179,7 +179,7 @@ async fn logs_belong_to_one_pods_life() {
     let api = pods(&server);
     let create = || server.cluster().create("pods", pod("p")).unwrap();
     create();
-    server.cluster().bind("default", "p", &json!({"target": {"name": "n"}})).unwrap();
+    server.cluster().bind("default", "p", json!({"target": {"name": "n"}})).unwrap();
     server.cluster().append_log("default", "p", "c", "one\ntwo\n");
     assert_eq!(api.logs("p", &kube::api::LogParams::default()).await.unwrap(), "one\ntwo\n");
     let last = kube::api::LogParams { tail_lines: Some(1), ..Default::default() };
@@ -188,7 +188,7 @@ async fn logs_belong_to_one_pods_life() {
     assert_eq!(code(api.logs("p", &other).await.unwrap_err()), 400);
     server.cluster().delete("pods", "default", "p", Some(0)).unwrap();
     create();
-    server.cluster().bind("default", "p", &json!({"target": {"name": "n"}})).unwrap();
+    server.cluster().bind("default", "p", json!({"target": {"name": "n"}})).unwrap();
     assert_eq!(api.logs("p", &kube::api::LogParams::default()).await.unwrap(), "");
     api.evict("p", &kube::api::EvictParams::default()).await.unwrap();
     assert!(api.get("p").await.unwrap().metadata.deletion_timestamp.is_some());

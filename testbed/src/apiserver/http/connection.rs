@@ -11,7 +11,7 @@ use http::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -45,7 +45,7 @@ async fn converse((stream, peer): (TcpStream, SocketAddr), router: Router, stopp
         tracing::debug!(%error, %peer, "cannot set TCP_NODELAY");
     }
     let service = service_fn(move |request| answer(router.clone(), request));
-    let connection = http1::Builder::new().timer(TokioTimer::new()).serve_connection(TokioIo::new(stream), service);
+    let connection = http1::Builder::new().header_read_timeout(None).serve_connection(TokioIo::new(stream), service);
     tokio::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,

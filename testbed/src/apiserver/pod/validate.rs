@@ -1,30 +1,13 @@
-//! Whether a new pod can be one: types, required fields, names, resources.
+//! Whether a decoded pod can be one: required fields, names, resources.
 
 use std::collections::HashSet;
 
-use k8s_openapi::api::core::v1::Pod;
-use serde::Deserialize;
 use serde_json::Value;
 
 use super::resources;
 use crate::apiserver::name;
 use crate::apiserver::object;
-use crate::apiserver::status::{ApiError, FieldError};
-
-/// Refuses objects that do not decode as a Pod.
-pub(crate) fn check_types(pod: &Value) -> Result<(), ApiError> {
-    let refuse = |why: &str| Err(ApiError::bad_request(format!("Pod in version \"v1\" cannot be handled as a Pod: {why}")));
-    if let Err(error) = Pod::deserialize(pod) {
-        return refuse(&error.to_string());
-    }
-    let containers = ["/spec/containers", "/spec/initContainers"].into_iter().flat_map(|p| object::array(pod, p));
-    for container in containers {
-        if let Some(text) = resources::unparsable(container) {
-            return refuse(&format!("quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$': {text}"));
-        }
-    }
-    Ok(())
-}
+use crate::apiserver::status::FieldError;
 
 /// What is wrong with a defaulted pod.
 pub(crate) fn check(pod: &Value) -> Vec<FieldError> {

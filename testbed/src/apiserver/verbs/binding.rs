@@ -28,7 +28,7 @@ impl State {
         }
         let condition = json!({
             "type": "PodScheduled", "status": "True",
-            "lastProbeTime": null, "lastTransitionTime": object::timestamp(options.now),
+            "lastTransitionTime": object::timestamp(options.now),
         });
         pod::set_condition(&mut bound, condition);
         Ok(self.keep(target, bound, options.dry_run))

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{State, Target, WriteOptions, Written, check_kind, to_stored};
+use super::{State, Target, WriteOptions, Written, check_kind, settle_types, to_stored};
 use crate::apiserver::resource::{CRD_GROUP, CRD_PLURAL, NAMESPACES, Resource, established};
 use crate::apiserver::status::{ApiError, FieldError};
 use crate::apiserver::store::Key;
@@ -22,7 +22,8 @@ impl State {
         }
         let managed = object::meta(&mut body).remove("managedFields");
         stamp(resource, &mut body, options);
-        prepare(resource, &mut body, options)?;
+        settle_types(resource, &mut body)?;
+        prepare(resource, &mut body, options);
         refuse(resource, &target.name, &check(resource, &body))?;
         if let Some(managed) = managed.filter(|_| options.force) {
             object::meta(&mut body).insert("managedFields".to_owned(), managed);
@@ -102,13 +103,9 @@ fn stamp(resource: &Resource, body: &mut Value, options: &WriteOptions) {
 }
 
 /// Defaults of each kind; also what its create strategy throws away.
-fn prepare(resource: &Resource, body: &mut Value, options: &WriteOptions) -> Result<(), ApiError> {
+fn prepare(resource: &Resource, body: &mut Value, options: &WriteOptions) {
     if resource.is_pod() {
-        pod::resources::normalize_pod(body);
-        pod::validate::check_types(body)?;
         pod::default_new(body, options.now);
-    } else if resource.is("", "nodes") {
-        pod::resources::normalize_node(body);
     } else if resource.is("", "namespaces") {
         object::child(body, "spec").insert("finalizers".to_owned(), json!(["kubernetes"]));
         object::make_object(body).insert("status".to_owned(), json!({"phase": "Active"}));
@@ -120,10 +117,10 @@ fn prepare(resource: &Resource, body: &mut Value, options: &WriteOptions) -> Res
         object::make_object(body).insert("status".to_owned(), status);
     } else if resource.is("", "secrets") {
         encode_string_data(body);
-    } else if resource.status {
+    } else if resource.status && !resource.is("", "nodes") {
+        // A kubelet registers its node together with the node's status.
         object::make_object(body).remove("status");
     }
-    Ok(())
 }
 
 /// `stringData` is a write-only convenience of Secrets.

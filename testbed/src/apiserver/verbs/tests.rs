@@ -86,6 +86,16 @@ fn bad_pods_are_refused(#[case] pod: Value, #[case] code: u16) {
     assert_eq!(cluster.revision(), before, "nothing may change");
 }
 
+#[rstest]
+#[case::node("nodes", json!({"metadata": {"name": "n"}, "status": {"capacity": ["cpu"]}}))]
+#[case::lease("leases", json!({"metadata": {"name": "l"}, "spec": {"renewTime": "yesterday"}}))]
+#[case::config_map("configmaps", json!({"metadata": {"name": "m"}, "data": {"a": 1}}))]
+fn objects_that_are_not_of_their_type_are_refused(#[case] resource: &str, #[case] object: Value) {
+    let error = cluster().create(resource, object).unwrap_err();
+    assert_eq!(error.code, 400, "{error}");
+    assert!(error.message.contains("cannot be handled as a "), "{error}");
+}
+
 #[test]
 fn generated_names_differ() {
     let cluster = cluster();
@@ -103,7 +113,7 @@ fn a_binding_sets_node_annotations_and_condition_at_once() {
     let mut binding = bind_to("n1");
     binding["metadata"] = json!({"annotations": {"a": "1"}, "labels": {"l": "2"}});
     let before = cluster.revision();
-    let bound = cluster.bind("default", "p", &binding).unwrap();
+    let bound = cluster.bind("default", "p", binding).unwrap();
     assert_eq!(cluster.revision(), before + 1);
     assert_eq!(bound["spec"]["nodeName"], "n1");
     assert_eq!(bound["metadata"]["annotations"], json!({"a": "1"}));
@@ -134,7 +144,7 @@ fn bindings_are_refused_in_the_real_words() {
     assert!(refused_binding(&cluster, &old).message.contains("Precondition failed: ResourceVersion in precondition: 1"));
     assert_eq!(refused_binding(&cluster, &json!({"target": {"kind": "Node"}})).code, 422);
     assert_eq!(refused_binding(&cluster, &json!({"target": {"kind": "Pod", "name": "x"}})).code, 422);
-    cluster.bind("default", "p", &bind_to("n1")).unwrap();
+    cluster.bind("default", "p", bind_to("n1")).unwrap();
     let error = refused_binding(&cluster, &bind_to("n1"));
     assert_eq!(error.code, 409);
     assert_eq!(error.message, "Operation cannot be fulfilled on pods/binding \"p\": pod p is already assigned to node \"n1\"");
@@ -159,7 +169,7 @@ fn bound_pods_die_gracefully_and_unbound_ones_at_once() {
     cluster.create("pods", pod("free")).unwrap();
     assert!(cluster.delete("pods", "default", "free", None).unwrap());
     cluster.create("pods", pod("p")).unwrap();
-    cluster.bind("default", "p", &bind_to("n")).unwrap();
+    cluster.bind("default", "p", bind_to("n")).unwrap();
     assert!(!cluster.delete("pods", "default", "p", None).unwrap());
     let dying = cluster.get("pods", "default", "p").unwrap();
     assert_eq!(dying["metadata"]["deletionGracePeriodSeconds"], 30);
@@ -176,7 +186,7 @@ fn bound_pods_die_gracefully_and_unbound_ones_at_once() {
 fn terminal_pods_need_no_grace() {
     let cluster = cluster();
     cluster.create("pods", pod("p")).unwrap();
-    cluster.bind("default", "p", &bind_to("n")).unwrap();
+    cluster.bind("default", "p", bind_to("n")).unwrap();
     cluster.patch_status("pods", "default", "p", &json!({"phase": "Failed"})).unwrap();
     assert!(cluster.delete("pods", "default", "p", None).unwrap());
 }
@@ -278,7 +288,7 @@ fn a_namespace_goes_with_its_last_object() {
     };
     cluster.create("pods", inside(pod("p"))).unwrap();
     cluster.create("configmaps", inside(json!({"metadata": {"name": "m"}}))).unwrap();
-    cluster.bind("team", "p", &bind_to("n")).unwrap();
+    cluster.bind("team", "p", bind_to("n")).unwrap();
     cluster.delete("namespaces", "", "team", None).unwrap();
     assert_eq!(cluster.get("configmaps", "team", "m").unwrap_err().code, 404);
     assert_eq!(cluster.get("namespaces", "", "team").unwrap()["status"]["phase"], "Terminating");
@@ -293,7 +303,7 @@ async fn watches_see_objects_enter_and_leave_their_selector() {
     cluster.create("pods", pod("p")).unwrap();
     let mut watch = cluster.watch("pods", Some("default"), "", "spec.nodeName=", None).unwrap();
     let mut on_node = cluster.watch("pods", None, "", "spec.nodeName=n", None).unwrap();
-    cluster.bind("default", "p", &bind_to("n")).unwrap();
+    cluster.bind("default", "p", bind_to("n")).unwrap();
     let revision = cluster.revision().to_string();
     let kinds = [watch.next().await.unwrap(), watch.next().await.unwrap(), on_node.next().await.unwrap()];
     insta::assert_debug_snapshot!(kinds.each_ref().map(|e| e.change), @r"

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::create::{name_mismatch, refuse};
-use super::{State, Target, WriteOptions, Written, check_kind, to_stored};
+use super::{State, Target, WriteOptions, Written, check_kind, settle_types, to_stored};
 use crate::apiserver::patch::managers;
 use crate::apiserver::patch::schema::Schema;
 use crate::apiserver::resource::{CRD_GROUP, CRD_PLURAL, Resource};
@@ -37,7 +37,7 @@ impl State {
         self.current(target)?;
         if resource.custom && object::text(&body, "/metadata/resourceVersion").is_empty() {
             let missing = FieldError::invalid("metadata.resourceVersion", "0", "must be specified for an update");
-            return refuse(resource, &target.name, &[missing]).and_then(|()| Err(target.not_found()));
+            refuse(resource, &target.name, &[missing])?;
         }
         self.commit(target, body, options, false)
     }
@@ -51,12 +51,9 @@ impl State {
         check_preconditions(target, old, &new)?;
         isolate(target, old, &mut new);
         keep_metadata(old, &mut new);
+        settle_types(resource, &mut new)?;
         if resource.is_pod() {
-            pod::resources::normalize_pod(&mut new);
-            pod::validate::check_types(&new)?;
             pod::default_spec(&mut new);
-        } else if resource.is("", "nodes") {
-            pod::resources::normalize_node(&mut new);
         }
         if !applied {
             let writer = target.writer(options, &resource.storage_version);
