@@ -189,8 +189,12 @@ fn from_shares(shares: &[RecordedShare], request: &Request, inventory: Option<&I
     if n_shares < request.devices {
         return anywhere(*request, format!("its record names {n_shares} devices, its spec asks for {}", request.devices));
     }
-    if let Some(twice) = shares.iter().enumerate().find(|(at, share)| shares.iter().take(*at).any(|other| other.gpu == share.gpu)) {
-        return anywhere(*request, format!("its record names {} twice", name(&twice.1.gpu)));
+    if let Some(problem) = shares.iter().find_map(|share| absent(&share.gpu, inventory)) {
+        return anywhere(*request, problem);
+    }
+    let twice = |(at, share): (usize, &RecordedShare)| shares.iter().take(at).any(|other| is_same(&other.gpu, &share.gpu, inventory));
+    if let Some((_, share)) = shares.iter().enumerate().find(|(at, share)| twice((*at, share))) {
+        return anywhere(*request, format!("its record names {} twice", name(&share.gpu)));
     }
     let mut problem =
         (n_shares > request.devices).then(|| format!("its record names {n_shares} devices, its spec asks for {} only", request.devices));
@@ -198,7 +202,7 @@ fn from_shares(shares: &[RecordedShare], request: &Request, inventory: Option<&I
     let mut held = Vec::with_capacity(shares.len());
     for share in shares {
         let (memory, doubt) = larger(share, request, inventory);
-        problem = problem.or(doubt).or_else(|| absent(&share.gpu, inventory));
+        problem = problem.or(doubt);
         held.push(HeldShare { gpu: share.gpu.clone(), memory, core: share.core.max(request.core), slots: request.slots, trusted });
     }
     Account { holding: Holding::Shares(held), problem }
@@ -227,7 +231,9 @@ fn larger(share: &RecordedShare, request: &Request, inventory: Option<&Inventory
 /// The old extender's record: a minor and units, worth what they were worth when they were written.
 fn from_gpushare(record: GpushareRecord, request: &Request, inventory: Option<&Inventory>) -> Account {
     let gpu = GpuRef::Minor(record.idx);
-    let problem = absent(&gpu, inventory);
+    if let Some(problem) = absent(&gpu, inventory) {
+        return anywhere(*request, problem);
+    }
     let asked = match request.memory {
         MemoryAsk::Units(units) => units,
         MemoryAsk::Bytes(_) | MemoryAsk::Ratio(_) => {
@@ -245,7 +251,7 @@ fn from_gpushare(record: GpushareRecord, request: &Request, inventory: Option<&I
         return Account { holding: Holding::Shares(vec![share(memory, false)]), problem: Some(problem) };
     }
     let differs = record.pod_units != 0 && record.pod_units != asked;
-    let problem = problem.or_else(|| differs.then(|| format!("its record says {} units, its spec {asked}", record.pod_units)));
+    let problem = differs.then(|| format!("its record says {} units, its spec {asked}", record.pod_units));
     Account { holding: Holding::Shares(vec![share(HeldMemory::Ask(MemoryAsk::Units(units)), true)]), problem }
 }
 
@@ -258,13 +264,23 @@ fn units_changed(record: GpushareRecord, inventory: Option<&Inventory>) -> Optio
     (record.device_units > 0 && record.device_units != now).then_some((now, gpu.memory_bytes, unit))
 }
 
+/// Whether a reference names a device.
+fn names(gpu: &GpuRef, device: &placement::Gpu) -> bool {
+    match gpu {
+        GpuRef::Uuid(uuid) => device.uuid == *uuid,
+        GpuRef::Minor(minor) => device.minor == *minor,
+    }
+}
+
+/// Whether two references name one device, as far as is known.
+fn is_same(one: &GpuRef, other: &GpuRef, inventory: Option<&Inventory>) -> bool {
+    let device = inventory.and_then(|inventory| inventory.gpus.iter().find(|device| names(one, device)));
+    device.map_or(one == other, |device| names(other, device))
+}
+
 /// What is wrong if the node has devices, but not this one.
 fn absent(gpu: &GpuRef, inventory: Option<&Inventory>) -> Option<String> {
-    let gpus = &inventory?.gpus;
-    let found = gpus.iter().any(|candidate| match gpu {
-        GpuRef::Uuid(uuid) => candidate.uuid == *uuid,
-        GpuRef::Minor(minor) => candidate.minor == *minor,
-    });
+    let found = inventory?.gpus.iter().any(|device| names(gpu, device));
     (!found).then(|| format!("its record names {}, which the node does not have", name(gpu)))
 }
 

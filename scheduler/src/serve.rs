@@ -11,8 +11,9 @@ use axum::Router;
 use axum::body::Body;
 use http::{Request, Response};
 use hyper::body::Incoming;
+use hyper::server::conn::{http1, http2};
+use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -28,6 +29,9 @@ use crate::config::TlsFiles;
 
 /// How long requests in work may take to end once the daemon is told to stop.
 const DRAIN: Duration = Duration::from_secs(10);
+
+/// What a TLS client calls HTTP/2.
+const H2: &[u8] = b"h2";
 
 /// Marks a request whose client has shown a certificate that the configured authorities signed.
 #[derive(Clone, Copy, Debug)]
@@ -79,28 +83,42 @@ impl Connection {
             debug!(%error, "cannot set TCP_NODELAY");
         }
         let Some(acceptor) = self.tls.clone() else {
-            return self.http(stream, false, watcher).await;
+            return self.http1(stream, false, watcher).await;
         };
         match tokio::time::timeout(self.read_timeout, acceptor.accept(stream)).await {
             Ok(Ok(stream)) => {
-                let certified = stream.get_ref().1.peer_certificates().is_some();
-                self.http(stream, certified, watcher).await;
+                let (_, session) = stream.get_ref();
+                let certified = session.peer_certificates().is_some();
+                match session.alpn_protocol() {
+                    Some(H2) => self.http2(stream, certified, watcher).await,
+                    _ => self.http1(stream, certified, watcher).await,
+                }
             }
             Ok(Err(error)) => debug!(%error, "TLS handshake failed"),
             Err(_) => debug!("TLS handshake took too long"),
         }
     }
 
-    async fn http(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, certified: bool, watcher: Watcher) {
+    async fn http1(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, certified: bool, watcher: Watcher) {
+        let mut builder = http1::Builder::new();
+        builder.timer(TokioTimer::new()).header_read_timeout(self.read_timeout);
         let router = self.router;
-        let service = hyper::service::service_fn(move |request: Request<Incoming>| answer(router.clone(), request, certified));
-        let mut builder = auto::Builder::new(TokioExecutor::new());
-        builder.http1().timer(TokioTimer::new()).header_read_timeout(self.read_timeout);
-        builder.http2().timer(TokioTimer::new());
-        let connection = builder.serve_connection(TokioIo::new(stream), service).into_owned();
-        if let Err(error) = watcher.watch(connection).await {
-            debug!(error = %error, "connection ended");
-        }
+        let service = service_fn(move |request| answer(router.clone(), request, certified));
+        end(watcher.watch(builder.serve_connection(TokioIo::new(stream), service)).await);
+    }
+
+    async fn http2(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, certified: bool, watcher: Watcher) {
+        let mut builder = http2::Builder::new(TokioExecutor::new());
+        builder.timer(TokioTimer::new()).keep_alive_interval(self.read_timeout).keep_alive_timeout(self.read_timeout);
+        let router = self.router;
+        let service = service_fn(move |request| answer(router.clone(), request, certified));
+        end(watcher.watch(builder.serve_connection(TokioIo::new(stream), service)).await);
+    }
+}
+
+fn end(ended: Result<(), hyper::Error>) {
+    if let Err(error) = ended {
+        debug!(%error, "connection ended");
     }
 }
 
@@ -136,7 +154,7 @@ pub fn tls_acceptor(files: &TlsFiles) -> anyhow::Result<TlsAcceptor> {
     let mut config = builder
         .with_single_cert(chain, key)
         .with_context(|| format!("certificate {} with key {}", files.cert.display(), files.key.display()))?;
-    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    config.alpn_protocols = vec![H2.to_vec(), b"http/1.1".to_vec()];
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 

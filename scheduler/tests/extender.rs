@@ -1,5 +1,7 @@
 //! The extender as kube-scheduler meets it: JSON over its routes, with a small API server behind it.
 
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a test that cannot go on should end")]
+
 #[path = "extender/api.rs"]
 mod api;
 #[path = "extender/bind_outcomes.rs"]

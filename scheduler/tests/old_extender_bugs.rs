@@ -34,7 +34,9 @@ async fn e1_an_overfull_gpu_has_nothing_free() {
 async fn e2_a_changed_unit_and_changed_gpus_count_at_once() {
     let world = World::new().with_node("n1", &[16 * 1024]);
     world.apply_node(&node("n1", "GiB"));
-    assert_eq!(world.fitting(&units("a", 16), &["n1"]).await, ["n1"]);
+    let pod = units("a", 16);
+    assert_eq!(world.fitting(&pod, &["n1"]).await, ["n1"]);
+    world.delete_pod(&pod);
     assert_eq!(world.fitting(&units("b", 3000), &["n1"]).await, Vec::<String>::new());
     world.apply_node(&node("n1", "MiB"));
     assert_eq!(world.fitting(&units("b", 3000), &["n1"]).await, ["n1"]);

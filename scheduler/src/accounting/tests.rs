@@ -83,8 +83,6 @@ fn records_in_order(#[case] limits: Value, #[case] annotations: Value, #[case] e
 #[rstest]
 #[case::record_is_less(bytes(1, 50), record(&[(0, "GPU-0", 40)]), &[("GPU-0", Some(50), true)], "says 41943040 bytes on GPU GPU-0, its spec 52428800")]
 #[case::record_is_more(units(4), record(&[(0, "GPU-0", 80)]), &[("GPU-0", Some(80), true)], "its spec 41943040")]
-#[case::unknown_uuid(units(8), record(&[(0, "GPU-9", 80)]), &[("GPU-9", Some(80), true)], "names GPU GPU-9, which the node does not have")]
-#[case::unknown_minor(units(8), old("7", "8", "100"), &[("7", Some(80), true)], "names GPU minor 7, which the node does not have")]
 #[case::more_devices(bytes(1, 50), record(&[(0, "GPU-0", 50), (1, "GPU-1", 50)]), &[("GPU-0", Some(50), false), ("GPU-1", Some(50), false)], "names 2 devices, its spec asks for 1 only")]
 #[case::old_record_is_more(units(4), old("0", "8", "100"), &[("0", Some(80), true)], "its record says 8 units, its spec 4")]
 #[case::units_were_larger(units(8), old("0", "8", "10"), &[("0", Some(800), false)], "had 10 units when it was placed and has 100 now")]
@@ -114,6 +112,9 @@ fn contradictions(
 #[case::units_are_no_number(units(8), old("0", "8Gi", "100"), "annotation ALIYUN_COM_GPU_MEM_POD")]
 #[case::fewer_devices(bytes(2, 100), record(&[(0, "GPU-0", 50)]), "names 1 devices, its spec asks for 2")]
 #[case::same_device_twice(bytes(2, 100), record(&[(0, "GPU-0", 50), (0, "GPU-0", 50)]), "names GPU GPU-0 twice")]
+#[case::same_device_by_uuid_and_minor(bytes(2, 100), record(&[(0, "GPU-0", 50), (0, "", 50)]), "names GPU minor 0 twice")]
+#[case::unknown_uuid(units(8), record(&[(0, "GPU-9", 80)]), "names GPU GPU-9, which the node does not have")]
+#[case::unknown_minor(units(8), old("7", "8", "100"), "names GPU minor 7, which the node does not have")]
 #[case::wrong_dialect(bytes(1, 50), old("0", "8", "100"), "its only record is gpushare's")]
 fn unknown_devices(#[case] limits: Value, #[case] annotations: Value, #[case] problem: &str) {
     let account = account(&limits, &annotations);

@@ -184,11 +184,12 @@ impl Index {
         self.n_opaque += usize::from(state.is_opaque());
         let mut problems = state.report.as_ref().map(|report| report.problems.clone()).unwrap_or_default();
         match &state.report {
-            Some(report) => {
+            Some(report) if !report.inventory.gpus.is_empty() => {
                 let unusable = self.fleet.set_inventory(name, report.inventory.clone());
                 problems.extend(unusable.iter().map(ToString::to_string));
             }
-            None => self.fleet.remove_inventory(name),
+            // Without devices nothing that pods hold can be compared with any; it stays as it is until there are some.
+            _ => self.fleet.remove_inventory(name),
         }
         for problem in &problems {
             warn!(node = name, problem, "a device or the memory unit of a node cannot be used");

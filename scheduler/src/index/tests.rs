@@ -13,9 +13,11 @@ use crate::bind::{Found, PodId};
 use crate::offline;
 use crate::watch::Follow;
 
+/// A hundred nodes of the old plugin: n0, n1 and so on.
 fn index() -> Index {
-    let node = json!({"metadata": {"name": "n1"}, "status": {"capacity": {"aliyun.com/gpu-count": "1", "aliyun.com/gpu-mem": "10000"}}});
-    offline::index([node].into_iter(), std::iter::empty(), std::iter::empty())
+    let capacity = json!({"aliyun.com/gpu-count": "1", "aliyun.com/gpu-mem": "10000"});
+    let node = |at: usize| json!({"metadata": {"name": format!("n{at}")}, "status": {"capacity": capacity}});
+    offline::index((0..100).map(node), std::iter::empty(), std::iter::empty())
 }
 
 fn pod(name: &str) -> Value {
@@ -81,10 +83,10 @@ fn what_is_found_settles_a_decision() {
 fn hints_are_bounded() {
     let mut index = index();
     let now = Instant::now();
-    let node = index.fleet().node_id("n1").unwrap();
     let Ask::Request(request) = facts("p").ask else { panic!("a request") };
     for at in 0..5000 {
         let uid = at.to_string();
+        let node = index.fleet().node_id(&format!("n{}", at % 100)).unwrap();
         index.hint(node, &NodeAsk::new(&uid, &request), now);
     }
     assert_eq!(index.fleet().n_hints(), 4096);

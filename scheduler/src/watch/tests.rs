@@ -34,8 +34,8 @@ impl Follow<&'static str> for Told {
 async fn told(events: Vec<Result<Event<&'static str>, Error>>) -> String {
     let state = Shared::new(Told::default());
     follow(stream::iter(events), state.clone()).await;
-    let told = state.read().0.concat();
-    told
+    let told = &state.read().0;
+    told.concat()
 }
 
 fn failed(code: u16) -> Error {

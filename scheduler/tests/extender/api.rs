@@ -43,6 +43,7 @@ struct State {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Api(Arc<Mutex<State>>);
 
+/// An answer, or a broken connection.
 type Reply = Result<Response<Body>, std::io::Error>;
 
 impl Api {
@@ -95,52 +96,52 @@ impl Api {
         let (parts, body) = request.into_parts();
         let body = body.collect().await.unwrap().to_bytes();
         let path = parts.uri.path().to_owned();
-        let fault = match parts.method {
-            Method::POST => {
-                let mut state = self.state();
-                state.bindings.push(serde_json::from_slice(&body).unwrap());
-                state.posts.pop_front()
-            }
-            _ => {
-                let mut state = self.state();
-                state.n_gets += 1;
-                state.gets.pop_front()
-            }
-        };
-        let done = |api: &Self| match parts.method {
-            Method::POST => api.bind(&path, &serde_json::from_slice(&body).unwrap()),
-            _ => api.get(&path),
+        let fault = self.note(&parts.method, &body);
+        let done = || match parts.method {
+            Method::POST => self.bind(&path, &serde_json::from_slice(&body).unwrap()),
+            _ => self.get(&path),
         };
         match fault {
-            None => done(&self),
-            Some(Fault::Status(status)) => failure(status, "made to fail"),
+            None => Ok(done()),
+            Some(Fault::Status(status)) => Ok(failure(status, "made to fail")),
             Some(Fault::StatusAfterwards(status)) => {
-                done(&self)?;
-                failure(status, "made to fail afterwards")
+                done();
+                Ok(failure(status, "made to fail afterwards"))
             }
             Some(Fault::Busy(seconds)) => {
-                let mut reply = failure(429, "too many requests")?;
+                let mut reply = failure(429, "too many requests");
                 reply.headers_mut().insert("retry-after", seconds.into());
                 Ok(reply)
             }
             Some(Fault::Hang) => std::future::pending().await,
             Some(Fault::HangAfterwards) => {
-                done(&self)?;
+                done();
                 std::future::pending().await
             }
             Some(Fault::Break) => Err(std::io::ErrorKind::ConnectionReset.into()),
             Some(Fault::BreakAfterwards) => {
-                done(&self)?;
+                done();
                 Err(std::io::ErrorKind::ConnectionReset.into())
             }
             Some(Fault::Slow(time)) => {
                 tokio::time::sleep(time).await;
-                done(&self)
+                Ok(done())
             }
         }
     }
 
-    fn bind(&self, path: &str, binding: &Value) -> Reply {
+    /// Takes note of a request, and of what shall go wrong with it.
+    fn note(&self, method: &Method, body: &[u8]) -> Option<Fault> {
+        let mut state = self.state();
+        if method == Method::POST {
+            state.bindings.push(serde_json::from_slice(body).unwrap());
+            return state.posts.pop_front();
+        }
+        state.n_gets += 1;
+        state.gets.pop_front()
+    }
+
+    fn bind(&self, path: &str, binding: &Value) -> Response<Body> {
         let path = path.strip_suffix("/binding").unwrap();
         let mut state = self.state();
         let Some(pod) = state.pods.get_mut(path) else { return failure(404, "pods not found") };
@@ -158,7 +159,7 @@ impl Api {
         reply(201, &json!({"kind": "Status", "status": "Success", "code": 201}))
     }
 
-    fn get(&self, path: &str) -> Reply {
+    fn get(&self, path: &str) -> Response<Body> {
         match self.state().pods.get(path) {
             Some(pod) => reply(200, pod),
             None => failure(404, "pods not found"),
@@ -171,10 +172,10 @@ fn path(pod: &Value) -> String {
     format!("/api/v1/namespaces/{}/pods/{}", namespace.as_str().unwrap(), name.as_str().unwrap())
 }
 
-fn failure(status: u16, message: &str) -> Reply {
+fn failure(status: u16, message: &str) -> Response<Body> {
     reply(status, &json!({"kind": "Status", "status": "Failure", "message": message, "code": status}))
 }
 
-fn reply(status: u16, body: &Value) -> Reply {
-    Ok(Response::builder().status(status).body(Body::from(body.to_string().into_bytes())).unwrap())
+fn reply(status: u16, body: &Value) -> Response<Body> {
+    Response::builder().status(status).body(Body::from(body.to_string().into_bytes())).unwrap()
 }

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use placement::Violation;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proto::node::Node;
@@ -173,20 +174,21 @@ impl Run {
     }
 
     fn bind(&mut self, at: usize, node: &str) {
-        let Some(pod) = self.pods.get_mut(&at).filter(|pod| pod["status"]["phase"] == "Pending") else { return };
+        let Some(pod) = self.pods.get(&at).filter(|pod| pod["status"]["phase"] == "Pending") else { return };
         let uid = pod["metadata"]["uid"].as_str().unwrap().to_owned();
         let Some(facts) = self.index.pod(&uid).cloned() else { return };
         let id = PodId { namespace: "default".to_owned(), name: facts.name.to_string(), uid };
         let now = std::time::Instant::now();
         let Ok(Assumed::Write { order, stamp, .. }) = self.index.assume(&id, &facts, node, 1, now) else { return };
-        assert!(self.index.fleet().check().is_empty());
+        assert_eq!(self.violations(), Vec::new());
         // Every other bind fails, and its room is free again.
         if stamp % 2 == 0 {
             self.index.forget(&id.uid, stamp);
             return;
         }
-        pod["spec"]["nodeName"] = node.into();
-        pod["metadata"]["annotations"] = json!(order.annotations);
+        let bound = self.pods.get_mut(&at).unwrap();
+        bound["spec"]["nodeName"] = node.into();
+        bound["metadata"]["annotations"] = json!(order.annotations);
         self.index.confirm(&id.uid, stamp, now);
         self.show(at);
     }
@@ -195,6 +197,12 @@ impl Run {
         relist::<Node>(&mut self.index, &self.nodes);
         relist::<RawDevice>(&mut self.index, &self.devices);
         relist::<Pod>(&mut self.index, &self.pods);
+    }
+
+    /// Broken invariants, other than that somebody else has put too much on a device or taken memory out of it.
+    fn violations(&self) -> Vec<Violation> {
+        let ours = |violation: &Violation| !matches!(violation, Violation::Oversubscribed { .. });
+        self.index.fleet().check().into_iter().filter(ours).collect()
     }
 
     /// A scheduler that starts now.
@@ -222,14 +230,14 @@ fn picture(index: &Index) -> impl PartialEq + std::fmt::Debug + use<> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
     #[test]
     fn restart_changes_nothing(steps in steps()) {
         let mut run = Run::new();
         for step in &steps {
             run.step(step);
-            prop_assert_eq!(run.index.fleet().check(), Vec::new());
+            prop_assert_eq!(run.violations(), Vec::new());
             prop_assert_eq!(picture(&run.index), picture(&run.anew()));
         }
     }
@@ -245,6 +253,7 @@ proptest! {
         for (at, (form, node)) in asks.into_iter().enumerate() {
             run.step(&Step::Create(at, form));
             run.step(&Step::Bind(at, node));
+            prop_assert_eq!(run.index.fleet().check(), Vec::new());
             for gpu in run.index.census().gpus {
                 prop_assert!(gpu.used <= gpu.total, "{gpu:?}");
             }

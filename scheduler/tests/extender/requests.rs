@@ -102,7 +102,7 @@ async fn filter_by_template_of_our_own_plugin() {
         "metadata": {"name": "template"},
         "status": {"capacity": {"aliyun.com/gpu-count": "2", "koordinator.sh/gpu-memory": "32Gi", "koordinator.sh/gpu.shared": "200"}},
     });
-    let answer = world.filter_whole(&shared("fits", 2, 32 * 1024), &[template.clone()]).await;
+    let answer = world.filter_whole(&shared("fits", 2, 32 * 1024), std::slice::from_ref(&template)).await;
     assert_eq!(answer["Nodes"]["items"].as_array().unwrap().len(), 1);
     let answer = world.filter_whole(&shared("does not", 1, 17 * 1024), &[template]).await;
     assert_eq!(answer["Nodes"]["items"], json!([]));
@@ -163,7 +163,31 @@ async fn bind_writes_both_dialects_records() {
     let time = annotations["ALIYUN_COM_GPU_MEM_ASSUME_TIME"].take();
     assert_eq!(time, annotations["scheduling.koordinator.sh/bind-timestamp"].take());
     assert!(time.as_str().unwrap().parse::<u64>().unwrap() > 1_700_000_000_000_000_000);
-    assert_json_snapshot!(binding, @"");
+    assert_json_snapshot!(binding, @r#"
+    {
+      "apiVersion": "v1",
+      "kind": "Binding",
+      "metadata": {
+        "annotations": {
+          "ALIYUN_COM_GPU_MEM_ASSIGNED": "false",
+          "ALIYUN_COM_GPU_MEM_ASSUME_TIME": null,
+          "ALIYUN_COM_GPU_MEM_DEV": "16276",
+          "ALIYUN_COM_GPU_MEM_IDX": "1",
+          "ALIYUN_COM_GPU_MEM_POD": "8138",
+          "scheduling.koordinator.sh/bind-timestamp": null,
+          "scheduling.koordinator.sh/device-allocated": "{\"gpu\":[{\"minor\":1,\"resources\":{\"koordinator.sh/gpu-memory\":\"8138Mi\",\"koordinator.sh/gpu-memory-ratio\":\"50\"},\"id\":\"GPU-n1-1\"}]}"
+        },
+        "name": "p",
+        "namespace": "default",
+        "uid": "uid-p"
+      },
+      "target": {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "name": "n1"
+      }
+    }
+    "#);
 }
 
 #[tokio::test]
@@ -194,10 +218,11 @@ async fn three_thirds_fit() {
 #[tokio::test]
 async fn inspect_in_the_old_extenders_json() {
     let world = filter_figure().await;
-    let mut shown = world.inspect(None).await;
-    assert_eq!(shown["nodes"].as_array().unwrap().len(), 3);
-    shown["nodes"].as_array_mut().unwrap().drain(1..);
-    assert_json_snapshot!(shown, @"");
+    let all = world.inspect(None).await;
+    let names: Vec<&Value> = all["nodes"].as_array().unwrap().iter().map(|node| &node["name"]).collect();
+    assert_eq!(names, ["n1", "n2", "n3"]);
+    let (_, text) = world.send("GET", "/gpushare-scheduler/inspect/n3", "").await;
+    assert_snapshot!(text, @r#"{"nodes":[{"name":"n3","totalGPU":32552,"usedGPU":24414,"devs":[{"id":0,"totalGPU":16276,"usedGPU":16276,"pods":[{"name":"e","namespace":"default","usedGPU":16276,"uid":"uid-e","usedBytes":17066622976,"assumed":false}],"uuid":"GPU-n3-0","healthy":true,"totalBytes":17066622976,"usedBytes":17066622976,"totalCore":100,"usedCore":0,"totalSlots":100,"usedSlots":0},{"id":1,"totalGPU":16276,"usedGPU":8138,"pods":[{"name":"f","namespace":"default","usedGPU":8138,"uid":"uid-f","usedBytes":8533311488,"assumed":false}],"uuid":"GPU-n3-1","healthy":true,"totalBytes":17066622976,"usedBytes":8533311488,"totalCore":100,"usedCore":0,"totalSlots":100,"usedSlots":0}],"unit":"MiB","unitBytes":1048576}]}"#);
 }
 
 #[tokio::test]
@@ -205,7 +230,36 @@ async fn inspect_shows_pods_and_why_they_wait() {
     let world = World::new().with_node("n1", &[100, 200]);
     world.apply_pod(&units("p", 150));
     let (_, text) = world.send("GET", "/gpushare-scheduler/inspect?pod=default%2Fp", "").await;
-    assert_json_snapshot!(serde_json::from_str::<Value>(&text).unwrap(), @"");
+    assert_json_snapshot!(serde_json::from_str::<Value>(&text).unwrap(), @r#"
+    {
+      "pods": [
+        {
+          "assumed": false,
+          "devices": [
+            {
+              "fits": false,
+              "freeBytes": 104857600,
+              "id": 0,
+              "neededBytes": 157286400,
+              "node": "n1",
+              "reason": "request is larger than the node's GPUs even when they are empty"
+            },
+            {
+              "fits": true,
+              "freeBytes": 209715200,
+              "id": 1,
+              "neededBytes": 157286400,
+              "node": "n1"
+            }
+          ],
+          "name": "p",
+          "namespace": "default",
+          "request": "150 memory units on 1 device",
+          "uid": "uid-p"
+        }
+      ]
+    }
+    "#);
     let (_, text) = world.send("GET", "/gpushare-scheduler/inspect?pod=default/nobody", "").await;
     assert_snapshot!(text, @r#"{"pods":[],"error":"there is no pod \"default/nobody\" that asks for a share of a GPU"}"#);
     let (_, text) = world.send("GET", "/gpushare-scheduler/inspect?pod=nobody", "").await;
@@ -334,7 +388,24 @@ async fn metrics_count_what_happened() {
     world.apply_pod(&annotated(on(units("q", 1), "n1"), "ALIYUN_COM_GPU_MEM_IDX", "x"));
     world.filter(&units("r", 50), &["n1"]).await;
     let (_, text) = world.send("GET", "/metrics", "").await;
-    let lines = text.lines().filter(|line| !line.contains("_seconds") && !line.starts_with('#'));
-    assert_snapshot!(lines.collect::<Vec<_>>().join("\n"), @"");
+    let mut lines: Vec<&str> = text.lines().filter(|line| !line.contains("_seconds") && !line.starts_with('#')).collect();
+    lines.sort_unstable();
+    assert_snapshot!(lines.join("\n"), @r#"
+    gpushare_scheduler_assumed_pods 0
+    gpushare_scheduler_conservative_pods 1
+    gpushare_scheduler_gpu_memory_allocated_bytes{node="n1",minor="0",uuid="GPU-n1-0"} 63963136
+    gpushare_scheduler_gpu_memory_total_bytes{node="n1",minor="0",uuid="GPU-n1-0"} 104857600
+    gpushare_scheduler_gpu_nodes 1
+    gpushare_scheduler_hints 0
+    gpushare_scheduler_nodes 1
+    gpushare_scheduler_pending_pods 0
+    gpushare_scheduler_pods 2
+    gpushare_scheduler_refused_nodes_total{reason="memory"} 1
+    gpushare_scheduler_requests_total{verb="bind",outcome="ok"} 1
+    gpushare_scheduler_requests_total{verb="filter",outcome="ok"} 1
+    gpushare_scheduler_synced{kind="devices"} 1
+    gpushare_scheduler_synced{kind="nodes"} 1
+    gpushare_scheduler_synced{kind="pods"} 1
+    "#);
     assert!(text.contains(r#"gpushare_scheduler_request_seconds_count{verb="filter"} 1"#), "{text}");
 }
