@@ -6,7 +6,7 @@ use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 use crate::console::Console;
-use crate::demo;
+use crate::{demo, e2e, load};
 
 /// Runs gpushare's real daemons in a small Kubernetes on this machine, without a cluster and without a GPU.
 #[derive(Debug, Parser)]
@@ -23,6 +23,10 @@ struct Cli {
 enum Command {
     /// Show gpushare at work: the proposal's figures, then the sample pods.
     Demo(demo::DemoArgs),
+    /// Run scenarios, faults included, and check every invariant after each.
+    E2e(e2e::E2eArgs),
+    /// Measure the real scheduler; use a release build.
+    Load(load::LoadArgs),
 }
 
 /// Parses the arguments and does what they say.
@@ -49,6 +53,8 @@ pub fn main() -> ExitCode {
 async fn run(command: Command) -> anyhow::Result<bool> {
     match command {
         Command::Demo(args) => demo::run(args).await,
+        Command::E2e(args) => e2e::run(args).await,
+        Command::Load(args) => load::run(args).await,
     }
 }
 

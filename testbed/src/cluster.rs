@@ -48,6 +48,8 @@ pub struct Spec {
     pub deploy: PathBuf,
     /// Further flags of `gpushare-scheduler`.
     pub scheduler_args: Vec<String>,
+    /// Longest wait of the scheduling loop between two attempts, if not as configured.
+    pub max_backoff: Option<Duration>,
     /// Decides what is random in kubelets.
     pub seed: u64,
 }
@@ -55,7 +57,7 @@ pub struct Spec {
 impl Spec {
     /// A cluster of these nodes with the repository's own `deploy/`.
     pub fn of(nodes: Vec<NodeSpec>) -> Self {
-        Self { nodes, deploy: default_deploy(), scheduler_args: Vec::new(), seed: 0 }
+        Self { nodes, deploy: default_deploy(), scheduler_args: Vec::new(), max_backoff: None, seed: 0 }
     }
 }
 
@@ -201,9 +203,9 @@ impl Cluster {
         &self.deploy
     }
 
-    /// Leaves the directory with all logs behind when the cluster ends.
-    pub fn keep_files(&mut self) {
-        self.dir.disable_cleanup(true);
+    /// Whether the directory with all logs is left behind when the cluster ends.
+    pub fn keep_files(&mut self, keep: bool) {
+        self.dir.disable_cleanup(keep);
     }
 
     /// Where everything lies.

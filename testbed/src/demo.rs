@@ -63,7 +63,7 @@ pub async fn run(args: DemoArgs) -> Result<bool> {
     let Demo { mut cluster, console, checks, .. } = demo;
     console.finish();
     if let Err(error) = played {
-        cluster.keep_files();
+        cluster.keep_files(true);
         return Err(error.context(format!("logs are in {}", cluster.dir().display())));
     }
     let is_ok = show(&cluster, &console, checks).await?;

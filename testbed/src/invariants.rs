@@ -233,7 +233,11 @@ pub async fn sights(client: &Client, snapshot: &Snapshot) -> kube::Result<Vec<Si
         let api: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
         for container in started_containers(pod) {
             let params = LogParams { container: Some(container.name.clone()), ..LogParams::default() };
-            let log = api.logs(&pod.name_any(), &params).await?;
+            let log = match api.logs(&pod.name_any(), &params).await {
+                // The pod has gone since the snapshot.
+                Err(kube::Error::Api(status)) if status.code == 404 => continue,
+                log => log?,
+            };
             let should_see = if asks(container) { recorded_uuids(pod) } else { Vec::new() };
             sights.push(Sight { pod: name.clone(), container: container.name.clone(), sees: visible_devices(&log), should_see });
         }

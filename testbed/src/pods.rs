@@ -125,7 +125,16 @@ impl Pods {
 
     /// Asks for a pod's deletion; one that is gone already is no error.
     pub async fn delete(&self, name: &str) -> Result<()> {
-        match self.api.delete(name, &DeleteParams::default()).await {
+        self.delete_with(name, &DeleteParams::default()).await
+    }
+
+    /// Removes a pod without waiting for its kubelet.
+    pub async fn delete_now(&self, name: &str) -> Result<()> {
+        self.delete_with(name, &DeleteParams::default().grace_period(0)).await
+    }
+
+    async fn delete_with(&self, name: &str, params: &DeleteParams) -> Result<()> {
+        match self.api.delete(name, params).await {
             Ok(_) => Ok(()),
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
             Err(error) => Err(error).with_context(|| format!("cannot delete pod {name}")),

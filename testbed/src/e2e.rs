@@ -1,0 +1,139 @@
+//! `testbed e2e`: runs scenarios on the testbed's own cluster or on a real one, and tells how they ended.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use clap::Args;
+use serde::Serialize;
+
+use crate::cluster::{Cluster, NodeSpec, Spec, client_of, default_deploy};
+use crate::console::{Console, table};
+use crate::scenario::{self, Scenario, World};
+
+/// The longest wait of the testbed's scheduling loop between two attempts: nobody wants to watch ten seconds.
+const MAX_BACKOFF: Duration = Duration::from_secs(2);
+
+/// `testbed e2e`.
+#[derive(Clone, Debug, Args)]
+pub struct E2eArgs {
+    /// A real cluster on which gpushare is deployed with simulated GPUs; the testbed's own without it.
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// Only these scenarios.
+    #[arg(long = "scenario", value_name = "NAME")]
+    scenarios: Vec<String>,
+    /// List the scenarios and do nothing.
+    #[arg(long)]
+    list: bool,
+    /// Scheduler of the pods, where gpushare is attached to a second one.
+    #[arg(long, value_name = "NAME")]
+    scheduler_name: Option<String>,
+    /// Print the result as JSON.
+    #[arg(long)]
+    json: bool,
+    /// The directory deploy/ of the repository.
+    #[arg(long, value_name = "DIR", default_value_os_t = default_deploy())]
+    deploy: PathBuf,
+}
+
+/// How a scenario ended.
+#[derive(Clone, Debug, Serialize)]
+pub struct Ending {
+    /// Its name.
+    pub scenario: &'static str,
+    /// Why it failed, if it did.
+    pub failure: Option<String>,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+/// Runs what the arguments name; whether all went well.
+pub async fn run(args: E2eArgs) -> Result<bool> {
+    let console = Console::new(args.json);
+    let chosen = choose(&args)?;
+    if args.list {
+        for scenario in chosen {
+            console.result(&format!("{:22}{}", scenario.name, scenario.about));
+        }
+        return Ok(true);
+    }
+    let endings = match &args.kubeconfig {
+        Some(kubeconfig) => {
+            let client = client_of(kubeconfig).await?;
+            let namespace = format!("gpushare-e2e-{}", std::process::id());
+            let mut world = World::new(client, &namespace, args.scheduler_name.clone(), None).await?;
+            let endings = run_all(&console, &mut world, &chosen).await;
+            world.end().await?;
+            endings
+        }
+        None => on_testbed(&console, &chosen, args.deploy).await?,
+    };
+    console.finish();
+    show(&console, &endings);
+    Ok(endings.iter().all(|ending| ending.failure.is_none()))
+}
+
+/// Runs scenarios on a cluster of the testbed that is started for them.
+pub async fn on_testbed(console: &Console, chosen: &[Scenario], deploy: PathBuf) -> Result<Vec<Ending>> {
+    console.step("starting the testbed");
+    let nodes = vec![NodeSpec::new("n1", &[16384, 16384, 24576]), NodeSpec::new("n2", &[16384, 16384])];
+    let mut cluster = Cluster::start(Spec { deploy, max_backoff: Some(MAX_BACKOFF), ..Spec::of(nodes) }).await?;
+    let client = cluster.client().clone();
+    // If something fails its logs are wanted.
+    cluster.keep_files(true);
+    let dir = cluster.dir().to_owned();
+    let mut world = World::new(client, "e2e", None, Some(cluster)).await?;
+    let endings = run_all(console, &mut world, chosen).await;
+    let is_ok = endings.iter().all(|ending| ending.failure.is_none());
+    let cluster = world.end().await?;
+    if let Some(mut cluster) = cluster {
+        cluster.keep_files(!is_ok);
+        cluster.stop().await?;
+    }
+    if !is_ok {
+        console.say(&format!("logs are in {}", dir.display()));
+    }
+    Ok(endings)
+}
+
+async fn run_all(console: &Console, world: &mut World, chosen: &[Scenario]) -> Vec<Ending> {
+    let mut endings = Vec::new();
+    for scenario in chosen {
+        console.step(&format!("{}: {}", scenario.name, scenario.about));
+        let began = Instant::now();
+        let result = world.run(scenario).await;
+        let failure = result.as_ref().err().map(|error| format!("{error:#}"));
+        if let Some(failure) = &failure {
+            console.say(&format!("{} FAILED: {failure}", scenario.name));
+            world.recover().await;
+        }
+        endings.push(Ending { scenario: scenario.name, failure, seconds: began.elapsed().as_secs_f64() });
+    }
+    endings
+}
+
+fn choose(args: &E2eArgs) -> Result<Vec<Scenario>> {
+    let all = scenario::all();
+    if let Some(unknown) = args.scenarios.iter().find(|name| !all.iter().any(|scenario| scenario.name == *name)) {
+        bail!("there is no scenario {unknown:?}; see --list");
+    }
+    let wanted = |scenario: &Scenario| args.scenarios.is_empty() || args.scenarios.iter().any(|name| name == scenario.name);
+    let possible = |scenario: &Scenario| args.kubeconfig.is_none() || !scenario.breaks_things;
+    let impossible = all.iter().find(|scenario| !args.scenarios.is_empty() && wanted(scenario) && !possible(scenario));
+    if let Some(scenario) = impossible {
+        bail!("scenario {} breaks things and runs on the testbed's own cluster only", scenario.name);
+    }
+    Ok(all.into_iter().filter(|scenario| wanted(scenario) && possible(scenario)).collect())
+}
+
+fn show(console: &Console, endings: &[Ending]) {
+    let mut results = table(["SCENARIO", "RESULT", "SECONDS", ""]);
+    for ending in endings {
+        let result = if ending.failure.is_none() { "ok" } else { "FAILED" };
+        let failure = ending.failure.clone().unwrap_or_default();
+        results.add_row([ending.scenario.to_owned(), result.to_owned(), format!("{:.1}", ending.seconds), failure]);
+    }
+    console.result(&results.to_string());
+    console.json(&endings);
+}

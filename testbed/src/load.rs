@@ -1,0 +1,249 @@
+//! `testbed load`: drives the real scheduler over HTTP and measures it.
+//!
+//! The cluster is made of objects alone: no kubelet runs, no pod starts.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use clap::{Args, Subcommand};
+use futures::StreamExt;
+use http::StatusCode;
+use proto::resource::GPU_MEM;
+use serde::Serialize;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::apiserver::{ApiServer, Config};
+use crate::cluster::{SCHEDULER_USER, free_address, user_kubeconfig};
+use crate::console::{Console, table};
+use crate::daemons::{Binaries, Daemon, Invocation};
+use crate::http_client::{HttpClient, is_ok};
+use crate::pods::PodSpec;
+
+mod fleet;
+
+/// `testbed load`.
+#[derive(Clone, Debug, Args)]
+pub struct LoadArgs {
+    #[command(subcommand)]
+    load: Load,
+    /// Print the result as JSON.
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum Load {
+    /// Ask where a pod fits in a large cluster that is half full.
+    Filter(FilterArgs),
+    /// Bind pods as fast as it goes.
+    Bind(BindArgs),
+}
+
+/// `testbed load filter`.
+#[derive(Clone, Debug, Args)]
+pub struct FilterArgs {
+    /// Nodes of eight GPUs.
+    #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..=20_000))]
+    nodes: u32,
+    /// Pods that are bound already, each with half of a GPU.
+    #[arg(long, default_value_t = 40_000, value_parser = clap::value_parser!(u32).range(0..=200_000))]
+    pods: u32,
+    /// Bytes of each Pod object.
+    #[arg(long, default_value_t = 4096)]
+    pod_bytes: usize,
+    /// How many questions.
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    requests: u32,
+}
+
+/// `testbed load bind`.
+#[derive(Clone, Debug, Args)]
+pub struct BindArgs {
+    /// Nodes of eight GPUs.
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=20_000))]
+    nodes: u32,
+    /// Pods to bind.
+    #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pods: u32,
+    /// Requests at one time.
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    concurrency: u16,
+}
+
+/// What was measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct Measured {
+    /// What was done.
+    pub what: String,
+    /// From the start of the process to `/readyz`.
+    pub ready_seconds: f64,
+    /// Resident memory of the scheduler when it was ready, and at the end.
+    pub rss_mib: [f64; 2],
+    /// Latency in milliseconds: median, 90th and 99th percentile, longest.
+    pub millis: [f64; 4],
+    /// Requests per second.
+    pub per_second: f64,
+}
+
+/// Runs the load; true if all answers were as they should be.
+pub async fn run(args: LoadArgs) -> Result<bool> {
+    let console = Console::new(args.json);
+    let measured = match args.load {
+        Load::Filter(args) => filter(&console, &args).await,
+        Load::Bind(args) => bind(&console, &args).await,
+    };
+    console.finish();
+    let measured = measured?;
+    let mut results = table(["LOAD", "READY s", "RSS MiB", "P50 ms", "P90 ms", "P99 ms", "MAX ms", "PER SECOND"]);
+    let rss = measured.rss_mib.map(|mib| format!("{mib:.0}")).join(" > ");
+    let [p50, p90, p99, max] = measured.millis.map(|millis| format!("{millis:.2}"));
+    let (ready, rate) = (format!("{:.2}", measured.ready_seconds), format!("{:.0}", measured.per_second));
+    results.add_row([measured.what.clone(), ready, rss, p50, p90, p99, max, rate]);
+    console.result(&results.to_string());
+    console.json(&measured);
+    Ok(true)
+}
+
+/// A scheduler and the API server that it watches.
+struct Rig {
+    scheduler: Daemon,
+    api: ApiServer,
+    url: String,
+    ready: Duration,
+    dir: TempDir,
+}
+
+impl Rig {
+    async fn start() -> Result<(ApiServer, TempDir)> {
+        let api = ApiServer::start(Config::loopback()).await.context("cannot start the API server")?;
+        Ok((api, TempDir::with_prefix("gpushare-load-")?))
+    }
+
+    /// Starts the scheduler on a filled API server and waits until it is ready.
+    async fn with_scheduler(api: ApiServer, dir: TempDir) -> Result<Self> {
+        let binaries = Binaries::locate().await?;
+        let address = free_address()?;
+        let kubeconfig = user_kubeconfig(&api, dir.path(), SCHEDULER_USER, &[])?;
+        let args = ["--listen", &address.to_string(), "--kubeconfig", &kubeconfig.display().to_string(), "--log-level", "warn"];
+        let args = args.map(str::to_owned).to_vec();
+        let began = Instant::now();
+        let log = dir.path().join("scheduler.log");
+        let scheduler = Daemon::start(Invocation { name: "gpushare-scheduler".to_owned(), program: binaries.scheduler, args, log })?;
+        let url = format!("http://{address}");
+        let ready = async {
+            while !is_ok(&format!("{url}/readyz")).await {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::select! {
+            ready = tokio::time::timeout(Duration::from_secs(120), ready) => ready.context("the scheduler is not ready in time")?,
+            crash = scheduler.crash() => return Err(crash.into()),
+        }
+        Ok(Self { scheduler, api, url, ready: began.elapsed(), dir })
+    }
+
+    /// Resident memory of the scheduler in MiB.
+    fn rss(&self) -> Result<f64> {
+        let pid = self.scheduler.pid().context("the scheduler has no process id")?;
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).context("cannot read /proc")?;
+        let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.trim().parse::<f64>().ok());
+        Ok(kib.context("/proc does not tell the resident memory")? / 1024.0)
+    }
+
+    async fn stop(self) {
+        self.scheduler.stop(Duration::from_secs(10)).await;
+        self.api.shutdown().await;
+        drop(self.dir);
+    }
+}
+
+/// Measures `filter`.
+pub async fn filter(console: &Console, args: &FilterArgs) -> Result<Measured> {
+    console.step(&format!("making {} nodes and {} pods", args.nodes, args.pods));
+    let (api, dir) = Rig::start().await?;
+    fleet::fill(api.cluster(), args.nodes, args.pods, args.pod_bytes)?;
+    console.step("starting the scheduler");
+    let rig = Rig::with_scheduler(api, dir).await?;
+    let rss_before = rig.rss()?;
+    let names: Vec<String> = (0..args.nodes).map(fleet::node_name).collect();
+    let pod = PodSpec::new("asked", &[(GPU_MEM, "8")]).pod()?;
+    let question = bytes::Bytes::from(json!({"Pod": pod, "Nodes": null, "NodeNames": names}).to_string());
+    console.step(&format!("{} questions of {} bytes", args.requests, question.len()));
+    let client = HttpClient::new();
+    let url = format!("{}/gpushare-scheduler/filter", rig.url);
+    let mut latencies = Vec::new();
+    let began = Instant::now();
+    for _ in 0..args.requests {
+        let asked = Instant::now();
+        let (status, answer) = client.post(&url, question.clone()).await?;
+        latencies.push(asked.elapsed());
+        ensure!(status == StatusCode::OK, "filter answers {status}");
+        ensure!(answer.len() > 2, "filter answers nothing");
+    }
+    let elapsed = began.elapsed();
+    let what = format!("filter, {} nodes, {} pods", args.nodes, args.pods);
+    let measured = measured(what, &rig, rss_before, latencies, elapsed)?;
+    rig.stop().await;
+    Ok(measured)
+}
+
+/// Measures `bind`.
+pub async fn bind(console: &Console, args: &BindArgs) -> Result<Measured> {
+    console.step(&format!("making {} nodes and {} pods", args.nodes, args.pods));
+    let (api, dir) = Rig::start().await?;
+    fleet::fill(api.cluster(), args.nodes, 0, 0)?;
+    let bindings = fleet::pending(api.cluster(), args.nodes, args.pods)?;
+    console.step("starting the scheduler");
+    let rig = Rig::with_scheduler(api, dir).await?;
+    let rss_before = rig.rss()?;
+    console.step(&format!("{} bindings, {} at a time", args.pods, args.concurrency));
+    let client = HttpClient::new();
+    let url = format!("{}/gpushare-scheduler/bind", rig.url);
+    let began = Instant::now();
+    let requests = bindings.into_iter().map(|binding| {
+        let (client, url) = (client.clone(), url.clone());
+        async move {
+            let asked = Instant::now();
+            let (status, answer) = client.post(&url, binding.to_string()).await?;
+            let answer: Value = serde_json::from_slice(&answer).with_context(|| format!("bind answers {status}"))?;
+            let error = answer.get("Error").and_then(Value::as_str).unwrap_or_default();
+            ensure!(error.is_empty(), "bind answers {error}");
+            Ok(asked.elapsed())
+        }
+    });
+    let answers: Vec<Result<Duration>> = futures::stream::iter(requests).buffer_unordered(usize::from(args.concurrency)).collect().await;
+    let elapsed = began.elapsed();
+    let latencies = answers.into_iter().collect::<Result<Vec<_>>>()?;
+    let what = format!("bind, {} pods, {} at a time", args.pods, args.concurrency);
+    let measured = measured(what, &rig, rss_before, latencies, elapsed)?;
+    rig.stop().await;
+    Ok(measured)
+}
+
+fn measured(what: String, rig: &Rig, rss_before: f64, mut latencies: Vec<Duration>, elapsed: Duration) -> Result<Measured> {
+    latencies.sort();
+    let n_requests = latencies.len();
+    let at = |percent: usize| {
+        let idx = (n_requests * percent / 100).min(n_requests.saturating_sub(1));
+        latencies.get(idx).map_or(0.0, |latency| latency.as_secs_f64() * 1000.0)
+    };
+    let per_second = f64::from(u32::try_from(n_requests).unwrap_or(u32::MAX)) / elapsed.as_secs_f64();
+    let ready_seconds = rig.ready.as_secs_f64();
+    Ok(Measured { what, ready_seconds, rss_mib: [rss_before, rig.rss()?], millis: [at(50), at(90), at(99), at(100)], per_second })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The measuring itself, small: every answer is checked by the load.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn both_loads_run() {
+        let console = Console::new(true);
+        let filtered = filter(&console, &FilterArgs { nodes: 20, pods: 80, pod_bytes: 1024, requests: 10 }).await.unwrap();
+        assert!(filtered.millis[0] > 0.0 && filtered.rss_mib[0] > 1.0, "{filtered:?}");
+        let bound = bind(&console, &BindArgs { nodes: 4, pods: 64, concurrency: 8 }).await.unwrap();
+        assert!(bound.per_second > 0.0, "{bound:?}");
+    }
+}

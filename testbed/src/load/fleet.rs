@@ -1,0 +1,96 @@
+//! A cluster of objects: nodes of eight GPUs as the plugin reports them, and pods as the scheduler binds them.
+
+use anyhow::{Context, Result};
+use proto::record::{BIND_TIMESTAMP, DEVICE_ALLOCATED, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_DEV, MEM_IDX, MEM_POD};
+use proto::resource::{GPU_CORE, GPU_COUNT, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
+use serde_json::{Value, json};
+
+use crate::apiserver::Cluster;
+
+const GPUS: u32 = 8;
+const GIB_OF_GPU: u32 = 16;
+const DEVICES: &str = "devices.scheduling.koordinator.sh";
+const NAMESPACE: &str = "default";
+
+/// The name of a node.
+pub(super) fn node_name(idx: u32) -> String {
+    format!("node-{idx:05}.example.com")
+}
+
+/// Creates nodes, their Device objects, and bound pods that hold half a GPU each.
+pub(super) fn fill(cluster: &Cluster, n_nodes: u32, n_pods: u32, pod_bytes: usize) -> Result<()> {
+    let crd = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/base/crd.yaml"));
+    let crd: Value = serde_yaml_ng::from_str(crd).context("the CustomResourceDefinition is malformed")?;
+    cluster.create("customresourcedefinitions.apiextensions.k8s.io", crd)?;
+    for idx in 0..n_nodes {
+        let name = node_name(idx);
+        cluster.create("nodes", node(&name))?;
+        cluster.create(DEVICES, device(&name))?;
+    }
+    for idx in 0..n_pods {
+        cluster.create("pods", bound_pod(idx, n_nodes, pod_bytes))?;
+    }
+    Ok(())
+}
+
+/// Creates pods that wait, and answers the bind request for each.
+pub(super) fn pending(cluster: &Cluster, n_nodes: u32, n_pods: u32) -> Result<Vec<Value>> {
+    let request = |idx: u32| -> Result<Value> {
+        let name = format!("pod-{idx:05}");
+        let pod = cluster.create("pods", pod(&name, "1"))?;
+        let uid = pod.pointer("/metadata/uid").cloned().context("a pod has no UID")?;
+        Ok(json!({"PodName": name, "PodNamespace": NAMESPACE, "PodUID": uid, "Node": node_name(idx % n_nodes)}))
+    };
+    (0..n_pods).map(request).collect()
+}
+
+fn node(name: &str) -> Value {
+    let gib = GPUS * GIB_OF_GPU;
+    let amounts = json!({
+        "cpu": "64", "memory": "512Gi", "pods": "250",
+        GPU_MEM: gib.to_string(), GPU_COUNT: GPUS.to_string(), GPU_SHARED: (GPUS * 100).to_string(),
+        GPU_MEMORY: format!("{gib}Gi"), GPU_MEMORY_RATIO: (GPUS * 100).to_string(), GPU_CORE: (GPUS * 100).to_string(),
+    });
+    json!({
+        "metadata": {"name": name, "annotations": {format!("{GPU_MEM}-unit"): "GiB"}},
+        "status": {"capacity": amounts, "allocatable": amounts},
+    })
+}
+
+fn device(name: &str) -> Value {
+    let gpu = |minor: u32| {
+        json!({
+            "type": "gpu", "id": format!("GPU-{name}-{minor}"), "minor": minor, "health": true,
+            "resources": {GPU_MEMORY: format!("{GIB_OF_GPU}Gi"), GPU_CORE: "100", GPU_MEMORY_RATIO: "100"},
+        })
+    };
+    json!({"metadata": {"name": name}, "spec": {"devices": (0..GPUS).map(gpu).collect::<Vec<_>>()}})
+}
+
+fn pod(name: &str, units: &str) -> Value {
+    let container =
+        json!({"name": "main", "image": "busybox:1.36", "resources": {"limits": {GPU_MEM: units}, "requests": {GPU_MEM: units}}});
+    json!({"metadata": {"name": name, "namespace": NAMESPACE}, "spec": {"containers": [container]}})
+}
+
+fn bound_pod(idx: u32, n_nodes: u32, bytes: usize) -> Value {
+    let (node, minor) = (node_name(idx % n_nodes), idx / n_nodes % GPUS);
+    let units = GIB_OF_GPU / 2;
+    let resources = json!({GPU_MEMORY: format!("{units}Gi"), GPU_MEMORY_RATIO: "50"});
+    let record = json!({"gpu": [{"minor": minor, "id": format!("GPU-{node}-{minor}"), "resources": resources}]});
+    let mut pod = pod(&format!("bound-{idx:06}"), &units.to_string());
+    let size = pod.to_string().len() + 600;
+    let time = (1_700_000_000_000_000_000_u64 + u64::from(idx)).to_string();
+    let annotations = json!({
+        DEVICE_ALLOCATED: record.to_string(), BIND_TIMESTAMP: time, MEM_ASSUME_TIME: time, MEM_IDX: minor.to_string(),
+        MEM_POD: units.to_string(), MEM_DEV: GIB_OF_GPU.to_string(), MEM_ASSIGNED: "true",
+        "example.com/padding": "x".repeat(bytes.saturating_sub(size)),
+    });
+    if let Some(metadata) = pod.get_mut("metadata").and_then(Value::as_object_mut) {
+        metadata.insert("annotations".to_owned(), annotations);
+    }
+    if let Some(spec) = pod.get_mut("spec").and_then(Value::as_object_mut) {
+        spec.insert("nodeName".to_owned(), Value::from(node));
+    }
+    pod
+}

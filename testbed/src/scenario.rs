@@ -1,0 +1,276 @@
+//! What users do and what may go wrong, as scenarios against a cluster that runs gpushare.
+//!
+//! A scenario speaks to the Kubernetes API and reads pod logs. Those that break something hold the testbed's own cluster
+//! as well; all others run unchanged against a real one.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use futures::future::BoxFuture;
+use k8s_openapi::api::core::v1::{Namespace, Pod};
+use kube::api::{Api, DeleteParams, PostParams};
+use kube::{Client, ResourceExt};
+use serde_json::json;
+use tracing::warn;
+
+use crate::cluster::Cluster;
+use crate::invariants;
+use crate::observer::{Observer, Snapshot, is_running, node_of, phase, unscheduled_because};
+use crate::pods::{PodSpec, Pods};
+
+mod daemon_faults;
+mod network_faults;
+mod node_faults;
+mod old_nodes;
+mod sharing;
+
+/// Longest wait for one thing.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// A body of a scenario.
+type Body = for<'a> fn(&'a mut World) -> BoxFuture<'a, Result<()>>;
+
+/// Something that is tried and checked.
+#[derive(Clone, Copy)]
+pub struct Scenario {
+    /// Name for `--scenario`.
+    pub name: &'static str,
+    /// What must come out.
+    pub about: &'static str,
+    /// Whether it can run on the testbed only.
+    pub breaks_things: bool,
+    body: Body,
+}
+
+impl std::fmt::Debug for Scenario {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+/// Every scenario, harmless ones first.
+pub fn all() -> Vec<Scenario> {
+    let harmless = sharing::SCENARIOS.iter();
+    let breaking = [daemon_faults::SCENARIOS, node_faults::SCENARIOS, network_faults::SCENARIOS, old_nodes::SCENARIOS];
+    let breaking = breaking.into_iter().flatten();
+    let scenario = |breaks_things| {
+        move |(name, about, body): &(&'static str, &'static str, Body)| Scenario { name, about, breaks_things, body: *body }
+    };
+    harmless.map(scenario(false)).chain(breaking.map(scenario(true))).collect()
+}
+
+/// A cluster as scenarios see it.
+#[derive(Debug)]
+pub struct World {
+    pods: Pods,
+    observer: Observer,
+    namespace: String,
+    scheduler_name: Option<String>,
+    client: Reach,
+    /// The testbed's cluster, if it is one.
+    cluster: Option<Cluster>,
+    /// Pods whose records are broken on purpose.
+    excused: BTreeSet<String>,
+}
+
+/// A client, which has no `Debug` of its own.
+struct Reach(Client);
+
+impl std::fmt::Debug for Reach {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Client")
+    }
+}
+
+impl World {
+    /// A world in a namespace of its own.
+    pub async fn new(client: Client, namespace: &str, scheduler_name: Option<String>, cluster: Option<Cluster>) -> Result<Self> {
+        let object: Namespace = serde_json::from_value(json!({"metadata": {"name": namespace}}))?;
+        let namespaces: Api<Namespace> = Api::all(client.clone());
+        namespaces.create(&PostParams::default(), &object).await.with_context(|| format!("cannot create namespace {namespace}"))?;
+        let observer = Observer::start(&client);
+        observer.synced(DEADLINE).await?;
+        let world = Self {
+            pods: Pods::of(&client, namespace),
+            observer,
+            namespace: namespace.to_owned(),
+            scheduler_name,
+            client: Reach(client),
+            cluster,
+            excused: BTreeSet::new(),
+        };
+        Ok(world)
+    }
+
+    /// Runs a scenario from a clean start, and checks every invariant when it is through.
+    pub async fn run(&mut self, scenario: &Scenario) -> Result<()> {
+        (scenario.body)(self).await?;
+        self.verify().await.context("at the end")?;
+        self.clear().await
+    }
+
+    /// Makes the world usable again after a scenario that failed half-way, as well as that goes.
+    pub async fn recover(&mut self) {
+        self.excused.clear();
+        if let Some(cluster) = &mut self.cluster {
+            cluster.api().faults().clear();
+            if cluster.scheduler.is_down()
+                && let Err(error) = cluster.scheduler.restart().await
+            {
+                warn!(%error, "the scheduler does not come back");
+            }
+        }
+        if let Err(error) = self.clear().await {
+            warn!(%error, "pods of a failed scenario are left");
+        }
+    }
+
+    /// Removes what [`World::new`] and the scenarios made, and hands the cluster back.
+    pub async fn end(self) -> Result<Option<Cluster>> {
+        self.clear().await?;
+        let namespaces: Api<Namespace> = Api::all(self.client.0.clone());
+        namespaces.delete(&self.namespace, &DeleteParams::default()).await.context("cannot delete the namespace")?;
+        Ok(self.cluster)
+    }
+
+    /// The testbed's cluster.
+    fn cluster(&mut self) -> Result<&mut Cluster> {
+        self.cluster.as_mut().context("this needs the testbed's own cluster")
+    }
+
+    fn key(&self, name: &str) -> String {
+        format!("{}/{name}", self.namespace)
+    }
+
+    async fn create(&self, spec: PodSpec) -> Result<Pod> {
+        let spec = match &self.scheduler_name {
+            Some(name) => spec.scheduler(name),
+            None => spec,
+        };
+        self.pods.create(&spec).await
+    }
+
+    async fn delete(&self, name: &str) -> Result<()> {
+        self.pods.delete(name).await?;
+        let key = self.key(name);
+        self.until(&format!("{name} to be gone"), |snapshot| (!snapshot.pods.contains_key(&key)).then_some(())).await
+    }
+
+    async fn until<T>(&self, what: &str, condition: impl FnMut(&Snapshot) -> Option<T>) -> Result<T> {
+        match &self.cluster {
+            Some(cluster) => cluster.until(what, DEADLINE, condition).await,
+            None => Ok(self.observer.until(what, DEADLINE, condition).await?),
+        }
+    }
+
+    /// Waits until pods run; one that fails for good is an error.
+    async fn until_running(&self, names: &[&str]) -> Result<()> {
+        let keys: Vec<String> = names.iter().map(|name| self.key(name)).collect();
+        let looks = |snapshot: &Snapshot| {
+            let pods: Vec<_> = keys.iter().map(|key| snapshot.pods.get(key)).collect();
+            let failed = pods.iter().flatten().find(|pod| phase(pod) == "Failed");
+            if let Some(pod) = failed {
+                let status = pod.status.clone().unwrap_or_default();
+                return Some(Err(format!(
+                    "{} failed: {} {}",
+                    pod.name_any(),
+                    status.reason.unwrap_or_default(),
+                    status.message.unwrap_or_default()
+                )));
+            }
+            pods.iter().all(|pod| pod.is_some_and(is_running)).then_some(Ok(()))
+        };
+        match self.until(&format!("{} to run", names.join(", ")), looks).await? {
+            Ok(()) => Ok(()),
+            Err(failure) => bail!(failure),
+        }
+    }
+
+    /// Creates a pod and waits until it runs.
+    async fn start(&self, spec: PodSpec) -> Result<Pod> {
+        let name = self.create(spec).await?.name_any();
+        self.until_running(&[&name]).await?;
+        self.pod(&name)
+    }
+
+    /// Waits until a pod's condition says why it is not scheduled, in words that hold `fragment`.
+    async fn until_refused(&self, name: &str, fragment: &str) -> Result<()> {
+        let key = self.key(name);
+        let says = |snapshot: &Snapshot| snapshot.pods.get(&key).and_then(unscheduled_because).is_some_and(|text| text.contains(fragment));
+        self.until(&format!("{name} to be refused with {fragment:?}"), |snapshot| says(snapshot).then_some(())).await
+    }
+
+    fn pod(&self, name: &str) -> Result<Pod> {
+        self.observer.now().pods.get(&self.key(name)).cloned().with_context(|| format!("there is no pod {name}"))
+    }
+
+    /// What a container has printed.
+    async fn log(&self, pod: &str, container: &str) -> Result<String> {
+        let params = kube::api::LogParams { container: Some(container.to_owned()), ..kube::api::LogParams::default() };
+        self.pods.api().logs(pod, &params).await.with_context(|| format!("cannot read the log of {pod}/{container}"))
+    }
+
+    /// Checks every invariant on what the API server shows now.
+    async fn verify(&self) -> Result<()> {
+        let mut snapshot = self.observer.now();
+        let mut problems = invariants::accounts(&snapshot, &self.excused).violations;
+        snapshot.pods.retain(|key, _| key.starts_with(&format!("{}/", self.namespace)) && !self.excused.contains(key));
+        problems.extend(invariants::misfits(&invariants::sights(&self.client.0, &snapshot).await?));
+        if problems.is_empty() { Ok(()) } else { bail!("{}", problems.join("; ")) }
+    }
+
+    /// Deletes every pod of the namespace and waits until they are gone.
+    async fn clear(&self) -> Result<()> {
+        for name in self.names() {
+            self.pods.delete(&name).await?;
+        }
+        let prefix = format!("{}/", self.namespace);
+        let gone = |snapshot: &Snapshot| (!snapshot.pods.keys().any(|key| key.starts_with(&prefix))).then_some(());
+        self.until("all pods to be gone", gone).await
+    }
+
+    /// Every pod of the namespace.
+    fn names(&self) -> Vec<String> {
+        let prefix = format!("{}/", self.namespace);
+        self.observer.now().pods.into_keys().filter_map(|key| key.strip_prefix(&prefix).map(str::to_owned)).collect()
+    }
+
+    /// A node with GPUs, and its healthy ones.
+    fn gpu_node(&self, n_gpus: usize) -> Result<GpuNode> {
+        let snapshot = self.observer.now();
+        let accounts = invariants::accounts(&snapshot, &self.excused);
+        let nodes = snapshot.devices.keys().map(|name| {
+            let unit = invariants::memory_unit(&snapshot, name);
+            let gpus = accounts.gpus.values().filter(|gpu| gpu.node == *name && gpu.healthy);
+            GpuNode { name: name.clone(), units: gpus.map(|gpu| gpu.total / unit).collect() }
+        });
+        let mut fitting = nodes.filter(|node| node.units.len() >= n_gpus);
+        fitting.next().with_context(|| format!("no node has {n_gpus} healthy GPUs"))
+    }
+
+    /// How many of these pods are bound.
+    fn n_bound(snapshot: &Snapshot, keys: &[String]) -> usize {
+        keys.iter().filter(|key| snapshot.pods.get(*key).is_some_and(|pod| node_of(pod).is_some())).count()
+    }
+
+    /// Creates equal pods `<prefix>-0`, `<prefix>-1`, … at once.
+    async fn create_many(&self, prefix: &str, n_pods: usize, limits: &crate::pods::Limits<'_>) -> Result<Vec<String>> {
+        let names: Vec<String> = (0..n_pods).map(|idx| format!("{prefix}-{idx}")).collect();
+        let creations = names.iter().map(|name| self.create(PodSpec::new(name, limits)));
+        futures::future::try_join_all(creations).await?;
+        Ok(names)
+    }
+
+    async fn until_all_run(&self, names: &[String]) -> Result<()> {
+        self.until_running(&names.iter().map(String::as_str).collect::<Vec<_>>()).await
+    }
+}
+
+/// A node and its healthy GPUs.
+#[derive(Clone, Debug)]
+struct GpuNode {
+    name: String,
+    /// Whole memory units of each GPU.
+    units: Vec<u64>,
+}

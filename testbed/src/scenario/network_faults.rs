@@ -1,0 +1,134 @@
+//! An API server that misbehaves, and an extender that is sent nonsense.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use http::StatusCode;
+use proto::resource::GPU_MEM;
+
+use super::{Body, World};
+use crate::apiserver::{Fault, Matching};
+use crate::http_client::HttpClient;
+
+/// Name, promise, body.
+pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
+    ("bind-errors", "409, 429, 500 and timeouts of the binding are retried until the pods run", bind_errors),
+    ("bind-reply-lost", "a binding that was written but not answered is no failure", bind_reply_lost),
+    ("watches-dropped", "dropped watches and 410 Gone lose no pod", watches_dropped),
+    ("patch-errors", "the plugin retries what the API server refuses", patch_errors),
+    ("bad-bodies", "malformed and oversized bodies are refused and change nothing", bad_bodies),
+];
+
+fn bind_errors(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        let faults = world.cluster()?.api().faults().clone();
+        let on_bind = || Matching::anything().verb("create").resource("pods").subresource("binding").times(2);
+        let kinds = [
+            Fault::Refuse(409),
+            Fault::RefuseUntil(429, 1),
+            Fault::Refuse(500),
+            Fault::DropConnection,
+            Fault::Delay(Duration::from_secs(6)),
+        ];
+        let injected: Vec<_> = kinds.into_iter().map(|fault| faults.inject(on_bind(), fault)).collect();
+        let names = world.create_many("pod", 16, &[(GPU_MEM, "1")]).await?;
+        world.until_all_run(&names).await?;
+        ensure!(
+            injected.iter().all(|one| one.hits() > 0),
+            "not every fault was met: {:?}",
+            injected.iter().map(crate::apiserver::Injected::hits).collect::<Vec<_>>()
+        );
+        faults.clear();
+        Ok(())
+    }
+    .boxed()
+}
+
+fn bind_reply_lost(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        let faults = world.cluster()?.api().faults().clone();
+        let on_bind = Matching::anything().verb("create").resource("pods").subresource("binding").times(6);
+        let injected = faults.inject(on_bind, Fault::DropReply);
+        let names = world.create_many("pod", 12, &[(GPU_MEM, "1")]).await?;
+        world.until_all_run(&names).await?;
+        ensure!(injected.hits() > 0, "no binding lost its reply");
+        faults.clear();
+        Ok(())
+    }
+    .boxed()
+}
+
+fn watches_dropped(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        let faults = world.cluster()?.api().faults().clone();
+        let first = world.create_many("first", 6, &[(GPU_MEM, "1")]).await?;
+        faults.drop_watches("");
+        let second = world.create_many("second", 6, &[(GPU_MEM, "1")]).await?;
+        // Whoever starts a watch from before this gets 410 and has to list again.
+        world.cluster()?.api().cluster().compact();
+        let gone = faults.inject(Matching::anything().verb("watch").times(4), Fault::Refuse(410));
+        faults.drop_watches("");
+        world.until_all_run(&first).await?;
+        world.until_all_run(&second).await?;
+        ensure!(gone.hits() > 0, "no watch was refused");
+        faults.clear();
+        Ok(())
+    }
+    .boxed()
+}
+
+fn patch_errors(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        let faults = world.cluster()?.api().faults().clone();
+        let injected: Vec<_> = [Fault::Refuse(500), Fault::Refuse(409), Fault::DropReply]
+            .into_iter()
+            .map(|fault| faults.inject(Matching::anything().verb("patch").resource("pods").subresource("").times(2), fault))
+            .collect();
+        let names = world.create_many("pod", 6, &[(GPU_MEM, "1")]).await?;
+        world.until_all_run(&names).await?;
+        let keys: Vec<String> = names.iter().map(|name| world.key(name)).collect();
+        let assigned = |pod: &k8s_openapi::api::core::v1::Pod| {
+            pod.metadata.annotations.as_ref().and_then(|all| all.get(proto::record::MEM_ASSIGNED)).is_some_and(|text| text == "true")
+        };
+        world
+            .until("all pods to be marked assigned", |snapshot| {
+                keys.iter().all(|key| snapshot.pods.get(key).is_some_and(assigned)).then_some(())
+            })
+            .await?;
+        ensure!(injected.iter().all(|one| one.hits() > 0), "not every fault was met");
+        faults.clear();
+        Ok(())
+    }
+    .boxed()
+}
+
+fn bad_bodies(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        let url = world.cluster()?.scheduler_url();
+        let client = HttpClient::new();
+        let huge = format!("{{\"Pod\":{{}},\"NodeNames\":[\"{}\"]}}", "n".repeat(40 << 20));
+        for verb in ["filter", "prioritize", "bind"] {
+            let url = format!("{url}/gpushare-scheduler/{verb}");
+            for body in ["", "{", "[]", "null", "{\"Pod\":7}", "{\"PodName\":1}", "\u{0}"] {
+                let (status, answer) = client.post(&url, body.to_owned()).await?;
+                ensure!(says_error(status, &answer), "{verb} answers {status} to {body:?}: {}", String::from_utf8_lossy(&answer));
+            }
+            // The connection may be closed before the whole body is sent.
+            if let Ok((status, _)) = client.post(&url, huge.clone()).await {
+                ensure!(status == StatusCode::PAYLOAD_TOO_LARGE, "{verb} answers {status} to a body of 40 MiB");
+            }
+        }
+        let names = world.create_many("sound", 2, &[(GPU_MEM, "1")]).await?;
+        world.until_all_run(&names).await
+    }
+    .boxed()
+}
+
+/// A client error, or an answer whose `Error` says what is wrong.
+fn says_error(status: StatusCode, answer: &[u8]) -> bool {
+    let text = |answer: serde_json::Value| answer.get("Error").and_then(serde_json::Value::as_str).map(str::to_owned);
+    let error = serde_json::from_slice(answer).ok().and_then(text);
+    status.is_client_error() || error.is_some_and(|error| !error.is_empty())
+}

@@ -1,0 +1,108 @@
+//! A node that still runs the old gpushare plugin, and pods whose annotations are nonsense.
+//!
+//! Such a node has no Device object; it is a Node object only, its pods are bound and never start.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, ensure};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use k8s_openapi::api::core::v1::Node;
+use kube::ResourceExt;
+use kube::api::{Api, DeleteParams, PostParams};
+use proto::record::{DEVICE_ALLOCATED, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_DEV, MEM_IDX, MEM_POD};
+use proto::resource::{GPU_COUNT, GPU_MEM};
+use serde_json::json;
+
+use super::{Body, World};
+use crate::observer::node_of;
+use crate::pods::PodSpec;
+
+const OLD: &str = "old-node";
+
+/// Name, promise, body.
+pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
+    ("old-node", "a node of the old plugin and pods of the old extender are understood", old_node),
+    ("annotation-nonsense", "a pod with an unreadable record is counted conservatively", annotation_nonsense),
+];
+
+/// A node with two GPUs of 16 units, as the old plugin reports it.
+async fn create_old_node(world: &World) -> Result<()> {
+    let amounts = json!({"cpu": "64", "memory": "256Gi", "pods": "100", GPU_MEM: "32", GPU_COUNT: "2"});
+    let node = json!({
+        "metadata": {"name": OLD, "labels": {"kubernetes.io/hostname": OLD, "gpushare": "true"}},
+        "status": {"capacity": amounts, "allocatable": amounts, "conditions": [{"type": "Ready", "status": "True"}]},
+    });
+    let nodes: Api<Node> = Api::all(world.client.0.clone());
+    let node: Node = serde_json::from_value(node)?;
+    let mut created = nodes.create(&PostParams::default(), &node).await.context("cannot create a node")?;
+    created.status = node.status;
+    nodes.replace_status(OLD, &PostParams::default(), &created).await.context("cannot write its status")?;
+    Ok(())
+}
+
+async fn remove_old_node(world: &mut World) -> Result<()> {
+    // No kubelet ends these pods.
+    for name in world.names() {
+        world.pods.delete_now(&name).await?;
+    }
+    world.clear().await?;
+    let nodes: Api<Node> = Api::all(world.client.0.clone());
+    nodes.delete(OLD, &DeleteParams::default()).await.context("cannot delete a node")?;
+    world.excused.clear();
+    Ok(())
+}
+
+/// Binds a pod with these annotations, as another scheduler would.
+async fn place(world: &mut World, name: &str, units: &str, annotations: &BTreeMap<String, String>) -> Result<()> {
+    let spec = PodSpec::new(name, &[(GPU_MEM, units)]).annotated(annotations).scheduler("another");
+    let pod = world.pods.create(&spec).await?;
+    let binding = json!({"metadata": {"name": name, "uid": pod.uid()}, "target": {"kind": "Node", "name": OLD}});
+    let namespace = world.namespace.clone();
+    world.cluster()?.api().cluster().bind(&namespace, name, binding)?;
+    Ok(())
+}
+
+fn of_old_extender(idx: &str, units: &str) -> BTreeMap<String, String> {
+    let pairs = [(MEM_IDX, idx), (MEM_POD, units), (MEM_DEV, "16"), (MEM_ASSIGNED, "true"), (MEM_ASSUME_TIME, "1700000000000000000")];
+    pairs.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
+}
+
+async fn until_bound(world: &World, name: &str) -> Result<BTreeMap<String, String>> {
+    let key = world.key(name);
+    let bound = |snapshot: &crate::observer::Snapshot| {
+        snapshot.pods.get(&key).filter(|pod| node_of(pod).is_some()).map(|pod| pod.annotations().clone())
+    };
+    world.until(&format!("{name} to be bound"), bound).await
+}
+
+fn old_node(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        create_old_node(world).await?;
+        place(world, "placed-0", "10", &of_old_extender("0", "10")).await?;
+        place(world, "placed-1", "4", &of_old_extender("1", "4")).await?;
+        world.create(PodSpec::new("new-8", &[(GPU_MEM, "8")]).on(OLD)).await?;
+        let annotations = until_bound(world, "new-8").await?;
+        ensure!(annotations.get(MEM_IDX).is_some_and(|idx| idx == "1"), "8 units fit GPU 1 only, it got {annotations:?}");
+        world.create(PodSpec::new("new-7", &[(GPU_MEM, "7")]).on(OLD)).await?;
+        world.until_refused("new-7", "not enough free GPU memory").await?;
+        remove_old_node(world).await
+    }
+    .boxed()
+}
+
+fn annotation_nonsense(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        create_old_node(world).await?;
+        let mut nonsense = of_old_extender("1", "4");
+        nonsense.insert(DEVICE_ALLOCATED.to_owned(), "{\"gpu\":[{\"minor\":".to_owned());
+        world.excused.insert(world.key("nonsense"));
+        place(world, "nonsense", "4", &nonsense).await?;
+        // The 4 units may be on either GPU, so neither is known to be empty.
+        world.create(PodSpec::new("whole", &[(GPU_MEM, "16")]).on(OLD)).await?;
+        world.until_refused("whole", "nodes are available").await?;
+        ensure!(world.pod("whole").is_ok_and(|pod| node_of(&pod).is_none()), "a whole GPU was given away");
+        remove_old_node(world).await
+    }
+    .boxed()
+}

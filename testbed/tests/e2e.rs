@@ -1,0 +1,48 @@
+//! Every scenario, faults included, on the testbed; then what the daemons asked of the API server against `deploy/`.
+
+use std::collections::BTreeSet;
+
+use testbed::cluster::{Cluster, NodeSpec, PLUGIN_USER, SCHEDULER_USER, Spec, default_deploy};
+use testbed::console::Console;
+use testbed::rbac::{Access, Rbac, Target};
+use testbed::scenario::{self, World};
+use testbed::{e2e, manifests};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_scenario() {
+    let endings = e2e::on_testbed(&Console::new(true), &scenario::all(), default_deploy()).await.unwrap();
+    let failures: Vec<_> = endings.iter().filter(|ending| ending.failure.is_some()).collect();
+    assert!(failures.is_empty(), "{failures:#?}");
+    assert!(endings.len() >= 20);
+}
+
+/// The roles of `deploy/` must allow what the daemons really do, and nothing in them may be for show.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_daemons_do_only_what_their_roles_allow() {
+    let cluster = Cluster::start(Spec::of(vec![NodeSpec::new("n1", &[16384, 16384]), NodeSpec::new("n2", &[16384])])).await.unwrap();
+    let client = cluster.client().clone();
+    let deploy = cluster.deploy().to_owned();
+    let mut world = World::new(client, "rbac", None, Some(cluster)).await.unwrap();
+    for scenario in scenario::all().iter().filter(|s| ["gpushare-pod", "refusals", "many-at-once", "bind-errors"].contains(&s.name)) {
+        world.run(scenario).await.unwrap_or_else(|error| panic!("{}: {error:#}", scenario.name));
+    }
+    let cluster = world.end().await.unwrap().unwrap();
+    let used = cluster.api().accesses();
+    let files = ["scheduler-rbac.yaml", "device-plugin-rbac.yaml"].map(|file| manifests::read(&deploy.join("base").join(file)).unwrap());
+    let objects: Vec<_> = files.iter().flatten().map(|object| serde_json::to_value(object).unwrap()).collect();
+    let rbac = Rbac::of(&objects).unwrap();
+    let daemons = BTreeSet::from([SCHEDULER_USER, PLUGIN_USER]);
+    let asked: Vec<_> = used.iter().filter(|access| daemons.contains(access.user.as_str())).collect();
+    let forbidden: Vec<_> = asked
+        .iter()
+        .filter(|a| {
+            let access = Access { group: &a.api_group, resource: &a.resource, subresource: &a.subresource, verb: &a.verb };
+            !rbac.allows(&a.user, access, Target::default())
+        })
+        .collect();
+    assert!(forbidden.is_empty(), "{forbidden:#?}");
+    for daemon in daemons {
+        assert!(asked.iter().filter(|access| access.user == daemon).count() >= 5, "{daemon} did too little to tell: {asked:#?}");
+    }
+    cluster.stop().await.unwrap();
+}

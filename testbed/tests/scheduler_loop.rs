@@ -1,0 +1,245 @@
+//! The scheduling loop against the API server and an extender that answers as told: what it asks, and what it makes
+//! of every kind of answer.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::body::Bytes;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::routing::post;
+use kube::Client;
+use rstest::rstest;
+use serde_json::{Value, json};
+use testbed::apiserver::{ApiServer, Config, Fault, Matching};
+use testbed::kube_scheduler::{Attempt, Configuration, KubeScheduler, Options, Outcome};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio_util::task::AbortOnDropHandle;
+
+const RESOURCE: &str = "example.com/shares";
+const DEADLINE: Duration = Duration::from_secs(20);
+
+type Answer = Arc<dyn Fn(&str, &Value) -> (u16, Value) + Send + Sync>;
+
+#[derive(Clone)]
+struct Extender {
+    answer: Answer,
+    asked: Arc<Mutex<Vec<(String, Value)>>>,
+}
+
+async fn handle(State(extender): State<Extender>, Path(verb): Path<String>, body: Bytes) -> (StatusCode, String) {
+    let body: Value = serde_json::from_slice(&body).unwrap();
+    let (status, answer) = (extender.answer)(&verb, &body);
+    extender.asked.lock().unwrap().push((verb, body));
+    (StatusCode::from_u16(status).unwrap(), answer.to_string())
+}
+
+/// An API server, an extender and a loop.
+struct Rig {
+    api: ApiServer,
+    attempts: mpsc::UnboundedReceiver<Attempt>,
+    asked: Arc<Mutex<Vec<(String, Value)>>>,
+    _loop: KubeScheduler,
+    _extender: AbortOnDropHandle<()>,
+}
+
+impl Rig {
+    async fn start(more: &str, answer: impl Fn(&str, &Value) -> (u16, Value) + Send + Sync + 'static) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let extender = Extender { answer: Arc::new(answer), asked: Arc::default() };
+        let asked = Arc::clone(&extender.asked);
+        let app = axum::Router::new().route("/x/{verb}", post(handle)).with_state(extender);
+        let serving = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+        let text = format!(
+            "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\npodMaxBackoffSeconds: 1\nextenders:\n\
+             - urlPrefix: http://{address}/x\n  filterVerb: filter\n  managedResources: [{{name: {RESOURCE}}}]\n{more}"
+        );
+        let configuration: Configuration = text.parse().unwrap();
+        let api = ApiServer::start(Config::loopback()).await.unwrap();
+        let client = Client::try_from(kube::Config::new(api.url().parse().unwrap())).unwrap();
+        let (journal, attempts) = mpsc::unbounded_channel();
+        for (name, shares) in [("a", "4"), ("b", "8"), ("c", "8")] {
+            let amounts = json!({"pods": "10", "cpu": "4", RESOURCE: shares});
+            let node = json!({"metadata": {"name": name}, "status": {"allocatable": amounts, "capacity": amounts}});
+            api.cluster().create("nodes", node).unwrap();
+        }
+        let running = KubeScheduler::start(&client, &configuration, Options { seed: None, journal: Some(journal) }).unwrap();
+        Self { api, attempts, asked, _loop: running, _extender: AbortOnDropHandle::new(serving) }
+    }
+
+    fn create(&self, name: &str, shares: &str) {
+        let limits = json!({RESOURCE: shares});
+        let container = json!({"name": "c", "image": "i", "resources": {"limits": limits, "requests": limits}});
+        self.api.cluster().create("pods", json!({"metadata": {"name": name}, "spec": {"containers": [container]}})).unwrap();
+    }
+
+    async fn attempt(&mut self) -> Attempt {
+        tokio::time::timeout(DEADLINE, self.attempts.recv()).await.expect("an attempt in time").unwrap()
+    }
+
+    async fn node_of(&self, pod: &str) -> Value {
+        self.api.cluster().get("pods", "default", pod).unwrap()["spec"]["nodeName"].clone()
+    }
+
+    /// Waits until a pod satisfies a condition.
+    async fn until(&self, pod: &str, condition: impl Fn(&Value) -> bool) {
+        let mut watch = self.api.cluster().watch("pods", None, "", &format!("metadata.name={pod}"), None).unwrap();
+        let found = async { while !condition(&watch.next().await.unwrap().object) {} };
+        tokio::time::timeout(DEADLINE, found).await.expect("the pod in time");
+    }
+
+    fn questions(&self, verb: &str) -> Vec<Value> {
+        self.asked.lock().unwrap().iter().filter(|(asked, _)| asked == verb).map(|(_, body)| body.clone()).collect()
+    }
+}
+
+fn passing(names: &[&str]) -> Value {
+    json!({"Nodes": null, "NodeNames": names, "FailedNodes": {}, "FailedAndUnresolvableNodes": {}, "Error": ""})
+}
+
+#[tokio::test]
+async fn names_are_asked_in_order_and_the_named_node_is_taken() {
+    let mut rig = Rig::start("  nodeCacheCapable: true", |_, _| (200, passing(&["c"]))).await;
+    rig.create("p", "5");
+    let attempt = rig.attempt().await;
+    assert_eq!(attempt.outcome, Outcome::Bound("c".to_owned()));
+    assert_eq!(attempt.diagnosis.refusals["a"].reasons, ["Insufficient example.com/shares"]);
+    let question = &rig.questions("filter")[0];
+    assert_eq!(question["NodeNames"], json!(["b", "c"]), "a fails the aggregate fit");
+    assert_eq!(question["Nodes"], Value::Null);
+    assert_eq!(question["Pod"]["metadata"]["name"], "p");
+    assert_eq!(rig.node_of("p").await, "c");
+}
+
+#[tokio::test]
+async fn whole_nodes_for_an_extender_without_a_cache() {
+    let node = |name: &str| json!({"metadata": {"name": name}});
+    let mut rig = Rig::start("", move |_, _| (200, json!({"Nodes": {"items": [node("b")]}, "FailedNodes": null, "Error": ""}))).await;
+    rig.create("p", "5");
+    assert_eq!(rig.attempt().await.outcome, Outcome::Bound("b".to_owned()));
+    let question = &rig.questions("filter")[0];
+    assert_eq!(question["NodeNames"], Value::Null);
+    assert_eq!(question["Nodes"]["items"][0]["status"]["allocatable"][RESOURCE], "8");
+}
+
+#[tokio::test]
+async fn reasons_end_up_in_the_condition_and_decide_about_preemption() {
+    let answer = json!({"NodeNames": [], "FailedNodes": {"a": "no room", "b": "no room"}, "FailedAndUnresolvableNodes": {"c": "no device"}, "Error": ""});
+    let mut rig = Rig::start("  nodeCacheCapable: true", move |_, _| (200, answer.clone())).await;
+    rig.create("p", "1");
+    let attempt = rig.attempt().await;
+    assert_eq!(attempt.outcome, Outcome::NoFit);
+    assert_eq!(attempt.diagnosis.preemption_candidates(), ["a", "b"]);
+    let message = "0/3 nodes are available: 1 no device, 2 no room. preemption: 0/3 nodes are available: \
+                   1 Preemption is not helpful for scheduling, 2 No preemption victims found for incoming pod.";
+    rig.until("p", |pod| {
+        let conditions = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        conditions
+            .iter()
+            .any(|c| c["type"] == "PodScheduled" && c["status"] == "False" && c["reason"] == "Unschedulable" && c["message"] == message)
+    })
+    .await;
+}
+
+#[rstest]
+#[case::error_in_the_answer(200, json!({"NodeNames": null, "Error": "out of order"}), "out of order")]
+#[case::status_500(500, json!({}), "code 500")]
+#[case::unknown_node(200, json!({"NodeNames": ["z"], "Error": ""}), "claims a filtered node \"z\"")]
+#[case::not_its_json(200, json!([]), "invalid")]
+#[tokio::test]
+async fn an_error_fails_the_attempt_and_the_pod_is_tried_again(#[case] status: u16, #[case] bad: Value, #[case] message: &str) {
+    let n_asked = std::sync::atomic::AtomicUsize::new(0);
+    let answer = move |_: &str, _: &Value| match n_asked.fetch_add(1, std::sync::atomic::Ordering::SeqCst) {
+        0 => (status, bad.clone()),
+        _ => (200, passing(&["b"])),
+    };
+    let mut rig = Rig::start("  nodeCacheCapable: true", answer).await;
+    rig.create("p", "1");
+    let first = rig.attempt().await.outcome;
+    assert!(matches!(&first, Outcome::Error(text) if text.contains(message)), "{first:?}");
+    assert_eq!(rig.attempt().await.outcome, Outcome::Bound("b".to_owned()));
+}
+
+#[tokio::test]
+async fn an_ignorable_extender_that_fails_is_skipped() {
+    let mut rig = Rig::start("  nodeCacheCapable: true\n  ignorable: true\n  bindVerb: bind", |_, _| (500, json!({}))).await;
+    rig.create("p", "1");
+    assert_eq!(rig.attempt().await.outcome, Outcome::Bound("a".to_owned()), "bound without it");
+    assert_eq!((rig.questions("filter").len(), rig.questions("bind").len()), (1, 1));
+}
+
+#[tokio::test]
+async fn scores_are_weighted_against_the_loop_s_own() {
+    let answer = |verb: &str, _: &Value| match verb {
+        "filter" => (200, passing(&["a", "b", "c"])),
+        _ => (200, json!([{"Host": "a", "Score": 1}, {"Host": "b", "Score": 7}, {"Host": "c", "Score": 3}])),
+    };
+    let mut rig = Rig::start("  nodeCacheCapable: true\n  prioritizeVerb: prioritize\n  weight: 1", answer).await;
+    rig.create("p", "1");
+    assert_eq!(rig.attempt().await.outcome, Outcome::Bound("b".to_owned()));
+}
+
+/// The extender is told the UID, and another pod is scheduled while it binds: the first pod's share is taken already.
+#[tokio::test]
+async fn binding_goes_on_beside_the_next_pod() {
+    let rig = Rig::start("  nodeCacheCapable: true\n  bindVerb: bind\n  httpTimeout: 2s", |verb, body| match verb {
+        "filter" => (200, json!({"NodeNames": body["NodeNames"], "Error": ""})),
+        _ => (200, json!({"Error": "not today"})),
+    });
+    let mut rig = rig.await;
+    rig.create("first", "8");
+    rig.create("second", "8");
+    let (one, two) = (rig.attempt().await, rig.attempt().await);
+    assert!([&one, &two].iter().all(|a| a.outcome == Outcome::Error("not today".to_owned())), "{one:?} {two:?}");
+    let bound = rig.questions("bind");
+    let node = |pod: &str| bound.iter().find(|b| b["PodName"] == pod).unwrap()["Node"].clone();
+    assert_ne!(node("first"), node("second"), "the share of the first was assumed");
+    let uid = rig.api.cluster().get("pods", "default", "first").unwrap()["metadata"]["uid"].clone();
+    assert_eq!(bound.iter().find(|b| b["PodName"] == "first").unwrap()["PodUID"], uid);
+    // Forgotten after the failure, the share can be taken again.
+    assert!(matches!(rig.attempt().await.outcome, Outcome::Error(_)));
+}
+
+#[tokio::test]
+async fn a_waiting_pod_is_tried_when_room_is_freed() {
+    let mut rig = Rig::start("  nodeCacheCapable: true", |_, body| (200, json!({"NodeNames": body["NodeNames"], "Error": ""}))).await;
+    for name in ["one", "two"] {
+        rig.create(name, "8");
+        assert!(matches!(rig.attempt().await.outcome, Outcome::Bound(_)));
+    }
+    rig.create("waits", "8");
+    assert_eq!(rig.attempt().await.outcome, Outcome::NoFit);
+    rig.api.cluster().delete("pods", "default", "one", Some(0)).unwrap();
+    let last = loop {
+        let attempt = rig.attempt().await;
+        if attempt.outcome != Outcome::NoFit {
+            break attempt;
+        }
+    };
+    assert_eq!((last.pod.as_str(), last.outcome), ("default/waits", Outcome::Bound("b".to_owned())));
+}
+
+#[tokio::test]
+async fn a_lost_reply_of_the_default_binding_is_no_second_attempt() {
+    let mut rig = Rig::start("  nodeCacheCapable: true", |_, _| (200, passing(&["b"]))).await;
+    let lost = rig.api.faults().inject(Matching::anything().verb("create").subresource("binding").times(1), Fault::DropReply);
+    rig.create("p", "1");
+    rig.until("p", |pod| pod["spec"]["nodeName"] == "b").await;
+    rig.create("next", "1");
+    // Whether or not the first attempt is told as an error, the pod stays where it is and the next one is placed.
+    while rig.attempt().await.pod != "default/next" {}
+    assert_eq!((rig.node_of("p").await, lost.hits()), (json!("b"), 1));
+}
+
+#[tokio::test]
+async fn pods_of_other_schedulers_and_without_the_resource_do_not_reach_the_extender() {
+    let mut rig = Rig::start("  nodeCacheCapable: true", |_, _| (200, passing(&["c"]))).await;
+    let pod = |name: &str, scheduler: &str| json!({"metadata": {"name": name}, "spec": {"schedulerName": scheduler, "containers": [{"name": "c", "image": "i"}]}});
+    rig.api.cluster().create("pods", pod("other", "another")).unwrap();
+    rig.api.cluster().create("pods", pod("plain", "default-scheduler")).unwrap();
+    let attempt = rig.attempt().await;
+    assert_eq!((attempt.pod.as_str(), attempt.outcome), ("default/plain", Outcome::Bound("a".to_owned())));
+    assert!(rig.questions("filter").is_empty());
+}
