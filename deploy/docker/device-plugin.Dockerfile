@@ -4,8 +4,8 @@ WORKDIR /src
 COPY . .
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target \
-    cargo build --release --locked -p device-plugin --bin gpushare-device-plugin \
-    && cp target/release/gpushare-device-plugin /gpushare-device-plugin
+    cargo build --profile dist --locked -p device-plugin --bin gpushare-device-plugin \
+    && cp target/dist/gpushare-device-plugin /gpushare-device-plugin
 
 # The image with glibc: libnvidia-ml, which the node's NVIDIA runtime mounts, is loaded while the plugin runs.
 FROM gcr.io/distroless/cc-debian12:latest

@@ -4,8 +4,8 @@ WORKDIR /src
 COPY . .
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target \
-    cargo build --release --locked -p scheduler --bin gpushare-scheduler \
-    && cp target/release/gpushare-scheduler /gpushare-scheduler
+    cargo build --profile dist --locked -p scheduler --bin gpushare-scheduler \
+    && cp target/dist/gpushare-scheduler /gpushare-scheduler
 
 FROM gcr.io/distroless/cc-debian12:nonroot
 LABEL org.opencontainers.image.title="gpushare-scheduler" \

@@ -4,9 +4,9 @@ WORKDIR /src
 COPY . .
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target \
-    cargo build --release --locked -p testbed -p scheduler -p device-plugin --bins \
+    cargo build --profile dist --locked -p testbed -p scheduler -p device-plugin --bins \
     && mkdir /out \
-    && cp target/release/testbed target/release/gpushare-scheduler target/release/gpushare-device-plugin /out/
+    && cp target/dist/testbed target/dist/gpushare-scheduler target/dist/gpushare-device-plugin /out/
 
 FROM gcr.io/distroless/cc-debian12:nonroot
 LABEL org.opencontainers.image.title="gpushare-testbed" \
