@@ -1,6 +1,8 @@
 //! The scheduling loop against the API server and an extender that answers as told: what it asks, and what it makes
 //! of every kind of answer.
 
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "the rig is part of the tests")]
+
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -79,7 +81,7 @@ impl Rig {
         tokio::time::timeout(DEADLINE, self.attempts.recv()).await.expect("an attempt in time").unwrap()
     }
 
-    async fn node_of(&self, pod: &str) -> Value {
+    fn node_of(&self, pod: &str) -> Value {
         self.api.cluster().get("pods", "default", pod).unwrap()["spec"]["nodeName"].clone()
     }
 
@@ -110,7 +112,7 @@ async fn names_are_asked_in_order_and_the_named_node_is_taken() {
     assert_eq!(question["NodeNames"], json!(["b", "c"]), "a fails the aggregate fit");
     assert_eq!(question["Nodes"], Value::Null);
     assert_eq!(question["Pod"]["metadata"]["name"], "p");
-    assert_eq!(rig.node_of("p").await, "c");
+    assert_eq!(rig.node_of("p"), "c");
 }
 
 #[tokio::test]
@@ -230,7 +232,7 @@ async fn a_lost_reply_of_the_default_binding_is_no_second_attempt() {
     rig.create("next", "1");
     // Whether or not the first attempt is told as an error, the pod stays where it is and the next one is placed.
     while rig.attempt().await.pod != "default/next" {}
-    assert_eq!((rig.node_of("p").await, lost.hits()), (json!("b"), 1));
+    assert_eq!((rig.node_of("p"), lost.hits()), (json!("b"), 1));
 }
 
 #[tokio::test]

@@ -137,7 +137,7 @@ mod tests {
 
     use super::*;
 
-    fn pod(spec: serde_json::Value) -> Pod {
+    fn pod(spec: &serde_json::Value) -> Pod {
         serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": spec})).unwrap()
     }
 
@@ -156,13 +156,13 @@ mod tests {
         sidecar["restartPolicy"] = json!("Always");
         let inits = json!([container(&json!({"a/b": 9})), sidecar, container(&json!({"a/b": 8}))]);
         let apps = json!([container(&json!({"a/b": 1})), container(&json!({"a/b": 2, "x/y": 1}))]);
-        let requested = Amounts::of_pod(&pod(json!({"initContainers": inits, "containers": apps, "overhead": {"cpu": "250m"}}))).unwrap();
+        let requested = Amounts::of_pod(&pod(&json!({"initContainers": inits, "containers": apps, "overhead": {"cpu": "250m"}}))).unwrap();
         assert_eq!((requested.get("a/b"), requested.get("x/y"), requested.get("cpu")), (11_000, 1_000, 250));
     }
 
     #[test]
     fn nonsense_names_the_resource() {
-        let error = Amounts::of_pod(&pod(json!({"containers": [container(&json!({"a/b": "lots"}))]}))).unwrap_err();
+        let error = Amounts::of_pod(&pod(&json!({"containers": [container(&json!({"a/b": "lots"}))]}))).unwrap_err();
         assert_eq!(error.to_string(), r#"a/b is "lots", which is not a quantity"#);
     }
 

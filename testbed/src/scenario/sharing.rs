@@ -18,6 +18,7 @@ pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
     ("many-containers", "init container, sidecar and two containers see the same GPU", many_containers),
     ("ratio-and-core", "thirds of a GPU: three fit, the fourth waits", ratio_and_core),
     ("many-at-once", "thirty equal pods created together", many_at_once),
+    ("many-gpus-at-once", "equal pods created together that need every GPU of a node", many_gpus_at_once),
     ("refusals", "requests that can never work are refused with their reason", refusals),
     ("coming-and-going", "whole GPUs taken and given back again and again leave nothing behind", coming_and_going),
     ("waiting-for-room", "a pod without room waits, and runs when there is some", waiting_for_room),
@@ -99,6 +100,21 @@ fn ratio_and_core(world: &mut World) -> BoxFuture<'_, Result<()>> {
 fn many_at_once(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let names = world.create_many("equal", 30, &[(GPU_MEM, "1")]).await?;
+        world.until_all_run(&names).await
+    }
+    .boxed()
+}
+
+/// Equal amounts on different GPUs: only the order of admission tells kubelet's calls apart.
+fn many_gpus_at_once(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        let node = world.gpu_node(2)?;
+        let share = node.units.iter().min().copied().unwrap_or(0) / 4;
+        let n_pods: u64 = node.units.iter().map(|units| units / share.max(1)).sum();
+        let names: Vec<String> = (0..n_pods).map(|idx| format!("equal-{idx}")).collect();
+        let limits = share.to_string();
+        let creations = names.iter().map(|name| world.create(PodSpec::new(name, &[(GPU_MEM, &limits)]).on(&node.name)));
+        futures::future::try_join_all(creations).await?;
         world.until_all_run(&names).await
     }
     .boxed()
