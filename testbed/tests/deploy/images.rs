@@ -18,7 +18,7 @@ fn last_stage(text: &str, instruction: &str) -> Vec<String> {
 #[case::device_plugin(DEVICE_PLUGIN, "device-plugin", "0:0")]
 fn image_holds_the_binary(#[case] daemon: Daemon, #[case] recipe: &str, #[case] user: &str) {
     let text = read(&format!("docker/{recipe}.Dockerfile"));
-    let build = format!("cargo build --release --locked -p {} --bin {}", daemon.package, daemon.name);
+    let build = format!("cargo build --profile dist --locked -p {} --bin {}", daemon.package, daemon.name);
     assert!(text.contains(&build), "{build}");
     assert_eq!(last_stage(&text, "USER"), [user]);
     assert_eq!(last_stage(&text, "ENTRYPOINT"), [format!("[\"/usr/local/bin/{}\"]", daemon.name)]);
