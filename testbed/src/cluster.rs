@@ -79,6 +79,8 @@ pub struct Cluster {
     observer: Observer,
     client: Client,
     api: ApiServer,
+    /// The same objects without tokens, for kubectl.
+    open_door: Option<ApiServer>,
     binaries: Binaries,
     scheduler_address: SocketAddr,
     seed: u64,
@@ -131,6 +133,7 @@ impl Cluster {
             observer,
             client,
             api,
+            open_door: None,
             binaries,
             scheduler_address,
             seed: spec.seed,
@@ -193,9 +196,14 @@ impl Cluster {
         format!("http://{}", self.scheduler_address)
     }
 
-    /// Kubeconfig of the user with all rights.
-    pub fn kubeconfig(&self) -> PathBuf {
-        kubeconfig_path(self.dir.path(), ADMIN)
+    /// A kubeconfig for kubectl, which sends no token over plain HTTP: it leads to a second port of loopback where the
+    /// same objects are served to everybody on this machine.
+    pub async fn kubeconfig(&mut self) -> Result<PathBuf> {
+        let door = ApiServer::start_with(ApiServerConfig::loopback(), self.api.cluster().clone()).await?;
+        let path = kubeconfig_path(self.dir.path(), "kubectl");
+        door.kubeconfig(&path, ADMIN).with_context(|| format!("cannot write {}", path.display()))?;
+        self.open_door = Some(door);
+        Ok(path)
     }
 
     /// The directory `deploy/` that it was started from.

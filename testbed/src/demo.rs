@@ -68,7 +68,8 @@ pub async fn run(args: DemoArgs) -> Result<bool> {
     }
     let is_ok = show(&cluster, &console, checks).await?;
     if args.keep {
-        console.say(&format!("\nkubectl --kubeconfig {} get pods,nodes -o wide\nCtrl-C ends it.", cluster.kubeconfig().display()));
+        let kubeconfig = cluster.kubeconfig().await?;
+        console.say(&format!("\nkubectl --kubeconfig {} get pods,nodes -o wide\nCtrl-C ends it.", kubeconfig.display()));
         std::future::pending::<()>().await;
     }
     cluster.stop().await?;

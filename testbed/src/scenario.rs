@@ -121,7 +121,8 @@ impl World {
                 warn!(%error, "the scheduler does not come back");
             }
         }
-        if let Err(error) = self.clear().await {
+        let cleared = if self.cluster.is_some() { old_nodes::remove_old_node(self).await } else { self.clear().await };
+        if let Err(error) = cleared {
             warn!(%error, "pods of a failed scenario are left");
         }
     }

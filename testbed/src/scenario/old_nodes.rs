@@ -3,6 +3,7 @@
 //! Such a node has no Device object; it is a Node object only, its pods are bound and never start.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use futures::FutureExt;
@@ -12,9 +13,10 @@ use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, PostParams};
 use proto::record::{DEVICE_ALLOCATED, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_DEV, MEM_IDX, MEM_POD};
 use proto::resource::{GPU_COUNT, GPU_MEM};
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::{Body, World};
+use super::{Body, DEADLINE, World};
+use crate::http_client::HttpClient;
 use crate::observer::node_of;
 use crate::pods::PodSpec;
 
@@ -27,7 +29,7 @@ pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
 ];
 
 /// A node with two GPUs of 16 units, as the old plugin reports it.
-async fn create_old_node(world: &World) -> Result<()> {
+async fn create_old_node(world: &mut World) -> Result<()> {
     let amounts = json!({"cpu": "64", "memory": "256Gi", "pods": "100", GPU_MEM: "32", GPU_COUNT: "2"});
     let node = json!({
         "metadata": {"name": OLD, "labels": {"kubernetes.io/hostname": OLD, "gpushare": "true"}},
@@ -38,19 +40,46 @@ async fn create_old_node(world: &World) -> Result<()> {
     let mut created = nodes.create(&PostParams::default(), &node).await.context("cannot create a node")?;
     created.status = node.status;
     nodes.replace_status(OLD, &PostParams::default(), &created).await.context("cannot write its status")?;
-    Ok(())
+    until_extender_shows(world, "the node", |node| node.get("totalGPU").and_then(Value::as_u64).is_some_and(|total| total > 0)).await
 }
 
-async fn remove_old_node(world: &mut World) -> Result<()> {
+/// Waits until the scheduler's own view of the node is as far as the API server's. A refusal by a view that is behind
+/// would stand until the next event of any pod or node: an extender cannot wake kube-scheduler.
+async fn until_extender_shows(world: &mut World, what: &str, condition: impl Fn(&Value) -> bool) -> Result<()> {
+    let url = format!("{}/gpushare-scheduler/inspect/{OLD}", world.cluster()?.scheduler_url());
+    let client = HttpClient::new();
+    let shown = async {
+        loop {
+            let (_, body) = client.get(&url).await?;
+            let answer: Value = serde_json::from_slice(&body).unwrap_or_default();
+            if answer.pointer("/nodes/0").is_some_and(&condition) {
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, shown).await.with_context(|| format!("the scheduler does not show {what}"))?
+}
+
+/// Units that pods hold on the node, as `inspect` tells.
+fn used(node: &Value) -> u64 {
+    node.get("usedGPU").and_then(Value::as_u64).unwrap_or(0)
+}
+
+/// Removes the node and its pods if they are there.
+pub(super) async fn remove_old_node(world: &mut World) -> Result<()> {
     // No kubelet ends these pods.
     for name in world.names() {
         world.pods.delete_now(&name).await?;
     }
     world.clear().await?;
     let nodes: Api<Node> = Api::all(world.client.0.clone());
-    nodes.delete(OLD, &DeleteParams::default()).await.context("cannot delete a node")?;
     world.excused.clear();
-    Ok(())
+    match nodes.delete(OLD, &DeleteParams::default()).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        Err(error) => Err(error).context("cannot delete a node"),
+    }
 }
 
 /// Binds a pod with these annotations, as another scheduler would.
@@ -81,6 +110,7 @@ fn old_node(world: &mut World) -> BoxFuture<'_, Result<()>> {
         create_old_node(world).await?;
         place(world, "placed-0", "10", &of_old_extender("0", "10")).await?;
         place(world, "placed-1", "4", &of_old_extender("1", "4")).await?;
+        until_extender_shows(world, "both pods", |node| used(node) == 14).await?;
         world.create(PodSpec::new("new-8", &[(GPU_MEM, "8")]).on(OLD)).await?;
         let annotations = until_bound(world, "new-8").await?;
         ensure!(annotations.get(MEM_IDX).is_some_and(|idx| idx == "1"), "8 units fit GPU 1 only, it got {annotations:?}");
@@ -98,6 +128,7 @@ fn annotation_nonsense(world: &mut World) -> BoxFuture<'_, Result<()>> {
         nonsense.insert(DEVICE_ALLOCATED.to_owned(), "{\"gpu\":[{\"minor\":".to_owned());
         world.excused.insert(world.key("nonsense"));
         place(world, "nonsense", "4", &nonsense).await?;
+        until_extender_shows(world, "the pod", |node| used(node) > 0).await?;
         // The 4 units may be on either GPU, so neither is known to be empty.
         world.create(PodSpec::new("whole", &[(GPU_MEM, "16")]).on(OLD)).await?;
         world.until_refused("whole", "nodes are available").await?;
