@@ -40,7 +40,10 @@ pub struct Extender {
     binder: Binder,
     /// Pods that filters were asked about and no watch has shown yet.
     remembered: Mutex<Remembered>,
+    /// By pod UID.
     turns: Turns,
+    /// By node name.
+    node_turns: Turns,
     limits: Limits,
 }
 
@@ -120,7 +123,7 @@ impl Extender {
             read_timeout: serving.read_timeout,
             client_certificate: serving.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some()),
         };
-        Self { index, metrics, binder, remembered: Mutex::default(), turns: Turns::default(), limits }
+        Self { index, metrics, binder, remembered: Mutex::default(), turns: Turns::default(), node_turns: Turns::default(), limits }
     }
 
     /// Reads a request's body, if the client may ask at all.

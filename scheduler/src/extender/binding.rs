@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proto::extender::{ExtenderBindingArgs, ExtenderBindingResult};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info, warn};
 
 use super::{Extender, RequestFailure};
@@ -22,6 +22,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 const UNSEEN: Duration = Duration::from_secs(300);
 /// How often decisions are checked for that.
 const SWEEP: Duration = Duration::from_secs(30);
+/// How long a bind waits for those before it on its node; well below what is left of kube-scheduler's own patience.
+const NODE_PATIENCE: Duration = Duration::from_millis(500);
 
 /// Why a pod was not bound.
 #[derive(Debug, thiserror::Error)]
@@ -103,6 +105,9 @@ impl Extender {
             let order = Order { pod, node, annotations: std::collections::BTreeMap::new() };
             return judge(self.binder.bind(&order).await);
         };
+        // The API server, and so kubelet, sees the pods of a node in the order in which they were assumed. A write that
+        // hangs does not hold up those behind it for long.
+        let _order = timeout(NODE_PATIENCE, self.node_turns.take(&node)).await.ok();
         let nanos = u64::try_from(chrono::Utc::now().timestamp_nanos_opt().unwrap_or_default()).unwrap_or_default();
         let assumed = self.index.write().assume(&pod, &facts, &node, nanos, now())?;
         let Assumed::Write { order, stamp, repeated } = assumed else { return Ok(()) };

@@ -1,27 +1,30 @@
-//! One bind at a time per pod; binds of different pods do not wait for one another.
+//! Whose turn it is: one bind at a time per pod, and on one node in the order of decision.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustc_hash::FxHashMap;
 use tokio::sync::OwnedMutexGuard;
 
-/// Whose turn it is, by pod UID.
+/// Whose turn it is, by pod UID or by node name.
 #[derive(Debug, Default)]
 pub(super) struct Turns(Mutex<FxHashMap<Box<str>, Arc<tokio::sync::Mutex<()>>>>);
 
-/// A pod's turn, until dropped.
+/// The turn at one key, until dropped.
 #[derive(Debug)]
 pub(super) struct Turn<'a> {
     turns: &'a Turns,
-    uid: Box<str>,
+    key: Box<str>,
     guard: Option<OwnedMutexGuard<()>>,
 }
 
 impl Turns {
-    /// Waits until nobody else has this pod's turn.
-    pub(super) async fn take(&self, uid: &str) -> Turn<'_> {
-        let turn = Arc::clone(self.map().entry(uid.into()).or_default());
-        Turn { turns: self, uid: uid.into(), guard: Some(turn.lock_owned().await) }
+    /// Waits until nobody else has the turn at this key; first come, first served.
+    pub(super) async fn take(&self, key: &str) -> Turn<'_> {
+        let lock = Arc::clone(self.map().entry(key.into()).or_default());
+        // Made before the wait, so that the entry goes even if the wait is given up.
+        let mut turn = Turn { turns: self, key: key.into(), guard: None };
+        turn.guard = Some(lock.lock_owned().await);
+        turn
     }
 
     fn map(&self) -> MutexGuard<'_, FxHashMap<Box<str>, Arc<tokio::sync::Mutex<()>>>> {
@@ -34,8 +37,8 @@ impl Drop for Turn<'_> {
         let mut map = self.turns.map();
         self.guard.take();
         // Whoever waits holds the entry too.
-        if map.get(&self.uid).is_some_and(|turn| Arc::strong_count(turn) == 1) {
-            map.remove(&self.uid);
+        if map.get(&self.key).is_some_and(|lock| Arc::strong_count(lock) == 1) {
+            map.remove(&self.key);
         }
     }
 }
@@ -55,6 +58,17 @@ mod tests {
         let second = second.await;
         assert_eq!(turns.map().len(), 2);
         drop((second, other));
+        assert_eq!(turns.map().len(), 0);
+    }
+
+    #[tokio::test]
+    async fn giving_up_leaves_nothing_behind() {
+        let turns = Turns::default();
+        let first = turns.take("a").await;
+        let mut second = Box::pin(turns.take("a"));
+        assert!(futures::poll!(second.as_mut()).is_pending());
+        drop(first);
+        drop(second);
         assert_eq!(turns.map().len(), 0);
     }
 }

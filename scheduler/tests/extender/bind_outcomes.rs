@@ -257,6 +257,21 @@ async fn binds_of_other_pods_do_not_wait() {
     assert!(taken < Duration::from_secs(1), "{taken:?}");
 }
 
+/// kubelet sees pods in the order of the writes, and is answered in the order of the stamps: the two must agree.
+#[tokio::test(start_paused = true)]
+async fn writes_of_one_node_are_in_the_order_of_their_stamps() {
+    let pods = [units("a", 1), units("b", 1), units("c", 1)];
+    let world = pods.iter().fold(world(), |world, pod| world.with_pod(pod));
+    world.api.fail_posts([Fault::Slow(Duration::from_millis(300)), Fault::Slow(Duration::from_millis(100))]);
+    let begun = tokio::time::Instant::now();
+    let errors = futures::future::join_all(pods.iter().map(|pod| world.bind(pod, "n1"))).await;
+    assert_eq!(errors, ["", "", ""]);
+    assert!(begun.elapsed() >= Duration::from_millis(400), "no write begins before the one before it is done");
+    let written = world.api.bindings();
+    let stamps: Vec<u64> = written.iter().map(stamp).collect();
+    assert!(written.len() == 3 && stamps.is_sorted(), "{stamps:?}");
+}
+
 /// kube-scheduler hangs up after its own timeout; the decision must still come to an end.
 #[tokio::test(start_paused = true)]
 async fn bind_runs_on_when_the_caller_hangs_up() {
