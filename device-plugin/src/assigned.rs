@@ -47,6 +47,12 @@ pub fn due(pods: &Pods, ledger: &Ledger) -> Vec<Due> {
     pods.iter().filter(is_unmarked).filter(has_devices).map(due).collect()
 }
 
+/// Brings the books up to date with the pods before they are read.
+fn observe(pods: &Pods, ledger: &mut Ledger) -> Vec<Due> {
+    ledger.observe(pods);
+    due(pods, ledger)
+}
+
 /// Marks pods until the task is dropped.
 pub async fn mark_assigned(client: Client, node: Arc<NodeState>) {
     let mut pods = node.pods.clone();
@@ -54,7 +60,7 @@ pub async fn mark_assigned(client: Client, node: Arc<NodeState>) {
     let mut marked = BTreeSet::new();
     let mut pause = PAUSES.0;
     loop {
-        let due = due(&pods.borrow_and_update(), &node.ledger());
+        let due = observe(&pods.borrow_and_update(), &mut node.ledger());
         marked.retain(|uid| due.iter().any(|pod| pod.uid == *uid));
         let mut has_failed = false;
         for pod in due.iter().filter(|pod| !marked.contains(&pod.uid)).cloned().collect::<Vec<_>>() {

@@ -12,12 +12,19 @@
 //! [`Ledger`] remembers what has been answered, per pod UID and container. A pod that has left
 //! Pending, is being deleted, or whose call was refused is never a candidate.
 //!
+//! Where kubelet admits equal pods in another order than they were assumed, an answer goes to another
+//! pod than it was meant for. It shows when kubelet reports a pod as admitted that was never
+//! answered for: its answer was accounted to a pod that kubelet has not reported. When that one's
+//! call comes, it gets the devices that are left over, those of the first: the two have changed
+//! places, and no later pod is drawn in. That their records then name the other's devices is logged.
+//!
 //! Where two pods are due for the same call, the choice can turn out wrong at a later call that the
 //! chosen pod cannot make. If another pod explains all of the admission's calls and has the same
 //! GPUs, nothing has gone wrong and the calls are accounted to it. Otherwise the admission is over
 //! (kubelet gave it up, or the choice was wrong), and that pod is taken again only when, after all
 //! the waiting, nobody else fits.
 
+mod displaced;
 mod ledger;
 
 use crate::inventory::Gpu;
@@ -53,6 +60,10 @@ pub struct Found {
     pub pod: PodUid,
     /// Index in [`NodePod::containers`].
     pub container: usize,
+    /// The devices: those of the pod's record, or of the pod that it has changed places with.
+    pub placement: Placement,
+    /// The pod that it changes places with.
+    exchanged_with: Option<PodUid>,
     /// The calls of the pod's admission that are answered once this one is.
     steps: Vec<Step>,
     /// The pod to which these calls were accounted wrongly.
@@ -91,7 +102,7 @@ pub fn identify(pods: &Pods, ledger: &Ledger, call: &Call<'_>, patience: Patienc
     if let Some(found) = admitting.and_then(|pod| due(pod, ledger, call)) {
         return Ok(found);
     }
-    if let Some(found) = first_due(pods, ledger, call) {
+    if let Some(found) = earlier_assumed(pods, displaced::find(pods, ledger, call), first_due(pods, ledger, call)) {
         return Ok(found);
     }
     if let Some(mistaken) = admitting
@@ -110,7 +121,9 @@ pub fn identify(pods: &Pods, ledger: &Ledger, call: &Call<'_>, patience: Patienc
 /// The pod's placement if calls may be accounted to it.
 fn candidate<'a>(pod: &'a NodePod, ledger: &Ledger) -> Option<&'a Placement> {
     let placement = pod.placement.as_ref().ok()?;
-    (is_waiting(pod, ledger) && !placement.is_assigned()).then_some(placement)
+    // A pod that is in the books may have been marked assigned on their strength alone.
+    let is_open = !placement.is_assigned() || !ledger.steps(&pod.uid).is_empty();
+    (is_waiting(pod, ledger) && is_open).then_some(placement)
 }
 
 fn is_waiting(pod: &NodePod, ledger: &Ledger) -> bool {
@@ -121,13 +134,14 @@ fn is_waiting(pod: &NodePod, ledger: &Ledger) -> bool {
 fn due(pod: &NodePod, ledger: &Ledger, call: &Call<'_>) -> Option<Found> {
     let steps = ledger.steps(&pod.uid);
     let container = next_container(pod, steps, call)?;
-    Some(found(pod, container, steps, call))
+    let placement = ledger.exchanged(&pod.uid).or(pod.placement.as_ref().ok())?;
+    Some(found(pod, placement, container, steps, call))
 }
 
-fn found(pod: &NodePod, container: usize, steps: &[Step], call: &Call<'_>) -> Found {
+fn found(pod: &NodePod, placement: &Placement, container: usize, steps: &[Step], call: &Call<'_>) -> Found {
     let step = Step { container, resource: call.resource, count: call.count };
     let steps = steps.iter().copied().chain([step]).collect();
-    Found { pod: pod.uid.clone(), container, steps, corrects: None }
+    Found { pod: pod.uid.clone(), container, placement: placement.clone(), exchanged_with: None, steps, corrects: None }
 }
 
 /// The first container that still has calls to come, if this is one of them.
@@ -156,6 +170,15 @@ fn best<'a>(candidates: impl Iterator<Item = (&'a Placement, &'a NodePod, Found)
     candidates.min_by(|one, other| order(one).cmp(&order(other))).map(|(_, _, found)| found)
 }
 
+/// kubelet's order is mostly that of the assume times, so the earlier pod is the likelier caller.
+fn earlier_assumed(pods: &Pods, displaced: Option<Found>, fresh: Option<Found>) -> Option<Found> {
+    let assumed_at = |found: &Found| pods.get(&found.pod).and_then(NodePod::assumed_at);
+    match (displaced, fresh) {
+        (Some(displaced), Some(fresh)) if assumed_at(&fresh) < assumed_at(&displaced) => Some(fresh),
+        (displaced, fresh) => displaced.or(fresh),
+    }
+}
+
 /// Another pod that explains the calls accounted to `mistaken` and this one too.
 fn correct(pods: &Pods, ledger: &Ledger, mistaken: &NodePod, call: &Call<'_>) -> Option<Result<Found, Unidentified>> {
     let fresh = pods.iter().filter(|pod| ledger.steps(&pod.uid).is_empty());
@@ -167,7 +190,8 @@ fn correct(pods: &Pods, ledger: &Ledger, mistaken: &NodePod, call: &Call<'_>) ->
             steps.push(Step { container, ..*step });
         }
         let container = next_container(pod, &steps, call)?;
-        Some(Found { corrects: Some(mistaken.uid.clone()), ..found(pod, container, &steps, call) })
+        let placement = pod.placement.as_ref().ok()?;
+        Some(Found { corrects: Some(mistaken.uid.clone()), ..found(pod, placement, container, &steps, call) })
     };
     let explaining: Vec<_> = fresh.filter_map(|pod| Some((candidate(pod, ledger)?, pod, explains(pod)?))).collect();
     let same_gpus = |placement: &Placement| mistaken.placement.as_ref().is_ok_and(|mistaken| mistaken.gpus == placement.gpus);
@@ -199,14 +223,15 @@ fn resumed(pod: &NodePod, call: &Call<'_>) -> Option<Found> {
         Served::ALL.into_iter().map(step).filter(|step| step.count > 0)
     });
     let steps: Vec<_> = earlier.collect();
-    Some(found(pod, container, &steps, call))
+    Some(found(pod, pod.placement.as_ref().ok()?, container, &steps, call))
 }
 
 fn explain(pods: &Pods, ledger: &Ledger, call: &Call<'_>) -> Unidentified {
     if !pods.is_synced() {
         return Unidentified::NotSynced;
     }
-    let waiting = pods.iter().filter(|pod| is_waiting(pod, ledger) && due(pod, ledger, call).is_some());
+    let is_due = |pod: &NodePod| next_container(pod, ledger.steps(&pod.uid), call).is_some();
+    let waiting = pods.iter().filter(|pod| is_waiting(pod, ledger) && is_due(pod));
     let mut unplaced = waiting.filter_map(|pod| Some((pod, pod.placement.as_ref().err()?)));
     match unplaced.next() {
         Some((pod, reason)) => Unidentified::Unplaced { pod: pod.display_name(), reason: reason.to_string() },

@@ -101,6 +101,11 @@ impl NodePod {
         })
     }
 
+    /// When the scheduler assumed it, unix nanoseconds; none without a usable record.
+    pub fn assumed_at(&self) -> Option<u64> {
+        self.placement.as_ref().ok().map(|placement| placement.assumed_at)
+    }
+
     /// `namespace/name`, for people.
     pub fn display_name(&self) -> String {
         format!("{}/{}", self.namespace, self.name)

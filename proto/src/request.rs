@@ -48,7 +48,7 @@ pub struct PodRequest {
 }
 
 /// How a container relates to the pod's life.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ContainerKind {
     /// Ends before the next container starts; kubelet hands its device IDs on.
     Init,

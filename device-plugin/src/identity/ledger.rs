@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::pods::{NodePod, PodUid, Pods};
+use crate::pods::{NodePod, Placement, PodUid, Pods, Stage};
 use crate::served::Served;
 
 use super::Found;
+use super::displaced::{Calls, calls};
 
 /// One answered call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +31,14 @@ pub struct Ledger {
     refused: BTreeSet<PodUid>,
     /// Pods that were bound before this process began to keep books.
     inherited: BTreeSet<PodUid>,
+    /// Pods that were given another pod's devices, with that pod's record.
+    exchanged: BTreeMap<PodUid, Placement>,
+    /// Pods that were admitted with another pod's answer, which is accounted for.
+    settled: BTreeSet<PodUid>,
+    /// Pods all of whose calls are answered and that kubelet has not reported yet.
+    unreported: BTreeMap<PodUid, Calls>,
+    /// How many pods of such calls went while they were unreported.
+    vacated: BTreeMap<Calls, usize>,
 }
 
 impl Ledger {
@@ -40,7 +49,11 @@ impl Ledger {
 
     /// Enters an answered call.
     pub fn record(&mut self, found: Found, pods: &Pods) {
-        let Found { pod: uid, steps, corrects, .. } = found;
+        let Found { pod: uid, steps, corrects, placement, exchanged_with, .. } = found;
+        if let Some(other) = exchanged_with {
+            self.settled.insert(other);
+            self.exchanged.insert(uid.clone(), placement);
+        }
         if let Some(mistaken) = corrects {
             self.steps.remove(&mistaken);
         } else if let Some(before) = self.admitting.take()
@@ -52,8 +65,26 @@ impl Ledger {
         }
         self.doubtful.remove(&uid);
         self.steps.insert(uid.clone(), steps);
-        let has_more = pods.get(&uid).is_some_and(|pod| !self.is_complete(pod));
-        self.admitting = has_more.then_some(uid);
+        let is_complete = |pod: &&NodePod| self.is_complete(pod);
+        match pods.get(&uid).filter(is_complete).map(calls) {
+            Some(calls) => drop(self.unreported.insert(uid, calls)),
+            None => self.admitting = pods.get(&uid).map(|_| uid),
+        }
+        self.observe(pods);
+    }
+
+    /// Takes in what has become of pods.
+    pub fn observe(&mut self, pods: &Pods) {
+        let stage = |uid: &PodUid| pods.get(uid).map(|pod| pod.stage);
+        let vacated = &mut self.vacated;
+        self.unreported.retain(|uid, calls| match stage(uid) {
+            Some(Stage::Bound) => true,
+            Some(Stage::Admitted | Stage::Running) => false,
+            Some(Stage::Terminal) | None => {
+                *vacated.entry(calls.clone()).or_default() += 1;
+                false
+            }
+        });
         self.forget_gone(pods);
     }
 
@@ -85,7 +116,8 @@ impl Ledger {
     /// Drops what is known of pods that no longer exist.
     fn forget_gone(&mut self, pods: &Pods) {
         self.steps.retain(|uid, _| pods.get(uid).is_some());
-        for set in [&mut self.doubtful, &mut self.refused, &mut self.inherited] {
+        self.exchanged.retain(|uid, _| pods.get(uid).is_some());
+        for set in [&mut self.doubtful, &mut self.refused, &mut self.inherited, &mut self.settled] {
             set.retain(|uid| pods.get(uid).is_some());
         }
     }
@@ -104,6 +136,22 @@ impl Ledger {
 
     pub(super) fn is_refused(&self, uid: &PodUid) -> bool {
         self.refused.contains(uid)
+    }
+
+    /// The record whose devices the pod was given in place of its own.
+    pub(super) fn exchanged(&self, uid: &PodUid) -> Option<&Placement> {
+        self.exchanged.get(uid)
+    }
+
+    /// Whether an admitted pod must have been answered for, and the answer is not in the books.
+    pub(super) fn expects_answer(&self, uid: &PodUid) -> bool {
+        let is_accounted = [&self.inherited, &self.settled, &self.doubtful, &self.refused].iter().any(|set| set.contains(uid));
+        self.steps(uid).is_empty() && !is_accounted
+    }
+
+    /// How many pods of these calls went before kubelet reported them.
+    pub(super) fn n_vacated(&self, calls: &Calls) -> usize {
+        self.vacated.get(calls).copied().unwrap_or(0)
     }
 
     pub(super) fn is_inherited(&self, uid: &PodUid) -> bool {

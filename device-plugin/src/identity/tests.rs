@@ -82,6 +82,55 @@ fn gpus_of_the_ids_decide_before_time() {
     assert_eq!(scene.call_on(Memory, 2, &[gpu(1)]), "a/0", "time decides where the GPUs do not");
 }
 
+/// kubelet admitted `b`, though `a` was assumed earlier: both get a GPU that was counted for one of them, and `c` its own.
+#[test]
+fn equal_pods_admitted_in_another_order_change_places() {
+    let mut scene = Scene::new([pod("a", 1, [units(2)]).on([0]), pod("b", 2, [units(2)]).on([1]), pod("c", 3, [units(2)]).on([2])]);
+    assert_eq!(scene.call(Memory, 2), "a/0");
+    scene.change("b", |pod| pod.stage = Stage::Running);
+    scene.ledger.observe(&scene.pods);
+    let second = scene.ask(Memory, 2, &[], Patience::Waiting).unwrap();
+    assert_eq!((second.pod.as_str(), second.placement.to_string()), ("a", pod("b", 2, []).on([1]).placement.unwrap().to_string()));
+    scene.ledger.record(second, &scene.pods);
+    scene.change("a", |pod| pod.stage = Stage::Running);
+    assert_eq!([scene.call(Memory, 2), scene.call(Memory, 2)], ["c/0", "Nobody"]);
+}
+
+/// The same with containers that are called for one by one, and the mark of an assigned pod on the way.
+#[test]
+fn a_pod_that_changed_places_keeps_them_for_all_its_containers() {
+    let mut scene = Scene::new([pod("a", 1, [units(2), units(3)]).on([0]), pod("b", 2, [units(2), units(3)]).on([1])]);
+    assert_eq!([scene.call(Memory, 2), scene.call(Memory, 3)], ["a/0", "a/1"]);
+    scene.change("b", |pod| pod.stage = Stage::Admitted);
+    scene.change("a", |pod| pod.placement.as_mut().unwrap().gpushare.as_mut().unwrap().assigned = true);
+    scene.ledger.observe(&scene.pods);
+    assert_eq!(scene.call(Memory, 2), "a/0");
+    let last = scene.ask(Memory, 3, &[], Patience::Waiting).unwrap();
+    let given = pod("b", 2, []).on([1]).placement.unwrap();
+    assert_eq!((last.container, last.placement.gpus), (1, given.gpus));
+}
+
+/// The answer may have gone to the pod that was deleted, so nobody is taken to have been passed over.
+#[test]
+fn a_pod_that_went_unreported_leaves_the_order_as_it_is() {
+    let mut scene = Scene::new([pod("a", 1, [units(2)]), pod("b", 2, [units(2)]), pod("c", 3, [units(2)]), pod("d", 4, [units(2)])]);
+    assert_eq!([scene.call(Memory, 2), scene.call(Memory, 2)], ["a/0", "b/0"]);
+    scene.pods.delete(&PodUid::from("a"));
+    scene.ledger.observe(&scene.pods);
+    scene.change("c", |pod| pod.stage = Stage::Running);
+    scene.ledger.observe(&scene.pods);
+    assert_eq!(scene.call(Memory, 2), "d/0", "b may just not have been reported yet");
+}
+
+/// What this process did not answer itself says nothing about its own answers.
+#[test]
+fn pods_of_a_predecessor_are_no_evidence() {
+    let mut scene = Scene::new([pod("old", 1, [units(2)]), pod("a", 2, [units(2)]), pod("b", 3, [units(2)])]);
+    scene.ledger.inherit(&pods([pod("old", 1, [units(2)])]));
+    scene.change("old", |pod| pod.stage = Stage::Running);
+    assert_eq!([scene.call(Memory, 2), scene.call(Memory, 2)], ["a/0", "b/0"]);
+}
+
 type Change = fn(&mut NodePod);
 
 #[rstest]

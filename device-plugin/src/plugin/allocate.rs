@@ -7,13 +7,13 @@ use proto::kubelet::deviceplugin::{ContainerAllocateRequest, ContainerAllocateRe
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 use tonic::Status;
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::fleet::Unavailable;
 use crate::identity::{self, Call, Found, Patience, Unidentified};
 use crate::inject;
 use crate::inventory::Gpu;
-use crate::pods::{NodePod, Pods};
+use crate::pods::{NodePod, Placement, Pods};
 use crate::served::Served;
 
 use super::NodeState;
@@ -127,7 +127,16 @@ impl NodeState {
         let (uid, container_idx) = (found.pod.clone(), found.container);
         let nobody = || AllocateError::Nobody { resource: resource.name(&self.settings.names).to_owned(), count: 0 };
         let pod = pods.get(&uid).ok_or_else(nobody)?;
-        let result = self.environment(pod, container_idx, resource);
+        let own = pod.placement.as_ref().ok();
+        if own.is_some_and(|own| own.gpus != found.placement.gpus) {
+            warn!(
+                pod = pod.display_name(),
+                given = found.placement.to_string(),
+                recorded = own.map(ToString::to_string),
+                "kubelet admitted an equal pod in this pod's place: the two have changed devices"
+            );
+        }
+        let result = self.environment(pod, &found.placement, container_idx, resource);
         match &result {
             Ok(_) => self.ledger().record(found, pods),
             // kubelet fails the pod now; until we hear of that it must not be taken for the next one.
@@ -136,10 +145,15 @@ impl NodeState {
         result
     }
 
-    fn environment(&self, pod: &NodePod, container_idx: usize, resource: Served) -> Result<ContainerAllocateResponse, AllocateError> {
+    fn environment(
+        &self,
+        pod: &NodePod,
+        placement: &Placement,
+        container_idx: usize,
+        resource: Served,
+    ) -> Result<ContainerAllocateResponse, AllocateError> {
         let fleet = self.fleet.borrow();
         let unplaced = |reason: String| AllocateError::Unplaced { pod: pod.display_name(), reason };
-        let placement = pod.placement.as_ref().map_err(|error| unplaced(error.to_string()))?;
         let container = pod.containers.get(container_idx).ok_or_else(|| unplaced("it has no such container".to_owned()))?;
         let gpus = fleet.resolve(&placement.gpus);
         let gpus = gpus.map_err(|source| AllocateError::Unavailable { pod: pod.display_name(), source })?;

@@ -11,9 +11,9 @@ use proto::request::ContainerKind;
 use tracing::debug;
 
 use crate::fleet::Fleet;
-use crate::identity::Call;
+use crate::identity::{Call, Found};
 use crate::inventory::GpuUuid;
-use crate::pods::{PodUid, Pods};
+use crate::pods::Pods;
 use crate::served::Served;
 
 use super::NodeState;
@@ -28,7 +28,7 @@ impl NodeState {
         let gpus = self.gpus_of(resource, &request.must_include_device_ids);
         let count = u64::try_from(request.allocation_size).unwrap_or(0);
         let call = Call { resource, count, gpus: &gpus };
-        let wanted = self.when_identified(&call, |pods, found| self.wanted(pods, &found.pod, found.container, resource)).await;
+        let wanted = self.when_identified(&call, |pods, found| self.wanted(pods, &found, resource)).await;
         let wanted = wanted.unwrap_or_else(|reason| {
             debug!(?reason, "preferring as few GPUs as possible");
             Vec::new()
@@ -38,14 +38,13 @@ impl NodeState {
     }
 
     /// The GPUs of the pod, beginning with those that the containers before this one have no share of.
-    fn wanted(&self, pods: &Pods, uid: &PodUid, container: usize, resource: Served) -> Vec<GpuUuid> {
-        let Some(pod) = pods.get(uid) else { return Vec::new() };
-        let Ok(placement) = &pod.placement else { return Vec::new() };
+    fn wanted(&self, pods: &Pods, found: &Found, resource: Served) -> Vec<GpuUuid> {
+        let Some(pod) = pods.get(&found.pod) else { return Vec::new() };
         let fleet = self.fleet.borrow();
-        let Ok(gpus) = fleet.resolve(&placement.gpus) else { return Vec::new() };
+        let Ok(gpus) = fleet.resolve(&found.placement.gpus) else { return Vec::new() };
         let mut uuids: Vec<GpuUuid> = gpus.into_iter().map(|gpu| gpu.uuid.clone()).collect();
         // The IDs of an ordinary init container are handed on, so they are not taken.
-        let before = pod.containers.iter().take(container).filter(|before| before.kind != ContainerKind::Init);
+        let before = pod.containers.iter().take(found.container).filter(|before| before.kind != ContainerKind::Init);
         let before: u64 = before.map(|container| resource.count(container)).fold(0, u64::saturating_add);
         if let (Served::Shared, Some(skip)) = (resource, before.checked_rem(uuids.len() as u64)) {
             uuids.rotate_left(usize::try_from(skip).unwrap_or(0));

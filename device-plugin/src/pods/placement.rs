@@ -3,6 +3,7 @@
 //! Knows no inventory: whether the named devices exist is the answerer's business.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use proto::device::TYPE_GPU;
 use proto::record::{BIND_TIMESTAMP, DEVICE_ALLOCATED, GpushareRecord, MEM_ASSUME_TIME, MEM_IDX, Record, RecordError};
@@ -29,7 +30,7 @@ impl GpuName {
 }
 
 /// The usable record of a pod.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// The pod's devices, at least one, in the record's order.
     pub gpus: Vec<GpuName>,
@@ -37,6 +38,19 @@ pub struct Placement {
     pub assumed_at: u64,
     /// gpushare's own annotations, if it has them.
     pub gpushare: Option<GpushareRecord>,
+}
+
+impl fmt::Display for Placement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, gpu) in self.gpus.iter().enumerate() {
+            f.write_str(if at == 0 { "" } else { "," })?;
+            match gpu {
+                GpuName::Uuid(uuid) => uuid.fmt(f)?,
+                GpuName::Minor(minor) => write!(f, "minor {minor}")?,
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Why a pod has no usable record. Shown to the pod's owner.

@@ -261,7 +261,7 @@ async fn binds_of_other_pods_do_not_wait() {
 #[tokio::test(start_paused = true)]
 async fn writes_of_one_node_are_in_the_order_of_their_stamps() {
     let pods = [units("a", 1), units("b", 1), units("c", 1)];
-    let world = pods.iter().fold(world(), |world, pod| world.with_pod(pod));
+    let world = pods.iter().fold(world(), World::with_pod);
     world.api.fail_posts([Fault::Slow(Duration::from_millis(300)), Fault::Slow(Duration::from_millis(100))]);
     let begun = tokio::time::Instant::now();
     let errors = futures::future::join_all(pods.iter().map(|pod| world.bind(pod, "n1"))).await;
