@@ -11,7 +11,7 @@ use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::node::Node;
-use crate::pod::Pod;
+use crate::pod::{Pod, null_as_default};
 
 /// The request of `filter` and `prioritize`: a pod, and nodes in one of two forms.
 #[derive(Debug, Deserialize)]
@@ -31,7 +31,7 @@ pub struct ExtenderArgs<'a> {
 #[derive(Debug, Default, Deserialize, Serialize)]
 pub struct NodeList {
     /// The nodes, with every field that the sender knew.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     pub items: Vec<WholeNode>,
 }
 

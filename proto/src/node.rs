@@ -8,7 +8,7 @@ use kube::Resource;
 use kube::core::ClusterResourceScope;
 use serde::{Deserialize, Serialize};
 
-use crate::pod::QuantityText;
+use crate::pod::{QuantityText, null_as_default};
 
 /// A node as gpushare sees it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -25,10 +25,10 @@ pub struct Node {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeStatus {
     /// Everything the node has, healthy or not.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     pub capacity: BTreeMap<String, QuantityText>,
     /// What pods may be given.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     pub allocatable: BTreeMap<String, QuantityText>,
 }
 

@@ -83,16 +83,24 @@ pub struct RecordError {
 impl Record {
     /// Reads a pod's annotations; `None` if none of them is a record.
     ///
+    /// Koordinator's record, where it names devices, decides: gpushare annotations beside it that do not parse, which a
+    /// pod's author may have left there, are passed over.
+    ///
     /// # Errors
     /// The first annotation that does not parse. The pod must then be counted conservatively, not ignored.
     pub fn read(annotations: &BTreeMap<String, String>) -> Result<Option<Self>, RecordError> {
-        let gpushare = read_gpushare(annotations)?;
         let allocations = read_allocations(annotations)?;
+        let is_decided = allocations.as_ref().is_some_and(|by_type| by_type.values().any(|devices| !devices.is_empty()));
+        let gpushare = match read_gpushare(annotations) {
+            Err(_) if is_decided => None,
+            read => read?,
+        };
         if gpushare.is_none() && allocations.is_none() {
             return Ok(None);
         }
         let assumed_at = match number(annotations, BIND_TIMESTAMP)? {
             Some(nanos) => Some(nanos),
+            None if is_decided => number(annotations, MEM_ASSUME_TIME).unwrap_or_default(),
             None => number(annotations, MEM_ASSUME_TIME)?,
         };
         Ok(Some(Self { allocations: allocations.unwrap_or_default(), assumed_at, gpushare }))

@@ -27,6 +27,15 @@ fn whole_nodes_come_back_unchanged() {
     assert_eq!(serde_json::to_value(&nodes.items[0]).unwrap(), sent);
 }
 
+/// Go writes nil slices and maps as null.
+#[test]
+fn nothing_can_be_null() {
+    let body = r#"{"Pod":{"spec":{"containers":null,"initContainers":null}},"Nodes":{"items":null},"NodeNames":null}"#;
+    assert!(serde_json::from_str::<ExtenderArgs<'_>>(body).unwrap().nodes.unwrap().items.is_empty());
+    let body = r#"{"Pod":{},"Nodes":{"items":[{"metadata":{"name":"n"},"status":{"capacity":null,"allocatable":null}}]}}"#;
+    assert_eq!(serde_json::from_str::<ExtenderArgs<'_>>(body).unwrap().nodes.unwrap().items[0].node.capacity("cpu"), None);
+}
+
 #[test]
 fn answers_have_capitalised_keys() {
     let filter = ExtenderFilterResult {

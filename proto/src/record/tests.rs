@@ -86,6 +86,15 @@ fn an_unreadable_annotation_is_named(#[case] key: &str, #[case] value: &str, #[c
     assert!(message.contains(words), "{message}");
 }
 
+/// A pod's author can leave such annotations; a binding cannot take them away.
+#[test]
+fn stray_gpushare_annotations_do_not_spoil_a_record() {
+    let mut all = gpushare_record().annotations();
+    all.insert(MEM_IDX.to_owned(), "x".to_owned());
+    let record = Record::read(&all).unwrap().unwrap();
+    assert_eq!((record.gpushare, record.allocations), (None, gpushare_record().allocations));
+}
+
 #[test]
 fn an_oversized_record_is_refused_and_not_repeated() {
     let message = Record::read(&annotations(&[(DEVICE_ALLOCATED, &"x".repeat(300 * 1024))])).unwrap_err().to_string();
