@@ -56,3 +56,30 @@ fn policies_mean_the_plugin_s_account_and_its_token_s_node() {
         assert_eq!(binding["spec"]["validationActions"], Value::from(vec!["Deny"]));
     }
 }
+
+/// The API server leaves out of a request what is empty, and an expression that reads it all the same is an error: a refusal.
+#[test]
+fn no_expression_relies_on_what_a_request_may_lack() {
+    let objects = render("base");
+    for policy in all(&objects, "ValidatingAdmissionPolicy") {
+        let name = policy["metadata"]["name"].as_str().unwrap();
+        let text = policy["spec"].to_string();
+        for field in ["subResource", "requestSubResource", "requestResource", "options", "dryRun"] {
+            assert!(!text.contains(&format!("request.{field}")), "{name}: request.{field}");
+        }
+    }
+}
+
+/// A node's status has fields that differ from version to version, so the policy says which may change and not which may not.
+#[test]
+fn of_a_node_s_status_only_the_amounts_may_change() {
+    let objects = render("base");
+    let policy = find(&objects, "ValidatingAdmissionPolicy", "gpushare-device-plugin-nodes");
+    let validations = policy["spec"]["validations"].as_array().unwrap();
+    let says_so = |expression: &str| {
+        expression.contains("[[object.?status.orValue({}), oldObject.?status.orValue({})]")
+            && expression.contains("[oldObject.?status.orValue({}), object.?status.orValue({})]]")
+            && expression.contains("field in ['capacity', 'allocatable']")
+    };
+    assert!(validations.iter().any(|validation| says_so(validation["expression"].as_str().unwrap())), "{validations:?}");
+}
