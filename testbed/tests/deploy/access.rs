@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use rstest::rstest;
 use testbed::rbac::{Access, DEVICE_PLUGIN, Rbac, SCHEDULER, Target};
 
-use crate::find;
-use crate::render::render;
+use crate::render::{documents, render};
+use crate::{all, find, read, texts};
 
 const SCHEDULER_ACCOUNT: &str = "system:serviceaccount:gpushare-system:gpushare-scheduler";
 const PLUGIN_ACCOUNT: &str = "system:serviceaccount:gpushare-system:gpushare-device-plugin";
@@ -56,4 +56,17 @@ fn second_scheduler_adds_its_lease_and_the_cluster_s_roles() {
     let reader = find(&objects, "RoleBinding", "gpushare-second-authentication-reader");
     assert_eq!(reader["roleRef"]["name"], "extension-apiserver-authentication-reader");
     assert_eq!(reader["metadata"]["namespace"], "kube-system");
+}
+
+/// kustomize adds a hash to the name of a generated ConfigMap wherever it meets that name, roles' `resourceNames` included.
+#[test]
+fn no_role_names_an_object_that_is_called_as_a_generated_one() {
+    let component = documents(&read("components/second-scheduler/kustomization.yaml")).remove(0);
+    let generated: Vec<&str> =
+        component["configMapGenerator"].as_array().unwrap().iter().map(|generator| generator["name"].as_str().unwrap()).collect();
+    let objects = render("attach/second-scheduler");
+    let rules = ["Role", "ClusterRole"].into_iter().flat_map(|kind| all(&objects, kind)).flat_map(|role| role["rules"].as_array().unwrap());
+    let named: Vec<&str> = rules.flat_map(|rule| texts(&rule["resourceNames"])).collect();
+    assert!(named.contains(&"gpushare-kube-scheduler"), "{named:?}");
+    assert!(generated.iter().all(|name| !named.contains(name)), "{generated:?} {named:?}");
 }
