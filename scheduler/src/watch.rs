@@ -21,6 +21,9 @@ pub trait Follow<K> {
     /// The kind, for the log and for readiness.
     const KIND: &'static str;
 
+    /// Whether a cluster may do without this kind, so that "not found" means that there are no such objects.
+    const MAY_BE_ABSENT: bool = false;
+
     /// An object exists and looks like this.
     fn apply(&mut self, object: K);
 
@@ -59,7 +62,7 @@ where
                 index.write().end_list();
                 info!(kind = I::KIND, "list complete");
             }
-            Err(error) if is_unknown_kind(&error) => {
+            Err(error) if I::MAY_BE_ABSENT && is_unknown_kind(&error) => {
                 debug!(kind = I::KIND, %error, "the API server does not know this kind: there is no such object");
                 let mut index = index.write();
                 index.begin_list();

@@ -120,6 +120,7 @@ impl Follow<Node> for Index {
 
 impl Follow<RawDevice> for Index {
     const KIND: &'static str = "devices";
+    const MAY_BE_ABSENT: bool = true;
 
     fn apply(&mut self, device: RawDevice) {
         let Some(name) = device.metadata.name.as_deref() else { return };

@@ -1,4 +1,4 @@
-//! Events in, state out: lists replace, errors change nothing, an unknown kind is an empty one.
+//! Events in, state out: lists replace, errors change nothing, an unknown kind that may be absent is an empty one.
 
 use futures::stream;
 use kube::core::Status;
@@ -7,12 +7,13 @@ use kube::runtime::watcher::{Error, Event};
 use super::{Follow, follow};
 use crate::index::Shared;
 
-/// Remembers what it is told; objects are plain texts.
+/// Remembers what it is told; objects are plain texts, of a kind that a cluster may do without or not.
 #[derive(Debug, Default)]
-struct Told(Vec<String>);
+struct Told<const OPTIONAL: bool>(Vec<String>);
 
-impl Follow<&'static str> for Told {
+impl<const OPTIONAL: bool> Follow<&'static str> for Told<OPTIONAL> {
     const KIND: &'static str = "texts";
+    const MAY_BE_ABSENT: bool = OPTIONAL;
 
     fn apply(&mut self, object: &'static str) {
         self.0.push(format!("+{object}"));
@@ -31,8 +32,8 @@ impl Follow<&'static str> for Told {
     }
 }
 
-async fn told(events: Vec<Result<Event<&'static str>, Error>>) -> String {
-    let state = Shared::new(Told::default());
+async fn told<const OPTIONAL: bool>(events: Vec<Result<Event<&'static str>, Error>>) -> String {
+    let state = Shared::new(Told::<OPTIONAL>::default());
     follow(stream::iter(events), state.clone()).await;
     let told = &state.read().0;
     told.concat()
@@ -45,16 +46,17 @@ fn failed(code: u16) -> Error {
 #[tokio::test]
 async fn events_in_order() {
     let events = [Event::Init, Event::InitApply("a"), Event::InitDone, Event::Apply("b"), Event::Delete("a"), Event::Init, Event::InitDone];
-    assert_eq!(told(events.map(Ok).into()).await, "[+a]+b-a[]");
+    assert_eq!(told::<false>(events.map(Ok).into()).await, "[+a]+b-a[]");
 }
 
 #[tokio::test]
 async fn errors_change_nothing() {
     let events = vec![Ok(Event::Apply("a")), Err(failed(500)), Err(failed(403)), Err(Error::NoResourceVersion), Ok(Event::Apply("b"))];
-    assert_eq!(told(events).await, "+a+b");
+    assert_eq!(told::<true>(events).await, "+a+b");
 }
 
 #[tokio::test]
-async fn a_kind_that_is_not_installed_has_no_objects() {
-    assert_eq!(told(vec![Err(failed(404))]).await, "[]");
+async fn only_a_kind_that_may_be_absent_is_emptied_by_not_found() {
+    assert_eq!(told::<true>(vec![Err(failed(404))]).await, "[]");
+    assert_eq!(told::<false>(vec![Ok(Event::Apply("a")), Err(failed(404)), Ok(Event::Apply("b"))]).await, "+a+b");
 }
