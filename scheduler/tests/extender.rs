@@ -6,6 +6,8 @@
 mod api;
 #[path = "extender/bind_outcomes.rs"]
 mod bind_outcomes;
+#[path = "extender/golden.rs"]
+mod golden;
 #[path = "extender/histories.rs"]
 mod histories;
 #[path = "extender/objects.rs"]
