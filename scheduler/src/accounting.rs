@@ -3,6 +3,8 @@
 //! Pure. A pod that is bound and asks for our resources always holds something: where its record says too little,
 //! every device it may be on is charged, and the reason is told.
 
+use std::collections::BTreeMap;
+
 use placement::{GpuRef, GpuUuid, HeldMemory, HeldShare, Holding, Inventory, Memory as EngineMemory, MemoryAsk, Reason, Request};
 use proto::device::TYPE_GPU;
 use proto::pod::Pod;
@@ -89,21 +91,25 @@ impl PodFacts {
 
     /// What a bound pod holds on a node with this inventory; `None` if it is not bound.
     pub fn account(&self, inventory: Option<&Inventory>) -> Option<Account> {
-        let bound = self.bound.as_deref()?;
+        Some(self.account_of(&self.bound.as_deref()?.record, inventory))
+    }
+
+    /// What the pod holds on a node with this inventory if its record says this.
+    pub fn account_of(&self, record: &Recorded, inventory: Option<&Inventory>) -> Account {
         let request = match &self.ask {
             Ask::Request(request) => per_device(request),
             Ask::Invalid(_) => WHOLE_DEVICE,
         };
-        let account = match &bound.record {
+        let account = match record {
             Recorded::Missing => anywhere(request, "it has no allocation record".to_owned()),
             Recorded::Unreadable(problem) => anywhere(request, problem.to_string()),
             Recorded::Shares(shares) => from_shares(shares, &request, inventory),
             Recorded::Gpushare(record) => from_gpushare(*record, &request, inventory),
         };
-        Some(match &self.ask {
+        match &self.ask {
             Ask::Invalid(error) => Account { problem: account.problem.or_else(|| Some(error.to_string())), ..account },
             Ask::Request(_) => account,
-        })
+        }
     }
 }
 
@@ -112,7 +118,12 @@ const WHOLE_DEVICE: Request = Request { devices: 1, memory: MemoryAsk::Ratio(100
 
 impl Bound {
     fn of(pod: &Pod, node: &str) -> Self {
-        let record = pod.metadata.annotations.as_ref().map(Record::read).transpose();
+        Self::read(node, pod.metadata.annotations.as_ref())
+    }
+
+    /// What a pod on this node with these annotations is taken for.
+    pub fn read(node: &str, annotations: Option<&BTreeMap<String, String>>) -> Self {
+        let record = annotations.map(Record::read).transpose();
         let (record, assumed_at) = match record.map(Option::flatten) {
             Ok(None) => (Recorded::Missing, None),
             Ok(Some(record)) => (Recorded::of(&record), record.assumed_at),

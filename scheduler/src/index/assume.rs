@@ -188,6 +188,7 @@ impl Index {
         if entry.assumption.take_if(|assumption| assumption.stamp == stamp).is_none() {
             return;
         }
+        entry.problem = None;
         let unseen = entry.list == 0;
         self.fleet.release(uid);
         if unseen {

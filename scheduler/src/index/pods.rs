@@ -1,12 +1,14 @@
 //! Pods as watches show them, turned into holdings.
 
+use std::borrow::Cow;
+
 use placement::OwnerId;
 use proto::pod::Pod;
 use tracing::warn;
 
 use super::Index;
 use super::assume::Assumption;
-use crate::accounting::PodFacts;
+use crate::accounting::{Bound, PodFacts};
 use crate::watch::Follow;
 
 /// What is known of a pod that asks for our resources.
@@ -92,20 +94,19 @@ impl Index {
         self.pods.remove(uid);
     }
 
-    /// Works out what a bound pod holds.
+    /// Works out what a pod holds that is bound, or will be once its decision is written.
     fn account(&mut self, owner: &OwnerId) {
         let Some(entry) = self.pods.get_mut(owner) else { return };
-        let Some(bound) = entry.facts.bound.as_deref() else { return };
+        let Some(bound) = entry.bound() else { return };
         let node = self.fleet.node_id(&bound.node).and_then(|node| self.fleet.view(node));
-        let inventory = node.and_then(placement::NodeView::inventory);
-        let Some(account) = entry.facts.account(inventory) else { return };
+        let account = entry.facts.account_of(&bound.record, node.and_then(placement::NodeView::inventory));
         let problem: Option<Box<str>> = account.problem.map(Into::into);
         if let Some(problem) = problem.as_deref().filter(|problem| entry.problem.as_deref() != Some(problem)) {
             let (namespace, name, node) = (&entry.facts.namespace, &entry.facts.name, &bound.node);
             warn!(%namespace, pod = %name, %node, problem, "a pod is counted conservatively");
         }
-        entry.problem = problem;
         self.fleet.hold(owner, &bound.node, account.holding);
+        entry.problem = problem;
     }
 
     /// Works out anew what pods hold on a node, after its devices or its unit have changed.
@@ -121,5 +122,11 @@ impl Index {
 impl PodEntry {
     pub(super) fn new(facts: PodFacts) -> Self {
         Self { facts, assumption: None, problem: None, list: 0 }
+    }
+
+    /// Where the pod is and what its record says: as a watch has shown it, or as a decision will write it.
+    fn bound(&self) -> Option<Cow<'_, Bound>> {
+        let assumed = |assumption: &Assumption| Cow::Owned(Bound::read(&assumption.order.node, Some(&assumption.order.annotations)));
+        self.facts.bound.as_deref().map(Cow::Borrowed).or_else(|| self.assumption.as_deref().map(assumed))
     }
 }

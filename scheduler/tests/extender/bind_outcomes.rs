@@ -8,7 +8,7 @@ use serde_json::Value;
 use tokio::time::{sleep, timeout};
 
 use crate::api::Fault;
-use crate::objects::{on, phase, shared, units};
+use crate::objects::{device, node, old_node, on, phase, shared, units};
 use crate::world::World;
 
 /// One node, two GPUs of 16,276 MiB.
@@ -379,4 +379,19 @@ async fn terminal_pod_frees_its_room_and_a_deleting_one_does_not() {
     assert_eq!(world.used("n1").await, [8138, 0]);
     world.apply_pod(&phase(bound, "Failed"));
     assert_eq!(world.used("n1").await, [0, 0]);
+}
+
+/// The decision names a minor and units; the new plugin knows UUIDs and bytes. The pod takes the same room all along.
+#[tokio::test(start_paused = true)]
+async fn the_plugin_is_replaced_while_a_bind_is_under_way() {
+    let pod = units("p", 8);
+    let world = World::new().with_pod(&pod);
+    world.apply_node(&old_node("n", 2, 32));
+    assert_eq!(world.bind(&pod, "n").await, "");
+    assert_eq!(world.used("n").await, [8, 0]);
+    world.apply_node(&node("n", "GiB"));
+    world.apply_device(&device("n", &[16_384, 16_384]));
+    assert_eq!((n_assumed(&world), world.used("n").await), (1, vec![8, 0]));
+    world.see(&pod);
+    assert_eq!((n_assumed(&world), world.used("n").await), (0, vec![8, 0]));
 }
