@@ -7,10 +7,22 @@
 //!
 //! 1. the pod whose admission is under way (some of its calls have been answered, not all);
 //! 2. pods whose recorded GPUs are those of the device IDs in the call;
-//! 3. the pod that the scheduler assumed first.
+//! 3. pods that came since this process started, then those that it found: a predecessor may have
+//!    answered for those, as far as kubelet's checkpoint does not say so;
+//! 4. the pod that the scheduler assumed first.
 //!
 //! [`Ledger`] remembers what has been answered, per pod UID and container. A pod that has left
-//! Pending, is being deleted, or whose call was refused is never a candidate.
+//! Pending, or whose call was refused, is never a candidate.
+//!
+//! A pod that is being deleted keeps its place: kubelet admits it if it has not seen it before, and
+//! if its call were taken for the next pod's, that one's call would find nobody. Where kubelet does
+//! not admit it, the next equal pod gets its devices, once. As soon as a call was answered for a pod
+//! assumed later, or kubelet has reported one as admitted, kubelet has passed it over: then it is
+//! taken only when, after all the waiting, nobody else fits.
+//!
+//! A pod without a usable record has no assume time, and its place is that of its arrival. If it came
+//! before the pod that would be answered, the call is its own and is refused with its reason, for
+//! it would use devices that are counted for the other. It can be passed over as well.
 //!
 //! Where kubelet admits equal pods in another order than they were assumed, an answer goes to another
 //! pod than it was meant for. It shows when kubelet reports a pod as admitted that was never
@@ -24,6 +36,7 @@
 //! (kubelet gave it up, or the choice was wrong), and that pod is taken again only when, after all
 //! the waiting, nobody else fits.
 
+pub mod checkpoint;
 mod displaced;
 mod ledger;
 
@@ -77,6 +90,8 @@ pub enum Unidentified {
     NotSynced,
     /// A pod waits for exactly this, and its record is missing or cannot be used.
     Unplaced {
+        /// The pod.
+        uid: PodUid,
         /// `namespace/name`.
         pod: String,
         /// What is wrong with its record.
@@ -102,13 +117,17 @@ pub fn identify(pods: &Pods, ledger: &Ledger, call: &Call<'_>, patience: Patienc
     if let Some(found) = admitting.and_then(|pod| due(pod, ledger, call)) {
         return Ok(found);
     }
-    if let Some(found) = earlier_assumed(pods, displaced::find(pods, ledger, call), first_due(pods, ledger, call)) {
-        return Ok(found);
+    let choice = earlier_assumed(pods, displaced::find(pods, ledger, call), first_due(pods, ledger, call));
+    if let Some(corrected) = admitting.and_then(|mistaken| correct(pods, ledger, mistaken, call)) {
+        let goes_on = |pod: &PodUid, choice: &Found| pods.get(pod).is_some_and(|pod| has_gpus(pod, &choice.placement));
+        match (corrected, choice) {
+            // Nothing has gone wrong if the devices are the same, so that is believed first.
+            (Err(Unidentified::Ambiguous { pod, .. }), Some(choice)) if goes_on(&pod, &choice) => return Ok(choice),
+            (corrected, _) => return corrected,
+        }
     }
-    if let Some(mistaken) = admitting
-        && let Some(result) = correct(pods, ledger, mistaken, call)
-    {
-        return result;
+    if let Some(choice) = choice {
+        return first_unplaced(pods, ledger, call, &choice).map_or(Ok(choice), Err);
     }
     if patience == Patience::Over
         && let Some(found) = last_resort(pods, ledger, call)
@@ -116,6 +135,21 @@ pub fn identify(pods: &Pods, ledger: &Ledger, call: &Call<'_>, patience: Patienc
         return Ok(found);
     }
     Err(explain(pods, ledger, call))
+}
+
+/// What `GetPreferredAllocation` was answered for last, if this call is the Allocate that follows it and the pod is still due.
+pub fn preferred(pods: &Pods, ledger: &Ledger, call: &Call<'_>) -> Option<Found> {
+    let found = ledger.preferred().filter(|found| found.answers(call))?;
+    let pod = pods.get(&found.pod)?;
+    candidate(pod, ledger)?;
+    Some(found.clone())
+}
+
+impl Found {
+    /// Whether it was found for a call like this one.
+    fn answers(&self, call: &Call<'_>) -> bool {
+        self.steps.last().is_some_and(|step| step.resource == call.resource && step.count == call.count)
+    }
 }
 
 /// The pod's placement if calls may be accounted to it.
@@ -127,7 +161,21 @@ fn candidate<'a>(pod: &'a NodePod, ledger: &Ledger) -> Option<&'a Placement> {
 }
 
 fn is_waiting(pod: &NodePod, ledger: &Ledger) -> bool {
-    pod.stage == Stage::Bound && !pod.deleting && !ledger.is_refused(&pod.uid)
+    pod.stage == Stage::Bound && !ledger.is_refused(&pod.uid)
+}
+
+/// Whether kubelet has gone on to later pods without this one, though nothing kept it from it.
+fn is_passed_over(pods: &Pods, pod: &NodePod, ledger: &Ledger) -> bool {
+    let admitted = || pods.iter().filter(|pod| matches!(pod.stage, Stage::Admitted | Stage::Running));
+    if let Some(own) = pod.assumed_at() {
+        return pod.deleting && admitted().map(NodePod::assumed_at).chain([ledger.latest_assumed()]).any(|later| later > Some(own));
+    }
+    let own = pods.arrival(&pod.uid);
+    admitted().map(|pod| pods.arrival(&pod.uid)).chain([ledger.latest_arrival()]).any(|later| later > own)
+}
+
+fn has_gpus(pod: &NodePod, placement: &Placement) -> bool {
+    pod.placement.as_ref().is_ok_and(|own| own.gpus == placement.gpus)
 }
 
 /// The pod as the answer, if `call` is the one that it is due for.
@@ -159,13 +207,29 @@ fn next_container(pod: &NodePod, steps: &[Step], call: &Call<'_>) -> Option<usiz
 /// The best of the pods that no call has been accounted to.
 fn first_due(pods: &Pods, ledger: &Ledger, call: &Call<'_>) -> Option<Found> {
     let fresh = pods.iter().filter(|pod| ledger.steps(&pod.uid).is_empty() && !ledger.is_doubtful(&pod.uid));
-    best(fresh.filter_map(|pod| Some((candidate(pod, ledger)?, pod, due(pod, ledger, call)?))), call)
+    let fresh = fresh.filter(|pod| !is_passed_over(pods, pod, ledger));
+    best(fresh.filter_map(|pod| Some((candidate(pod, ledger)?, pod, due(pod, ledger, call)?))), ledger, call)
 }
 
-fn best<'a>(candidates: impl Iterator<Item = (&'a Placement, &'a NodePod, Found)>, call: &Call<'_>) -> Option<Found> {
+/// The refusal of a pod without a usable record that came before `choice` and is due for the same call.
+fn first_unplaced(pods: &Pods, ledger: &Ledger, call: &Call<'_>, choice: &Found) -> Option<Unidentified> {
+    let place = |uid: &PodUid| (ledger.is_inherited(uid), pods.arrival(uid));
+    let earlier = pods.iter().filter(|pod| place(&pod.uid) < place(&choice.pod) && !is_passed_over(pods, pod, ledger));
+    unplaced(pods, earlier, ledger, call)
+}
+
+/// The refusal of the first of these pods that has no usable record and is due for the call.
+fn unplaced<'a>(pods: &Pods, among: impl Iterator<Item = &'a NodePod>, ledger: &Ledger, call: &Call<'_>) -> Option<Unidentified> {
+    let waiting = among.filter(|pod| is_waiting(pod, ledger) && next_container(pod, &[], call).is_some());
+    let (pod, reason) =
+        waiting.filter_map(|pod| Some((pod, pod.placement.as_ref().err()?))).min_by_key(|(pod, _)| pods.arrival(&pod.uid))?;
+    Some(Unidentified::Unplaced { uid: pod.uid.clone(), pod: pod.display_name(), reason: reason.to_string() })
+}
+
+fn best<'a>(candidates: impl Iterator<Item = (&'a Placement, &'a NodePod, Found)>, ledger: &Ledger, call: &Call<'_>) -> Option<Found> {
     let order = |(placement, pod, _): &(&'a Placement, &'a NodePod, Found)| {
         let disagrees = !placement.includes(call.gpus);
-        (disagrees, placement.assumed_at, &*pod.namespace, &*pod.name, pod.uid.as_str())
+        (disagrees, ledger.is_inherited(&pod.uid), placement.assumed_at, &*pod.namespace, &*pod.name, pod.uid.as_str())
     };
     candidates.min_by(|one, other| order(one).cmp(&order(other))).map(|(_, _, found)| found)
 }
@@ -196,23 +260,25 @@ fn correct(pods: &Pods, ledger: &Ledger, mistaken: &NodePod, call: &Call<'_>) ->
     let explaining: Vec<_> = fresh.filter_map(|pod| Some((candidate(pod, ledger)?, pod, explains(pod)?))).collect();
     let same_gpus = |placement: &Placement| mistaken.placement.as_ref().is_ok_and(|mistaken| mistaken.gpus == placement.gpus);
     let harmless = explaining.iter().filter(|(placement, ..)| same_gpus(placement)).cloned();
-    if let Some(found) = best(harmless, call) {
+    if let Some(found) = best(harmless, ledger, call) {
         return Some(Ok(found));
     }
-    let (_, pod, _) = explaining.first()?;
-    Some(Err(Unidentified::Ambiguous { pod: pod.uid.clone(), mistaken_for: mistaken.uid.clone() }))
+    let likeliest = best(explaining.into_iter(), ledger, call)?;
+    Some(Err(Unidentified::Ambiguous { pod: likeliest.pod, mistaken_for: mistaken.uid.clone() }))
 }
 
-/// Candidates that are taken only when nobody else comes: a pod whose admission seemed over, and a
-/// pod some of whose calls a predecessor of this process may have answered.
+/// Candidates that are taken only when nobody else comes: a pod whose admission seemed over, one that
+/// kubelet seemed to have passed over, and a pod some of whose calls a predecessor of this process may
+/// have answered.
 fn last_resort(pods: &Pods, ledger: &Ledger, call: &Call<'_>) -> Option<Found> {
-    let doubtful = pods.iter().filter(|pod| ledger.is_doubtful(&pod.uid));
+    let is_skipped = |pod: &NodePod| ledger.steps(&pod.uid).is_empty() && is_passed_over(pods, pod, ledger);
+    let doubtful = pods.iter().filter(|pod| ledger.is_doubtful(&pod.uid) || is_skipped(pod));
     let doubtful = doubtful.filter_map(|pod| Some((candidate(pod, ledger)?, pod, due(pod, ledger, call)?)));
-    if let Some(found) = best(doubtful, call) {
+    if let Some(found) = best(doubtful, ledger, call) {
         return Some(found);
     }
     let inherited = pods.iter().filter(|pod| ledger.is_inherited(&pod.uid) && ledger.steps(&pod.uid).is_empty());
-    best(inherited.filter_map(|pod| Some((candidate(pod, ledger)?, pod, resumed(pod, call)?))), call)
+    best(inherited.filter_map(|pod| Some((candidate(pod, ledger)?, pod, resumed(pod, call)?))), ledger, call)
 }
 
 /// The pod as the answer if any of its containers waits for this; what comes before is taken as answered.
@@ -230,13 +296,7 @@ fn explain(pods: &Pods, ledger: &Ledger, call: &Call<'_>) -> Unidentified {
     if !pods.is_synced() {
         return Unidentified::NotSynced;
     }
-    let is_due = |pod: &NodePod| next_container(pod, ledger.steps(&pod.uid), call).is_some();
-    let waiting = pods.iter().filter(|pod| is_waiting(pod, ledger) && is_due(pod));
-    let mut unplaced = waiting.filter_map(|pod| Some((pod, pod.placement.as_ref().err()?)));
-    match unplaced.next() {
-        Some((pod, reason)) => Unidentified::Unplaced { pod: pod.display_name(), reason: reason.to_string() },
-        None => Unidentified::Nobody,
-    }
+    unplaced(pods, pods.iter(), ledger, call).unwrap_or(Unidentified::Nobody)
 }
 
 #[cfg(test)]

@@ -48,9 +48,9 @@ pub struct NodeState {
 }
 
 impl NodeState {
-    /// Books are empty at first.
-    pub fn new(settings: Settings, fleet: watch::Receiver<Arc<Fleet>>, pods: watch::Receiver<Pods>) -> Self {
-        Self { settings, fleet, pods, answered: Notify::new(), ledger: Mutex::default() }
+    /// With books that have been begun.
+    pub fn new(settings: Settings, fleet: watch::Receiver<Arc<Fleet>>, pods: watch::Receiver<Pods>, ledger: Ledger) -> Self {
+        Self { settings, fleet, pods, answered: Notify::new(), ledger: Mutex::new(ledger) }
     }
 
     /// The books of answered calls. Never held across an await.

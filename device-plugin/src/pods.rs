@@ -129,24 +129,46 @@ impl NodePod {
 #[derive(Clone, Debug, Default)]
 pub struct Pods {
     by_uid: BTreeMap<PodUid, NodePod>,
+    /// The place of each pod in the order of arrival.
+    arrivals: BTreeMap<PodUid, u64>,
+    n_arrived: u64,
     is_synced: bool,
 }
 
 impl Pods {
     /// Takes in a new or changed pod.
     pub fn apply(&mut self, pod: NodePod) {
+        self.number(&pod.uid);
         self.by_uid.insert(pod.uid.clone(), pod);
     }
 
     /// Forgets a pod that is gone.
     pub fn delete(&mut self, uid: &PodUid) {
         self.by_uid.remove(uid);
+        self.arrivals.remove(uid);
     }
 
     /// Replaces everything by a complete list; from then on the set is in step with the API server.
+    /// Pods that were not known arrive in the order of the list.
     pub fn reset(&mut self, pods: impl IntoIterator<Item = NodePod>) {
-        self.by_uid = pods.into_iter().map(|pod| (pod.uid.clone(), pod)).collect();
+        self.by_uid.clear();
+        for pod in pods {
+            self.apply(pod);
+        }
+        self.arrivals.retain(|uid, _| self.by_uid.contains_key(uid));
         self.is_synced = true;
+    }
+
+    fn number(&mut self, uid: &PodUid) {
+        if !self.arrivals.contains_key(uid) {
+            self.n_arrived += 1;
+            self.arrivals.insert(uid.clone(), self.n_arrived);
+        }
+    }
+
+    /// The pod's place in the order in which pods came to be known.
+    pub fn arrival(&self, uid: &PodUid) -> Option<u64> {
+        self.arrivals.get(uid).copied()
     }
 
     /// Whether a complete list has been seen.

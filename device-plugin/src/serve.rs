@@ -23,6 +23,7 @@ use crate::config::{Config, NoGpu};
 use crate::fleet::Fleet;
 use crate::fleet::watch::{Number, discover, watch_devices};
 use crate::health::Health;
+use crate::identity::{Ledger, checkpoint};
 use crate::inventory::{Inventory, InventoryError};
 use crate::plugin::NodeState;
 use crate::plugin::ids::IdScheme;
@@ -73,7 +74,9 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let fleet = Fleet::new(inventory.clone(), number(&inventory)?);
     describe(&config, &fleet);
     let fleet = parts.watch_devices(&config, inventory, fleet, number);
-    let node = Arc::new(NodeState::new(config.settings.clone(), fleet, pods.subscribe()));
+    // Read before registration, after which kubelet writes down what this process answers.
+    let ledger = Ledger::after(checkpoint::read(&config.device_plugin_dir, &config.settings.names));
+    let node = Arc::new(NodeState::new(config.settings.clone(), fleet, pods.subscribe(), ledger));
     parts.watch_pods(&config, &client, pods);
     parts.publish(&config, &client, &node);
     parts.watches.spawn(inherit_pods(Arc::clone(&node)));

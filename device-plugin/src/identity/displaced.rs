@@ -22,7 +22,8 @@ pub(super) fn calls(pod: &NodePod) -> Calls {
 pub(super) fn find(pods: &Pods, ledger: &Ledger, call: &Call<'_>) -> Option<Found> {
     let admitted = admitted_without_answer(pods, ledger);
     let displaced = pods.iter().filter_map(|pod| {
-        let placement = candidate(pod, ledger).filter(|_| ledger.is_complete(pod))?;
+        // Of inherited pods kubelet's own checkpoint says that the answer was theirs.
+        let placement = candidate(pod, ledger).filter(|_| ledger.is_complete(pod) && !ledger.is_answered_before(pod))?;
         let container = next_container(pod, &[], call)?;
         let (other, record) = admitted.get(&calls(pod)).and_then(|equals| equals.first())?;
         let found = Found { exchanged_with: Some(other.uid.clone()), ..found(pod, record, container, &[], call) };

@@ -6,6 +6,7 @@ use crate::pods::{NodePod, Placement, PodUid, Pods, Stage};
 use crate::served::Served;
 
 use super::Found;
+use super::checkpoint::Allocated;
 use super::displaced::{Calls, calls};
 
 /// One answered call.
@@ -31,6 +32,17 @@ pub struct Ledger {
     refused: BTreeSet<PodUid>,
     /// Pods that were bound before this process began to keep books.
     inherited: BTreeSet<PodUid>,
+    /// Whether those are known.
+    has_inherited: bool,
+    /// What kubelet's checkpoint says that a predecessor answered; taken in with the pods.
+    before: Vec<Allocated>,
+    /// Pods that it named.
+    answered_before: BTreeSet<PodUid>,
+    /// What `GetPreferredAllocation` was answered for, until the next answer of a call.
+    preferred: Option<Found>,
+    /// The latest assume time and arrival of the pods that were answered for.
+    latest_assumed: Option<u64>,
+    latest_arrival: Option<u64>,
     /// Pods that were given another pod's devices, with that pod's record.
     exchanged: BTreeMap<PodUid, Placement>,
     /// Pods that were admitted with another pod's answer, which is accounted for.
@@ -42,14 +54,50 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Notes the pods that are there when the first complete list arrives.
+    /// Books that begin with what a predecessor answered, as far as kubelet has written it down.
+    pub fn after(before: Vec<Allocated>) -> Self {
+        Self { before, ..Self::default() }
+    }
+
+    /// Notes the pods that are there when the first complete list arrives; does nothing before or after that.
     pub fn inherit(&mut self, pods: &Pods) {
+        if self.has_inherited || !pods.is_synced() {
+            return;
+        }
+        self.has_inherited = true;
         self.inherited = pods.iter().map(|pod| pod.uid.clone()).collect();
+        let before = std::mem::take(&mut self.before);
+        for pod in pods.iter() {
+            let own = before.iter().filter(|allocated| allocated.pod == pod.uid);
+            let mut steps: Vec<Step> = own.filter_map(|allocated| allocated.step(pod)).collect();
+            steps.sort_by_key(|step| (step.container, step.resource));
+            if steps.is_empty() {
+                continue;
+            }
+            self.steps.insert(pod.uid.clone(), steps);
+            self.answered_before.insert(pod.uid.clone());
+            if !self.is_complete(pod) {
+                self.doubtful.insert(pod.uid.clone());
+            }
+        }
+    }
+
+    /// Notes for whom `GetPreferredAllocation` was answered, if it is known.
+    pub fn prefer(&mut self, found: Option<Found>) {
+        self.preferred = found;
+    }
+
+    fn note_latest(&mut self, uid: &PodUid, pods: &Pods) {
+        self.latest_assumed = self.latest_assumed.max(pods.get(uid).and_then(NodePod::assumed_at));
+        self.latest_arrival = self.latest_arrival.max(pods.arrival(uid));
     }
 
     /// Enters an answered call.
     pub fn record(&mut self, found: Found, pods: &Pods) {
         let Found { pod: uid, steps, corrects, placement, exchanged_with, .. } = found;
+        self.preferred = None;
+        self.settle(pods);
+        self.note_latest(&uid, pods);
         if let Some(other) = exchanged_with {
             self.settled.insert(other);
             self.exchanged.insert(uid.clone(), placement);
@@ -73,6 +121,17 @@ impl Ledger {
         self.observe(pods);
     }
 
+    /// Sets aside pods that were admitted before anything was answered that they can have been admitted with.
+    fn settle(&mut self, pods: &Pods) {
+        for pod in pods.iter().filter(|pod| matches!(pod.stage, Stage::Admitted | Stage::Running)) {
+            let own = calls(pod);
+            let is_answered = self.unreported.values().any(|calls| *calls == own) || self.n_vacated(&own) > 0;
+            if !is_answered && self.expects_answer(&pod.uid) {
+                self.settled.insert(pod.uid.clone());
+            }
+        }
+    }
+
     /// Takes in what has become of pods.
     pub fn observe(&mut self, pods: &Pods) {
         let stage = |uid: &PodUid| pods.get(uid).map(|pod| pod.stage);
@@ -89,9 +148,11 @@ impl Ledger {
     }
 
     /// Enters that the pod's call was answered with an error.
-    pub fn refuse(&mut self, uid: &PodUid) {
+    pub fn refuse(&mut self, uid: &PodUid, pods: &Pods) {
         self.reopen(uid);
         self.refused.insert(uid.clone());
+        self.note_latest(uid, pods);
+        self.observe(pods);
     }
 
     /// Enters that the pod's answered calls were none of its own.
@@ -99,7 +160,9 @@ impl Ledger {
         if self.admitting.as_ref() == Some(uid) {
             self.admitting = None;
         }
+        self.preferred = None;
         self.steps.remove(uid);
+        self.unreported.remove(uid);
     }
 
     /// Whether every call that the pod is due for has been answered.
@@ -117,7 +180,7 @@ impl Ledger {
     fn forget_gone(&mut self, pods: &Pods) {
         self.steps.retain(|uid, _| pods.get(uid).is_some());
         self.exchanged.retain(|uid, _| pods.get(uid).is_some());
-        for set in [&mut self.doubtful, &mut self.refused, &mut self.inherited, &mut self.settled] {
+        for set in [&mut self.doubtful, &mut self.refused, &mut self.inherited, &mut self.answered_before, &mut self.settled] {
             set.retain(|uid| pods.get(uid).is_some());
         }
     }
@@ -143,6 +206,11 @@ impl Ledger {
         self.exchanged.get(uid)
     }
 
+    /// Whether kubelet had written down answers for the pod before this process began.
+    pub(super) fn is_answered_before(&self, pod: &NodePod) -> bool {
+        self.answered_before.contains(&pod.uid)
+    }
+
     /// Whether an admitted pod must have been answered for, and the answer is not in the books.
     pub(super) fn expects_answer(&self, uid: &PodUid) -> bool {
         let is_accounted = [&self.inherited, &self.settled, &self.doubtful, &self.refused].iter().any(|set| set.contains(uid));
@@ -152,6 +220,20 @@ impl Ledger {
     /// How many pods of these calls went before kubelet reported them.
     pub(super) fn n_vacated(&self, calls: &Calls) -> usize {
         self.vacated.get(calls).copied().unwrap_or(0)
+    }
+
+    /// The latest assume time of a pod that was answered for.
+    pub(super) fn latest_assumed(&self) -> Option<u64> {
+        self.latest_assumed
+    }
+
+    /// The latest arrival of a pod that was answered for.
+    pub(super) fn latest_arrival(&self) -> Option<u64> {
+        self.latest_arrival
+    }
+
+    pub(super) fn preferred(&self) -> Option<&Found> {
+        self.preferred.as_ref()
     }
 
     pub(super) fn is_inherited(&self, uid: &PodUid) -> bool {

@@ -131,10 +131,17 @@ fn pods_of_a_predecessor_are_no_evidence() {
     assert_eq!([scene.call(Memory, 2), scene.call(Memory, 2)], ["a/0", "b/0"]);
 }
 
+/// Nor does a pod that was admitted before the first answer.
+#[test]
+fn pods_admitted_before_an_answer_are_no_evidence_against_it() {
+    let mut scene = Scene::new([pod("old", 1, [units(2)]), pod("a", 2, [units(2)]), pod("b", 3, [units(2)])]);
+    scene.change("old", |pod| pod.stage = Stage::Running);
+    assert_eq!([scene.call(Memory, 2), scene.call(Memory, 2)], ["a/0", "b/0"]);
+}
+
 type Change = fn(&mut NodePod);
 
 #[rstest]
-#[case::deleting(|pod: &mut NodePod| pod.deleting = true)]
 #[case::failed(|pod: &mut NodePod| pod.stage = Stage::Terminal)]
 #[case::running(|pod: &mut NodePod| pod.stage = Stage::Running)]
 #[case::admitted(|pod: &mut NodePod| pod.stage = Stage::Admitted)]
@@ -151,8 +158,151 @@ fn is_no_candidate(#[case] change: Change) {
 #[test]
 fn refused_pod_is_no_candidate() {
     let mut scene = Scene::new([pod("a", 1, [units(2)]), pod("b", 2, [units(2)])]);
-    scene.ledger.refuse(&PodUid::from("a"));
+    scene.ledger.refuse(&PodUid::from("a"), &scene.pods);
     assert_eq!([scene.call(Memory, 2), scene.call(Memory, 2)], ["b/0", "Nobody"]);
+}
+
+/// kubelet admits a pod that it sees for the first time even if it is being deleted; then the next one gets its own.
+#[test]
+fn deleting_pod_that_kubelet_admits_keeps_its_place() {
+    let mut scene = Scene::new([pod("a", 1, [units(2)]).on([0]), pod("b", 2, [units(2)]).on([1])]);
+    scene.change("a", |pod| pod.deleting = true);
+    assert_eq!([scene.call(Memory, 2), scene.call(Memory, 2)], ["a/0", "b/0"]);
+}
+
+/// kubelet went on to a later pod, so it has passed over the one being deleted: nobody gets its devices.
+#[test]
+fn deleting_pod_that_kubelet_skips_is_in_nobodys_way() {
+    let mut scene = Scene::new([pod("a", 1, [units(2)]).on([0]), pod("b", 2, [units(3)]), pod("c", 3, [units(2)]).on([1])]);
+    scene.change("a", |pod| pod.deleting = true);
+    assert_eq!([scene.call(Memory, 3), scene.call(Memory, 2)], ["b/0", "c/0"]);
+    assert_eq!(scene.ask(Memory, 2, &[], Patience::Waiting), Err(Unidentified::Nobody), "somebody else may come");
+    assert_eq!(scene.call(Memory, 2), "a/0");
+}
+
+/// Skipped with an equal pod next: that one gets the other's devices and is not refused, and the pods after it get their own.
+#[test]
+fn deleting_pod_that_kubelet_skips_costs_nobody_the_admission() {
+    let mut scene = Scene::new([pod("a", 1, [units(2)]).on([0]), pod("b", 2, [units(2)]).on([1])]);
+    scene.change("a", |pod| pod.deleting = true);
+    assert_eq!(scene.call(Memory, 2), "a/0");
+    scene.change("b", |pod| pod.stage = Stage::Running);
+    scene.pods.delete(&PodUid::from("a"));
+    scene.pods.apply(pod("c", 3, [units(2)]));
+    assert_eq!([scene.call(Memory, 2), scene.call(Memory, 2)], ["c/0", "Nobody"]);
+}
+
+#[test]
+fn deleting_pod_on_other_gpus_than_the_ids_comes_later() {
+    let mut scene = Scene::new([pod("a", 1, [units(2)]).on([0]), pod("b", 2, [units(2)]).on([1])]);
+    scene.change("a", |pod| pod.deleting = true);
+    assert_eq!(scene.call_on(Memory, 2, &[gpu(1)]), "b/0");
+}
+
+fn unplaced_pod(name: &str, units_asked: u64) -> NodePod {
+    NodePod { placement: Err(Unplaced::NoGpu), ..pod(name, 0, [units(units_asked)]) }
+}
+
+fn refuse_unplaced(scene: &mut Scene, call: (Served, u64)) -> String {
+    match scene.ask(call.0, call.1, &[], Patience::Over) {
+        Err(Unidentified::Unplaced { uid, .. }) => {
+            scene.ledger.refuse(&uid, &scene.pods);
+            uid.as_str().to_owned()
+        }
+        other => format!("{other:?}"),
+    }
+}
+
+/// It would use devices that are counted for the pod that came later.
+#[test]
+fn pod_without_record_that_came_first_is_refused_rather_than_given_the_next_ones_devices() {
+    let mut scene = Scene::new([unplaced_pod("z", 2), pod("a", 1, [units(2)])]);
+    assert_eq!(refuse_unplaced(&mut scene, (Memory, 2)), "z");
+    assert_eq!([scene.call(Memory, 2), scene.call(Memory, 2)], ["a/0", "Nobody"]);
+}
+
+#[test]
+fn pod_without_record_that_came_later_waits_its_turn() {
+    let mut scene = Scene::new([pod("z", 1, [units(2)]), unplaced_pod("a", 2)]);
+    assert_eq!(scene.call(Memory, 2), "z/0");
+    assert_eq!(refuse_unplaced(&mut scene, (Memory, 2)), "a");
+}
+
+/// kubelet turned it away itself and went on; the report of that is on its way.
+#[test]
+fn pod_without_record_that_kubelet_passed_over_blocks_nobody() {
+    let mut scene = Scene::new([unplaced_pod("u", 2), pod("a", 1, [units(3)]), pod("b", 2, [units(2)])]);
+    assert_eq!([scene.call(Memory, 3), scene.call(Memory, 2)], ["a/0", "b/0"]);
+}
+
+#[test]
+fn what_was_preferred_is_allocated() {
+    let mut scene = Scene::new([pod("b", 2, [units(2)])]);
+    let call = Call { resource: Memory, count: 2, gpus: &[] };
+    let found = scene.ask(Memory, 2, &[], Patience::Waiting).unwrap();
+    scene.ledger.prefer(Some(found));
+    scene.pods.apply(pod("a", 1, [units(2)]));
+    assert_eq!(preferred(&scene.pods, &scene.ledger, &Call { count: 3, ..call.clone() }), None);
+    let found = preferred(&scene.pods, &scene.ledger, &call).unwrap();
+    assert_eq!(found.pod.as_str(), "b");
+    scene.change("b", |pod| pod.stage = Stage::Terminal);
+    assert_eq!(preferred(&scene.pods, &scene.ledger, &call), None);
+    scene.change("b", |pod| pod.stage = Stage::Bound);
+    scene.ledger.record(found, &scene.pods);
+    assert_eq!(preferred(&scene.pods, &scene.ledger, &call), None, "used up");
+}
+
+/// `b` explains both calls and has the GPU of `a`; `c` would be given another one.
+#[test]
+fn harmless_explanation_comes_before_another_pod() {
+    let mut scene = Scene::new([pod("a", 1, [units(2), units(4)]), pod("b", 2, [units(2), units(3)]), pod("c", 3, [units(3)]).on([1])]);
+    assert_eq!([scene.call(Memory, 2), scene.call(Memory, 3), scene.call(Memory, 3)], ["a/0", "b/1", "c/0"]);
+}
+
+/// The container before got the GPU of `a`; with that of `c` both would be wrong. The likeliest explanation is told, not the lowest UID.
+#[test]
+fn refused_rather_than_given_two_wrong_gpus() {
+    let mut scene = Scene::new([
+        pod("m", 1, [units(2), units(4)]),
+        pod("a", 4, [units(2), units(3)]).on([1]),
+        pod("b", 3, [units(2), units(3)]).on([1]),
+        pod("c", 5, [units(3)]).on([2]),
+    ]);
+    assert_eq!(scene.call(Memory, 2), "m/0");
+    let expected = Unidentified::Ambiguous { pod: PodUid::from("b"), mistaken_for: PodUid::from("m") };
+    assert_eq!(scene.ask(Memory, 3, &[], Patience::Over), Err(expected));
+}
+
+fn allocated(pod: &str, container: &str, resource: Served) -> checkpoint::Allocated {
+    checkpoint::Allocated { pod: PodUid::from(pod), container: container.to_owned(), resource }
+}
+
+/// Their start has not been reported when this process takes over.
+#[test]
+fn pods_of_the_checkpoint_are_not_answered_again() {
+    let mut scene = Scene::new([pod("old", 1, [units(2)]), pod("half", 2, [units(3), units(4)])]);
+    scene.ledger = Ledger::after(vec![allocated("old", "u2", Memory), allocated("half", "u3", Memory), allocated("gone", "x", Memory)]);
+    scene.ledger.inherit(&scene.pods);
+    scene.pods.apply(pod("new", 3, [units(2)]));
+    assert_eq!([scene.call(Memory, 2), scene.call(Memory, 2), scene.call(Memory, 4)], ["new/0", "Nobody", "half/1"]);
+}
+
+#[test]
+fn inherited_pods_come_after_others() {
+    let mut scene = Scene::new([pod("old", 1, [units(2)])]);
+    scene.ledger.inherit(&scene.pods);
+    scene.pods.apply(pod("new", 3, [units(2)]));
+    assert_eq!([scene.call(Memory, 2), scene.call(Memory, 2)], ["new/0", "old/0"]);
+}
+
+/// Refusals alone must not make the books grow.
+#[test]
+fn refusal_forgets_what_is_gone() {
+    let mut scene = Scene::new([pod("a", 1, [units(2)]), pod("b", 2, [units(2)])]);
+    scene.ledger.refuse(&PodUid::from("a"), &scene.pods);
+    scene.pods.delete(&PodUid::from("a"));
+    scene.ledger.refuse(&PodUid::from("b"), &scene.pods);
+    assert!(!scene.ledger.is_refused(&PodUid::from("a")) && scene.ledger.is_refused(&PodUid::from("b")));
 }
 
 #[test]
@@ -195,7 +345,7 @@ fn wrong_beginning_on_another_gpu_is_refused() {
     let (pod, mistaken_for) = (PodUid::from("b"), PodUid::from("a"));
     let ambiguous = Unidentified::Ambiguous { pod: pod.clone(), mistaken_for: mistaken_for.clone() };
     assert_eq!(scene.ask(Memory, 3, &[], Patience::Waiting), Err(ambiguous));
-    scene.ledger.refuse(&pod);
+    scene.ledger.refuse(&pod, &scene.pods);
     scene.ledger.reopen(&mistaken_for);
     assert_eq!([scene.call(Memory, 2), scene.call(Memory, 4)], ["a/0", "a/1"]);
 }

@@ -80,10 +80,20 @@ impl NodeState {
     ) -> Result<ContainerAllocateResponse, AllocateError> {
         let gpus = self.gpus_of(resource, &request.device_ids);
         let call = Call { resource, count: request.device_ids.len() as u64, gpus: &gpus };
-        let answer = self.when_identified(&call, |pods, found| self.answer(pods, found, resource)).await;
+        let answer = match self.follow_preference(&call) {
+            Some(answer) => Ok(answer),
+            None => self.when_identified(&call, |pods, found| self.answer(pods, found, resource)).await,
+        };
         let answer = answer.map_err(|reason| self.unidentified(&call, reason))?;
         self.answered.notify_one();
         answer
+    }
+
+    /// Answers for the pod that `GetPreferredAllocation` was answered for just before, if there is one.
+    fn follow_preference(&self, call: &Call<'_>) -> Option<Result<ContainerAllocateResponse, AllocateError>> {
+        let pods = self.pods.borrow();
+        let found = identity::preferred(&pods, &self.ledger(), call)?;
+        Some(self.answer(&pods, found, call.resource))
     }
 
     /// Calls `act` as soon as it is clear whom `call` is for.
@@ -94,7 +104,6 @@ impl NodeState {
         loop {
             match self.try_identify(&mut pods, call, patience, &act) {
                 Ok(result) => return Ok(result),
-                Err(reason @ Unidentified::Ambiguous { .. }) => return Err(reason),
                 Err(reason) if patience == Patience::Over => return Err(reason),
                 Err(_) => {}
             }
@@ -112,7 +121,11 @@ impl NodeState {
         act: impl Fn(&Pods, Found) -> T,
     ) -> Result<T, Unidentified> {
         let pods = pods.borrow_and_update();
-        let found = identity::identify(&pods, &self.ledger(), call, patience)?;
+        let found = {
+            let mut ledger = self.ledger();
+            ledger.inherit(&pods);
+            identity::identify(&pods, &ledger, call, patience)?
+        };
         Ok(act(&pods, found))
     }
 
@@ -140,7 +153,7 @@ impl NodeState {
         match &result {
             Ok(_) => self.ledger().record(found, pods),
             // kubelet fails the pod now; until we hear of that it must not be taken for the next one.
-            Err(_) => self.ledger().refuse(&uid),
+            Err(_) => self.ledger().refuse(&uid, pods),
         }
         result
     }
@@ -173,15 +186,20 @@ impl NodeState {
     /// The error to tell kubelet, which fails the pod on that.
     fn unidentified(&self, call: &Call<'_>, reason: Unidentified) -> AllocateError {
         let (resource, count) = (call.resource.name(&self.settings.names).to_owned(), call.count);
+        // The pods before the books, as everywhere.
+        let pods = self.pods.borrow();
         match reason {
             Unidentified::NotSynced => AllocateError::NotSynced { resource, count },
             Unidentified::Nobody => AllocateError::Nobody { resource, count },
-            Unidentified::Unplaced { pod, reason } => AllocateError::Unplaced { pod, reason },
+            Unidentified::Unplaced { uid, pod, reason } => {
+                self.ledger().refuse(&uid, &pods);
+                AllocateError::Unplaced { pod, reason }
+            }
             Unidentified::Ambiguous { pod, mistaken_for } => {
                 let mut ledger = self.ledger();
-                ledger.refuse(&pod);
+                ledger.refuse(&pod, &pods);
                 ledger.reopen(&mistaken_for);
-                let name = |uid| self.pods.borrow().get(uid).map_or_else(|| "(gone)".to_owned(), NodePod::display_name);
+                let name = |uid| pods.get(uid).map_or_else(|| "(gone)".to_owned(), NodePod::display_name);
                 AllocateError::Ambiguous { pod: name(&pod), mistaken_for: name(&mistaken_for) }
             }
         }

@@ -28,7 +28,13 @@ impl NodeState {
         let gpus = self.gpus_of(resource, &request.must_include_device_ids);
         let count = u64::try_from(request.allocation_size).unwrap_or(0);
         let call = Call { resource, count, gpus: &gpus };
-        let wanted = self.when_identified(&call, |pods, found| self.wanted(pods, &found, resource)).await;
+        self.ledger().prefer(None);
+        let wanted = self.when_identified(&call, |pods, found| {
+            let wanted = self.wanted(pods, &found, resource);
+            self.ledger().prefer(Some(found));
+            wanted
+        });
+        let wanted = wanted.await;
         let wanted = wanted.unwrap_or_else(|reason| {
             debug!(?reason, "preferring as few GPUs as possible");
             Vec::new()

@@ -130,12 +130,13 @@ pub async fn keep_registered(dir: KubeletDir, resource: Served, node: Arc<NodeSt
         let began = Instant::now();
         let end = register_once(&dir, resource, &node, &mut stop, &is_registered).await;
         is_registered.send_replace(false);
+        let is_quick = matches!(end, Ok(End::KubeletRestarted | End::SocketRemoved));
         match end {
             Ok(End::Stopped) => return,
             Ok(end) => info!(resource = name, reason = end.describe(), "registering again"),
             Err(error) => warn!(resource = name, error = one_line(&error), "not registered, trying again"),
         }
-        pause = if began.elapsed() >= STABLE { shortest } else { (pause * 2).min(LONGEST_PAUSE) };
+        pause = if is_quick || began.elapsed() >= STABLE { shortest } else { (pause * 2).min(LONGEST_PAUSE) };
         tokio::select! {
             () = stop.requested() => return,
             () = sleep(pause) => {}
@@ -206,14 +207,21 @@ async fn follow(
     }
 }
 
+/// Returns when kubelet takes connections; a kubelet that has ended leaves its socket's file behind.
+///
+/// kubelet fails running pods whose init containers hold devices of a resource that is not registered when it looks at
+/// the pods, less than a second after it takes connections, so this looks often.
 async fn wait_for_kubelet(kubelet: &Path, interval: Duration) -> FileId {
+    let interval = interval.min(Duration::from_millis(100));
     let mut is_told = false;
     loop {
-        if let Some(id) = FileId::of(kubelet) {
+        if let Some(id) = FileId::of(kubelet)
+            && UnixStream::connect(kubelet).await.is_ok()
+        {
             return id;
         }
         if !is_told {
-            warn!(socket = %kubelet.display(), "kubelet's socket is missing: is kubelet running, and is its directory mounted here? Waiting for it");
+            warn!(socket = %kubelet.display(), "kubelet takes no connection: is it running, and is its directory mounted here? Waiting for it");
             is_told = true;
         }
         sleep(interval).await;

@@ -2,6 +2,7 @@
 //!
 //! Writes nothing. While the watch is interrupted the last known set stays.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::runtime::watcher;
 use kube::{Api, Client};
 use proto::resource::ResourceNames;
@@ -19,14 +20,22 @@ pub async fn watch_pods(client: Client, node: String, names: ResourceNames, pods
     follow("pods of this node", Api::<WatchedPod>::all(client), config, |event| take_in(event, &node, &names, &mut listing, &pods)).await;
 }
 
-fn take_in(event: watcher::Event<WatchedPod>, node: &str, names: &ResourceNames, listing: &mut Vec<NodePod>, pods: &watch::Sender<Pods>) {
+/// Pods of a list that is not complete yet, with the time at which each was made.
+type Listing = Vec<(Option<Time>, NodePod)>;
+
+fn take_in(event: watcher::Event<WatchedPod>, node: &str, names: &ResourceNames, listing: &mut Listing, pods: &watch::Sender<Pods>) {
     match event {
         watcher::Event::Init => listing.clear(),
-        watcher::Event::InitApply(pod) => listing.extend(NodePod::of(&pod, node, names)),
+        watcher::Event::InitApply(pod) => {
+            let created = pod.metadata.creation_timestamp.clone();
+            listing.extend(NodePod::of(&pod, node, names).map(|pod| (created, pod)));
+        }
         watcher::Event::InitDone => {
             info!(n_pods = listing.len(), "the pods of this node are known");
-            let complete = std::mem::take(listing);
-            pods.send_modify(|pods| pods.reset(complete));
+            let mut complete = std::mem::take(listing);
+            // A list is in the order of names; kubelet takes the pods of one by their age.
+            complete.sort_by(|(one, _), (other, _)| one.cmp(other));
+            pods.send_modify(|pods| pods.reset(complete.into_iter().map(|(_, pod)| pod)));
         }
         watcher::Event::Apply(pod) => {
             if let Some(pod) = NodePod::of(&pod, node, names) {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use device_plugin::fleet::Fleet;
+use device_plugin::identity::Ledger;
 use device_plugin::inventory::{Gpu, Inventory};
 use device_plugin::plugin::ids::IdScheme;
 use device_plugin::plugin::registration::{KubeletDir, keep_registered};
@@ -54,7 +55,9 @@ impl Node {
             visible_devices_env: "NVIDIA_VISIBLE_DEVICES".to_owned(),
             allocate_wait: Duration::from_millis(200),
         };
-        let state = Arc::new(NodeState::new(settings, fleet_seen, pods_seen));
+        let mut ledger = Ledger::default();
+        ledger.inherit(&pods.borrow());
+        let state = Arc::new(NodeState::new(settings, fleet_seen, pods_seen, ledger));
         let (stopper, stop) = Stopper::new();
         let (dir, mut tasks) = (tempfile::tempdir().unwrap(), JoinSet::new());
         let kubelet_dir = KubeletDir { path: dir.path().to_owned(), interval: Duration::from_millis(10), patience: Duration::from_secs(5) };
