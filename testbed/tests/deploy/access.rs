@@ -58,7 +58,7 @@ fn second_scheduler_adds_its_lease_and_the_cluster_s_roles() {
     assert_eq!(reader["metadata"]["namespace"], "kube-system");
 }
 
-/// kustomize adds a hash to the name of a generated ConfigMap wherever it meets that name, roles' `resourceNames` included.
+/// kustomize adds a hash to the name of a generated `ConfigMap` wherever it meets that name, roles' `resourceNames` included.
 #[test]
 fn no_role_names_an_object_that_is_called_as_a_generated_one() {
     let component = documents(&read("components/second-scheduler/kustomization.yaml")).remove(0);
