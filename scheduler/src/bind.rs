@@ -16,8 +16,12 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 const BUSY_PAUSE: Duration = Duration::from_millis(200);
 /// Longest time that one look at a pod may take.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(4);
-/// Characters of an API server's message that are passed on.
+/// Characters of somebody else's message that are passed on.
 const MAX_MESSAGE: usize = 500;
+/// Longest names and UIDs that are taken for such.
+const MAX_NAMESPACE: usize = 63;
+const MAX_NAME: usize = 253;
+const MAX_UID: usize = 128;
 
 /// A pod by everything that identifies it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,8 +48,10 @@ pub struct Order {
 /// What became of a write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The pod is bound to the node.
+    /// The pod is bound to the node, by this write.
     Bound,
+    /// The pod is on the node; whose write that was, its annotations say.
+    OnNode(BTreeMap<String, String>),
     /// The API server refused: nothing was written.
     Refused(String),
     /// It may have been written or not.
@@ -55,8 +61,13 @@ pub enum Outcome {
 /// What a look at a pod found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// Bound to this node.
-    On(String),
+    /// Bound.
+    On {
+        /// The node.
+        node: String,
+        /// The pod's annotations.
+        annotations: BTreeMap<String, String>,
+    },
     /// Not bound.
     Unbound,
     /// There is no pod of this UID.
@@ -84,14 +95,18 @@ struct Answer {
 }
 
 impl Binder {
-    /// Writes through `client`, each bind within `timeout`.
+    /// Writes through `client`; a bind may take `timeout` in all.
     pub fn new(client: Client, timeout: Duration) -> Self {
         Self { client, timeout }
     }
 
+    /// How long a bind may take in all.
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
     /// Binds a pod, and asks what became of it where the answer leaves that open and time is left.
-    pub async fn bind(&self, order: &Order) -> Outcome {
-        let deadline = Instant::now() + self.timeout;
+    pub async fn bind(&self, order: &Order, deadline: Instant) -> Outcome {
         match self.post_until(order, deadline).await {
             Ok(answer) if answer.status == StatusCode::CONFLICT => self.judge_conflict(order, &answer.message(), deadline).await,
             Ok(answer) => match answer.outcome() {
@@ -107,18 +122,20 @@ impl Binder {
         loop {
             let lost = |_| format!("no answer from the API server within {:?}", self.timeout);
             let answer = timeout_at(deadline, self.post(order)).await.map_err(lost)??;
-            let again = Instant::now() + answer.retry_after.unwrap_or(BUSY_PAUSE);
-            if answer.status != StatusCode::TOO_MANY_REQUESTS || again >= deadline {
+            if answer.status != StatusCode::TOO_MANY_REQUESTS {
                 return Ok(answer);
             }
-            sleep_until(again).await;
+            match Instant::now().checked_add(answer.retry_after.unwrap_or(BUSY_PAUSE)) {
+                Some(again) if again < deadline => sleep_until(again).await,
+                _ => return Ok(answer),
+            }
         }
     }
 
     /// Success is certain if the pod is where it should be; that it is not yet there proves nothing.
     async fn judge_unknown(&self, order: &Order, message: String, deadline: Instant) -> Outcome {
         match timeout_at(deadline, self.find(&order.pod)).await {
-            Ok(Ok(Found::On(node))) if node == order.node => Outcome::Bound,
+            Ok(Ok(Found::On { node, annotations })) if node == order.node => Outcome::OnNode(annotations),
             _ => Outcome::Unknown(message),
         }
     }
@@ -126,8 +143,8 @@ impl Binder {
     /// A conflict is success if this very pod is on this very node: an earlier bind got through.
     async fn judge_conflict(&self, order: &Order, message: &str, deadline: Instant) -> Outcome {
         match timeout_at(deadline, self.find(&order.pod)).await {
-            Ok(Ok(Found::On(node))) if node == order.node => Outcome::Bound,
-            Ok(Ok(Found::On(node))) => Outcome::Refused(format!("the pod is already bound to node {node:?}")),
+            Ok(Ok(Found::On { node, annotations })) if node == order.node => Outcome::OnNode(annotations),
+            Ok(Ok(Found::On { node, .. })) => Outcome::Refused(format!("the pod is already bound to node {node:?}")),
             Ok(Ok(Found::Gone)) => Outcome::Refused(format!("there is no pod with UID {} any more: {message}", order.pod.uid)),
             Ok(Ok(Found::Unbound)) => Outcome::Refused(message.to_owned()),
             Ok(Err(error)) => Outcome::Unknown(error),
@@ -143,7 +160,9 @@ impl Binder {
             "metadata": {"name": name, "namespace": namespace, "uid": uid, "annotations": order.annotations},
             "target": {"apiVersion": "v1", "kind": "Node", "name": order.node},
         });
-        let path = format!("{}/binding", pod_path(&order.pod)?);
+        // The server gives up in time too, so that a write whose answer is lost does not land much later.
+        let seconds = self.timeout.as_millis().div_ceil(1000);
+        let path = format!("{}/binding?timeout={seconds}s", pod_path(&order.pod));
         self.send(Method::POST, &path, binding.to_string().into_bytes()).await
     }
 
@@ -157,7 +176,7 @@ impl Binder {
         };
         Ok(match found.spec.node_name {
             _ if found.metadata.uid.as_deref() != Some(pod.uid.as_str()) => Found::Gone,
-            Some(node) if !node.is_empty() => Found::On(node),
+            Some(node) if !node.is_empty() => Found::On { node, annotations: found.metadata.annotations.unwrap_or_default() },
             _ => Found::Unbound,
         })
     }
@@ -167,7 +186,7 @@ impl Binder {
     /// # Errors
     /// Why it cannot be read, for people.
     pub async fn get(&self, pod: &PodId) -> Result<Option<proto::pod::Pod>, String> {
-        let path = pod_path(pod)?;
+        let path = pod_path(pod);
         let answer = tokio::time::timeout(LOOK_TIMEOUT, self.send(Method::GET, &path, Vec::new())).await;
         let answer = answer.map_err(|_| format!("no answer from the API server within {LOOK_TIMEOUT:?}"))??;
         if answer.status == StatusCode::NOT_FOUND {
@@ -209,7 +228,7 @@ impl Answer {
             Ok(status) => status.message,
             Err(_) => String::from_utf8_lossy(&self.body).trim().to_owned(),
         };
-        let text: String = text.chars().take(MAX_MESSAGE).collect();
+        let text = shorten(&text);
         if text.is_empty() { self.status.to_string() } else { format!("{}: {text}", self.status) }
     }
 }
@@ -219,16 +238,37 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     Some(Duration::from_secs(seconds))
 }
 
-/// Path of a pod; names are checked, as they come from a request and must not change the path.
-fn pod_path(pod: &PodId) -> Result<String, String> {
-    let plain = |name: &str| {
-        let legal = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'.';
-        !name.is_empty() && name.len() <= 253 && name.bytes().all(legal) && !name.starts_with('.')
-    };
-    for (what, name) in [("namespace", &pod.namespace), ("pod name", &pod.name)] {
-        if !plain(name) {
-            return Err(format!("{name:?} is no {what}"));
-        }
+fn pod_path(pod: &PodId) -> String {
+    format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name)
+}
+
+impl PodId {
+    /// Checks that these are names as the API server gives them: they come from a request, and stand in a path.
+    ///
+    /// # Errors
+    /// What they say, for people.
+    pub fn check(&self) -> Result<(), String> {
+        let Self { namespace, name, uid } = self;
+        let problem = || shorten(&format!("namespace {namespace:?}, name {name:?} and UID {uid:?} are those of no pod"));
+        is_identity(uid, namespace, name).then_some(()).ok_or_else(problem)
     }
-    Ok(format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name))
+}
+
+/// Whether the API server can have named a pod so.
+pub fn is_identity(uid: &str, namespace: &str, name: &str) -> bool {
+    is_uid(uid) && is_name(namespace, MAX_NAMESPACE) && is_name(name, MAX_NAME)
+}
+
+fn is_name(text: &str, most: usize) -> bool {
+    let legal = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'.';
+    (1..=most).contains(&text.len()) && text.bytes().all(legal) && !text.starts_with('.')
+}
+
+fn is_uid(text: &str) -> bool {
+    (1..=MAX_UID).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.:".contains(&b))
+}
+
+/// The beginning of a text that somebody else has written.
+pub fn shorten(text: &str) -> String {
+    text.chars().take(MAX_MESSAGE).collect()
 }

@@ -9,7 +9,7 @@ pub mod prioritize;
 mod remembered;
 mod turns;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::Router;
@@ -21,10 +21,11 @@ use bytes::Bytes;
 use http::{Request, StatusCode, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use prometheus_client::registry::Registry;
-use tower::limit::GlobalConcurrencyLimitLayer;
+use rustc_hash::FxHashSet;
+use tokio::sync::Semaphore;
 
 use crate::accounting::PodFacts;
-use crate::bind::Binder;
+use crate::bind::{Binder, shorten};
 use crate::config::Serving;
 use crate::index::{Index, Shared};
 use crate::metrics::{Ending, Metrics, Timer, Verb};
@@ -44,6 +45,14 @@ pub struct Extender {
     turns: Turns,
     /// By node name.
     node_turns: Turns,
+    /// Decisions whose outcome is being found out, by pod UID and stamp.
+    resolving: Mutex<FxHashSet<(Box<str>, u64)>>,
+    /// When everything had first been seen, as far as a request has noticed.
+    began: OnceLock<Instant>,
+    /// Filters and prioritizes in work.
+    answering: Semaphore,
+    /// Binds in work: they wait for the API server, and must not hold up the others.
+    binding: Semaphore,
     limits: Limits,
 }
 
@@ -93,6 +102,10 @@ pub enum RequestFailure {
 }
 
 impl RequestFailure {
+    fn malformed(verb: &'static str, reason: &str) -> Self {
+        Self::Malformed { verb, reason: shorten(reason) }
+    }
+
     fn status(&self) -> StatusCode {
         match self {
             Self::Malformed { .. } => StatusCode::BAD_REQUEST,
@@ -123,7 +136,25 @@ impl Extender {
             read_timeout: serving.read_timeout,
             client_certificate: serving.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some()),
         };
-        Self { index, metrics, binder, remembered: Mutex::default(), turns: Turns::default(), node_turns: Turns::default(), limits }
+        Self {
+            index,
+            metrics,
+            binder,
+            remembered: Mutex::default(),
+            turns: Turns::default(),
+            node_turns: Turns::default(),
+            resolving: Mutex::default(),
+            began: OnceLock::new(),
+            answering: Semaphore::new(serving.concurrency),
+            binding: Semaphore::new(serving.concurrency),
+            limits,
+        }
+    }
+
+    /// Whether everything has been seen, and takes note of when that was first so.
+    fn ready(&self, index: &Index) -> Result<Instant, String> {
+        index.ready()?;
+        Ok(*self.began.get_or_init(now))
     }
 
     /// Reads a request's body, if the client may ask at all.
@@ -160,8 +191,7 @@ pub fn router(extender: Arc<Extender>, registry: Arc<Registry>, serving: &Servin
     let verbs = Router::new()
         .route(&format!("{prefix}/filter"), post(filter))
         .route(&format!("{prefix}/prioritize"), post(prioritize))
-        .route(&format!("{prefix}/bind"), post(bind))
-        .route_layer(GlobalConcurrencyLimitLayer::new(serving.concurrency));
+        .route(&format!("{prefix}/bind"), post(bind));
     let mut views = Router::new()
         .route(&format!("{prefix}/inspect"), get(inspect_all))
         .route(&format!("{prefix}/inspect/{{node}}"), get(inspect_node))
@@ -180,8 +210,8 @@ async fn version() -> String {
 }
 
 async fn readyz(State(extender): State<Arc<Extender>>) -> Response {
-    match extender.index.read().ready() {
-        Ok(()) => "ok\n".into_response(),
+    match extender.ready(&extender.index.read()) {
+        Ok(_) => "ok\n".into_response(),
         Err(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")).into_response(),
     }
 }
@@ -208,9 +238,13 @@ impl Extender {
     async fn answer(&self, verb: Verb, request: Request<Body>, answer: Answer) -> Response {
         let body = self.receive(request).await;
         let mut timer = self.metrics.time(verb);
-        let now = tokio::time::Instant::now().into_std();
-        respond(&mut timer, body.and_then(|body| answer(self, &body, now)))
+        let _permit = self.answering.acquire().await;
+        respond(&mut timer, body.and_then(|body| answer(self, &body, now())))
     }
+}
+
+fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
 }
 
 fn respond(timer: &mut Timer<'_>, answer: Result<Vec<u8>, RequestFailure>) -> Response {
@@ -224,10 +258,11 @@ fn respond(timer: &mut Timer<'_>, answer: Result<Vec<u8>, RequestFailure>) -> Re
 }
 
 async fn bind(State(extender): State<Arc<Extender>>, request: Request<Body>) -> Response {
+    let deadline = tokio::time::Instant::now() + extender.binder.timeout();
     let body = extender.receive(request).await;
     let mut timer = extender.metrics.time(Verb::Bind);
     let answer = match body {
-        Ok(body) => binding::answer(&extender, &body, &mut timer).await,
+        Ok(body) => binding::answer(&extender, &body, deadline, &mut timer).await,
         Err(failure) => Err(failure),
     };
     respond(&mut timer, answer)

@@ -17,7 +17,7 @@ use placement::{Fleet, Hints, NodeId, OwnerId, Policies, Reason, Request};
 use proto::resource::ResourceNames;
 use rustc_hash::FxHashMap;
 
-pub use assume::{AssumeError, Assumed, Assumption, Phase};
+pub use assume::{AssumeError, Assumed, Assumption, Moment, Phase};
 pub use census::{Census, GpuCensus, GpuShow, HolderShow, NodeShow};
 pub use nodes::RawDevice;
 pub use stamp::Stamps;
@@ -74,6 +74,8 @@ pub struct Index {
     node_list: List,
     device_list: List,
     pod_list: List,
+    /// Whether pods that ask for our resources were unbound when all pods had been seen for the first time.
+    began_with_pending: bool,
 }
 
 /// How far the list of one kind has come; objects carry the number of the list that named them last.
@@ -105,6 +107,7 @@ impl Index {
             node_list: first,
             device_list: first,
             pod_list: first,
+            began_with_pending: false,
         }
     }
 
@@ -139,6 +142,11 @@ impl Index {
     pub fn ready(&self) -> Result<(), String> {
         let missing: Vec<&str> = self.synced().into_iter().filter(|(_, synced)| !synced).map(|(kind, _)| kind).collect();
         if missing.is_empty() { Ok(()) } else { Err(format!("not ready: waiting for the list of {}", missing.join(", "))) }
+    }
+
+    /// Whether pods that ask for our resources were unbound at first: a scheduler before this one may be binding them.
+    pub fn began_with_pending(&self) -> bool {
+        self.began_with_pending
     }
 
     /// Whether there is a Node object of this name.

@@ -2,17 +2,19 @@
 //!
 //! Runs to its end even if kube-scheduler hangs up, or a decision would be left open.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use proto::extender::{ExtenderBindingArgs, ExtenderBindingResult};
-use tokio::time::{Instant, sleep, timeout};
+use rustc_hash::FxHashSet;
+use tokio::time::{Instant, sleep, timeout_at};
 use tracing::{debug, info, warn};
 
-use super::{Extender, RequestFailure};
+use super::{Extender, RequestFailure, now};
 use crate::accounting::PodFacts;
-use crate::bind::{Order, Outcome, PodId};
-use crate::index::{AssumeError, Assumed, Phase};
+use crate::bind::{Order, Outcome, PodId, shorten};
+use crate::index::{AssumeError, Assumed, Moment, Phase};
 use crate::metrics::{Ending, Timer};
 
 /// Pauses between looks at a pod whose bind nobody knows the outcome of.
@@ -21,7 +23,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// How long a decision that was written may go unseen before its pod is looked at.
 const UNSEEN: Duration = Duration::from_secs(300);
 /// How often decisions are checked for that.
-const SWEEP: Duration = Duration::from_secs(30);
+const SWEEP: Duration = Duration::from_secs(5);
+/// How long, besides the time of a bind, writes of an earlier scheduler are waited for.
+const AFTER_START: Duration = Duration::from_secs(1);
 /// How long a bind waits for those before it on its node; well below what is left of kube-scheduler's own patience.
 const NODE_PATIENCE: Duration = Duration::from_millis(500);
 
@@ -31,6 +35,12 @@ pub enum BindFailure {
     /// The state is not complete yet.
     #[error("{0}")]
     NotReady(String),
+    /// The request names no pod.
+    #[error("{0}")]
+    NoIdentity(String),
+    /// Time was up before anything was written.
+    #[error("nothing is written: there is no time left after {0}")]
+    Late(&'static str),
     /// There is no such pod.
     #[error("there is no pod {pod} with UID {uid}")]
     NoPod {
@@ -60,15 +70,15 @@ pub enum BindFailure {
 ///
 /// # Errors
 /// If the bytes are no bind request.
-pub async fn answer(extender: &Arc<Extender>, body: &[u8], timer: &mut Timer<'_>) -> Result<Vec<u8>, RequestFailure> {
-    let malformed = |reason: String| RequestFailure::Malformed { verb: "bind", reason };
+pub async fn answer(extender: &Arc<Extender>, body: &[u8], deadline: Instant, timer: &mut Timer<'_>) -> Result<Vec<u8>, RequestFailure> {
+    let malformed = |reason: String| RequestFailure::malformed("bind", &reason);
     let args: ExtenderBindingArgs = serde_json::from_slice(body).map_err(|error| malformed(error.to_string()))?;
     let missing = [("PodName", &args.pod_name), ("PodNamespace", &args.pod_namespace), ("PodUID", &args.pod_uid), ("Node", &args.node)];
     if let Some((field, _)) = missing.iter().find(|(_, value)| value.is_empty()) {
         return Err(malformed(format!("{field} is empty")));
     }
-    let shown = (format!("{}/{}", args.pod_namespace, args.pod_name), args.node.clone());
-    let bound = tokio::spawn(Arc::clone(extender).bind_pod(args)).await;
+    let shown = (shorten(&format!("{}/{}", args.pod_namespace, args.pod_name)), shorten(&args.node));
+    let bound = tokio::spawn(Arc::clone(extender).bind_pod(args, deadline)).await;
     let bound = bound.unwrap_or_else(|error| Err(BindFailure::Broken(error.to_string())));
     let error = match bound {
         Ok(()) => {
@@ -77,7 +87,7 @@ pub async fn answer(extender: &Arc<Extender>, body: &[u8], timer: &mut Timer<'_>
         }
         Err(failure) => {
             timer.ending = failure.ending();
-            let error = format!("{:#}", anyhow::Error::from(failure));
+            let error = shorten(&format!("{:#}", anyhow::Error::from(failure)));
             warn!(pod = shown.0, node = shown.1, error, "not bound");
             error
         }
@@ -90,38 +100,71 @@ impl BindFailure {
         match self {
             Self::NotReady(_) => Ending::NotReady,
             Self::Unknown(_) | Self::Broken(_) => Ending::Unknown,
-            Self::NoPod { .. } | Self::Unreadable(_) | Self::Undecided(_) | Self::Refused(_) => Ending::Refused,
+            Self::NoIdentity(_) | Self::Late(_) | Self::NoPod { .. } | Self::Unreadable(_) | Self::Undecided(_) | Self::Refused(_) => {
+                Ending::Refused
+            }
         }
     }
 }
 
 impl Extender {
-    async fn bind_pod(self: Arc<Self>, args: ExtenderBindingArgs) -> Result<(), BindFailure> {
-        self.index.read().ready().map_err(BindFailure::NotReady)?;
+    async fn bind_pod(self: Arc<Self>, args: ExtenderBindingArgs, deadline: Instant) -> Result<(), BindFailure> {
         let ExtenderBindingArgs { pod_name, pod_namespace, pod_uid, node } = args;
         let pod = PodId { namespace: pod_namespace, name: pod_name, uid: pod_uid };
-        let _turn = self.turns.take(&pod.uid).await;
-        let Some(facts) = self.facts(&pod).await? else {
-            let order = Order { pod, node, annotations: std::collections::BTreeMap::new() };
-            return judge(self.binder.bind(&order).await);
+        pod.check().map_err(BindFailure::NoIdentity)?;
+        self.may_bind().map_err(BindFailure::NotReady)?;
+        let late = |what| move |_| BindFailure::Late(what);
+        let _permit = timeout_at(deadline, self.binding.acquire()).await.map_err(late("waiting for other binds"))?;
+        let _turn = timeout_at(deadline, self.turns.take(&pod.uid)).await.map_err(late("waiting for the pod's other bind"))?;
+        let facts = timeout_at(deadline, self.facts(&pod)).await.map_err(late("reading the pod"))??;
+        let Some(facts) = facts else {
+            let order = Order { pod, node, annotations: BTreeMap::new() };
+            return judge(self.binder.bind(&order, deadline).await);
         };
         // The API server, and so kubelet, sees the pods of a node in the order in which they were assumed. A write that
         // hangs does not hold up those behind it for long.
-        let _order = timeout(NODE_PATIENCE, self.node_turns.take(&node)).await.ok();
+        let patience = deadline.min(Instant::now() + NODE_PATIENCE);
+        let _order = timeout_at(patience, self.node_turns.take(&node)).await.ok();
+        if Instant::now() >= deadline {
+            return Err(BindFailure::Late("waiting for the node's other binds"));
+        }
+        self.decide(pod, &facts, &node, deadline).await
+    }
+
+    /// Decides, writes, and keeps or takes back the decision.
+    async fn decide(self: &Arc<Self>, pod: PodId, facts: &PodFacts, node: &str, deadline: Instant) -> Result<(), BindFailure> {
         let nanos = u64::try_from(chrono::Utc::now().timestamp_nanos_opt().unwrap_or_default()).unwrap_or_default();
-        let assumed = self.index.write().assume(&pod, &facts, &node, nanos, now())?;
+        let assumed = self.index.write().assume(&pod, facts, node, nanos, now())?;
         let Assumed::Write { order, stamp, repeated } = assumed else { return Ok(()) };
-        let outcome = self.binder.bind(&order).await;
+        let outcome = self.binder.bind(&order, deadline).await;
         match &outcome {
             Outcome::Bound => self.index.write().confirm(&pod.uid, stamp, now()),
+            Outcome::OnNode(annotations) => self.index.write().confirm_found(&pod.uid, stamp, annotations, now()),
             Outcome::Refused(_) if !repeated => self.index.write().forget(&pod.uid, stamp),
             // An earlier write of the same binding may have got through, whatever this one came to.
             Outcome::Refused(_) | Outcome::Unknown(_) => {
                 self.index.write().doubt(&pod.uid, stamp, now());
-                tokio::spawn(Arc::clone(&self).resolve(pod, stamp));
+                if self.resolving().insert((pod.uid.as_str().into(), stamp)) {
+                    tokio::spawn(Arc::clone(self).resolve(pod, stamp));
+                }
             }
         }
         judge(outcome)
+    }
+
+    /// Whether binds may be decided: everything has been seen, and writes of a scheduler before this one have ended.
+    fn may_bind(&self) -> Result<(), String> {
+        let index = self.index.read();
+        let began = self.ready(&index)?;
+        let wait = self.binder.timeout() + AFTER_START;
+        if index.began_with_pending() && now().saturating_duration_since(began) < wait {
+            return Err(format!("starting: binds of an earlier scheduler may be under way; the first {wait:?} are waited out"));
+        }
+        Ok(())
+    }
+
+    fn resolving(&self) -> MutexGuard<'_, FxHashSet<(Box<str>, u64)>> {
+        self.resolving.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What is known of the pod; `None` if it asks for nothing of ours.
@@ -145,23 +188,36 @@ impl Extender {
         loop {
             sleep(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
-            let _turn = self.turns.take(&pod.uid).await;
-            if self.index.read().phase(&pod.uid, stamp) != Some(Phase::Doubtful) || self.look(&pod, stamp).await {
-                return;
+            let moment = self.index.read().moment(&pod.uid).filter(|moment| moment.stamp == stamp);
+            match moment.filter(|moment| moment.phase == Phase::Doubtful) {
+                Some(moment) => self.look(&pod, moment).await,
+                None if self.has_ended(&pod, stamp) => return,
+                None => {}
             }
         }
     }
 
-    /// Looks at a pod and settles its decision by what is found; whether it now is settled.
-    async fn look(&self, pod: &PodId, stamp: u64) -> bool {
+    /// Whether a decision is beyond doubt, so that nobody need find out what became of it.
+    fn has_ended(&self, pod: &PodId, stamp: u64) -> bool {
+        // A bind doubts first and then looks whether anybody finds out, so that one of the two notices.
+        let mut resolving = self.resolving();
+        let moment = self.index.read().moment(&pod.uid).filter(|moment| moment.stamp == stamp);
+        let ended = moment.is_none_or(|moment| moment.phase == Phase::Written);
+        if ended {
+            resolving.remove(&(Box::from(pod.uid.as_str()), stamp));
+        }
+        ended
+    }
+
+    /// Looks at a pod and settles its decision by what is found.
+    async fn look(&self, pod: &PodId, moment: Moment) {
         match self.binder.find(pod).await {
             Ok(found) => {
-                debug!(namespace = pod.namespace, pod = pod.name, ?found, "looked for the outcome of a bind");
-                self.index.write().settle(&pod.uid, stamp, &found, now())
+                let settled = self.index.write().settle(&pod.uid, moment, &found, now());
+                debug!(namespace = pod.namespace, pod = pod.name, ?found, settled, "looked for the outcome of a bind");
             }
             Err(error) => {
                 warn!(namespace = pod.namespace, pod = pod.name, error, "cannot find out what became of a bind");
-                false
             }
         }
     }
@@ -171,9 +227,9 @@ impl Extender {
         loop {
             sleep(SWEEP).await;
             let overdue = self.index.read().overdue(now(), UNSEEN);
-            for (pod, stamp) in overdue {
-                let _turn = self.turns.take(&pod.uid).await;
-                self.look(&pod, stamp).await;
+            // The others have somebody who looks already, or a write under way.
+            for (pod, moment) in overdue.into_iter().filter(|(_, moment)| moment.phase == Phase::Written) {
+                self.look(&pod, moment).await;
             }
         }
     }
@@ -181,12 +237,8 @@ impl Extender {
 
 fn judge(outcome: Outcome) -> Result<(), BindFailure> {
     match outcome {
-        Outcome::Bound => Ok(()),
+        Outcome::Bound | Outcome::OnNode(_) => Ok(()),
         Outcome::Refused(message) => Err(BindFailure::Refused(message)),
         Outcome::Unknown(message) => Err(BindFailure::Unknown(message)),
     }
-}
-
-fn now() -> std::time::Instant {
-    Instant::now().into_std()
 }

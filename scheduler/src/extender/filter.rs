@@ -11,6 +11,7 @@ use proto::node::Node;
 
 use super::{Extender, RequestFailure};
 use crate::accounting::{Ask, PodFacts, refusal};
+use crate::bind::is_identity;
 use crate::index::{Index, NodeAsk};
 use crate::inventory;
 
@@ -26,6 +27,8 @@ pub(super) enum Wanted<'a> {
     Room(NodeAsk<'a>),
     /// Something that no node can give.
     Impossible(Reason),
+    /// This very node, which a decision names that is open still.
+    Only(&'a str),
 }
 
 /// Why a node does not do.
@@ -52,6 +55,8 @@ impl<'a> Wanted<'a> {
     fn of_node(&self, index: &Index, name: &str) -> Result<Option<NodeId>, Miss> {
         match self {
             Self::Nothing => Ok(None),
+            Self::Only(node) if *node == name => Ok(None),
+            Self::Only(_) => Err(Miss { reason: Reason::NoDevice, unknown: false }),
             Self::Impossible(reason) => Err(Miss { reason: *reason, unknown: false }),
             Self::Room(ask) => index
                 .fit(name, ask)
@@ -66,16 +71,20 @@ impl<'a> Wanted<'a> {
 /// # Errors
 /// If the bytes are no filter request, or the state is not complete.
 pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Vec<u8>, RequestFailure> {
-    let malformed = |reason: String| RequestFailure::Malformed { verb: "filter", reason };
+    let malformed = |reason: String| RequestFailure::malformed("filter", &reason);
     let args: ExtenderArgs<'_> = serde_json::from_slice(body).map_err(|error| malformed(error.to_string()))?;
     let uid = args.pod.uid();
     if extender.index.read().has_expired_hints(now) {
         extender.index.write().expire_hints(now);
     }
     let index = extender.index.read();
-    index.ready().map_err(|reason| RequestFailure::NotReady { reason })?;
+    extender.ready(&index).map_err(|reason| RequestFailure::NotReady { reason })?;
     let facts = PodFacts::of(&args.pod, index.names());
-    let wanted = Wanted::of(uid, facts.as_ref());
+    // An open decision is repeated, as its write may have got through: its node is the only one for the pod.
+    let wanted = match index.assumed_node(uid) {
+        Some(node) if is_asked_about(node, args.node_names.as_deref(), args.nodes.as_ref()) => Wanted::Only(node),
+        _ => Wanted::of(uid, facts.as_ref()),
+    };
     let (judged, json) = match (&args.node_names, args.nodes) {
         (Some(names), _) => {
             let judged = judge_names(&index, &wanted, names);
@@ -86,19 +95,36 @@ pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Vec<u8>,
         (None, None) => return Err(malformed("neither NodeNames nor Nodes is given".to_owned())),
     };
     let (is_new, was_hinted) = (index.pod(uid).is_none(), index.is_hinted(uid));
+    if !matches!(wanted, Wanted::Only(_)) {
+        judged.count(extender);
+    }
+    // What is kept for later is kept for pods only that the API server can have named.
+    let is_pod = facts.as_ref().is_some_and(|facts| is_identity(uid, &facts.namespace, &facts.name));
+    let hint = match wanted {
+        Wanted::Room(ask) if is_pod => Some((judged.only(), ask.request, ask.in_units)),
+        _ => None,
+    };
     drop(index);
-    if let Some(facts) = facts.filter(|_| is_new && !uid.is_empty()) {
+    let hint = hint.map(|(node, request, in_units)| (node, NodeAsk { uid, request, in_units }));
+    if let Some(facts) = facts.filter(|_| is_new && is_pod) {
         extender.remember(uid, &facts);
     }
-    judged.count(extender);
-    if let (Wanted::Room(ask), false) = (wanted, uid.is_empty()) {
-        match judged.only() {
+    if let Some((node, ask)) = hint {
+        match node {
             Some(node) => extender.index.write().hint(node, &ask, now),
             None if was_hinted => extender.index.write().unhint(uid),
             None => {}
         }
     }
     Ok(json)
+}
+
+fn is_asked_about(node: &str, names: Option<&[Name<'_>]>, nodes: Option<&NodeList>) -> bool {
+    match (names, nodes) {
+        (Some(names), _) => names.iter().any(|name| name.0 == node),
+        (None, Some(nodes)) => nodes.items.iter().any(|whole| whole.node.metadata.name.as_deref() == Some(node)),
+        (None, None) => false,
+    }
 }
 
 /// The verdict on every node of a request, by its place in the request.

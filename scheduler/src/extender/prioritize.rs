@@ -13,15 +13,15 @@ use crate::accounting::PodFacts;
 /// # Errors
 /// If the bytes are no prioritize request, or the state is not complete.
 pub fn answer(extender: &Extender, body: &[u8], _now: Instant) -> Result<Vec<u8>, RequestFailure> {
-    let malformed = |reason: String| RequestFailure::Malformed { verb: "prioritize", reason };
+    let malformed = |reason: String| RequestFailure::malformed("prioritize", &reason);
     let args: ExtenderArgs<'_> = serde_json::from_slice(body).map_err(|error| malformed(error.to_string()))?;
     let index = extender.index.read();
-    index.ready().map_err(|reason| RequestFailure::NotReady { reason })?;
+    extender.ready(&index).map_err(|reason| RequestFailure::NotReady { reason })?;
     let facts = PodFacts::of(&args.pod, index.names());
     let wanted = Wanted::of(args.pod.uid(), facts.as_ref());
     let score = |name| match &wanted {
         Wanted::Room(ask) => HostPriority { host: name, score: index.score(name, ask) },
-        Wanted::Nothing | Wanted::Impossible(_) => HostPriority { host: name, score: 0 },
+        Wanted::Nothing | Wanted::Only(_) | Wanted::Impossible(_) => HostPriority { host: name, score: 0 },
     };
     let scores: Vec<HostPriority<'_>> = match (&args.node_names, &args.nodes) {
         (Some(names), _) => names.iter().map(|name| score(&name.0)).collect(),

@@ -1,5 +1,6 @@
 //! What binds decide before the API server knows: devices chosen and reserved, until the watch shows them or they fall.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use placement::{Hints, Inventory, OwnerId, Placement, Reason, ReserveError};
@@ -11,12 +12,13 @@ use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO};
 
 use super::pods::PodEntry;
 use super::{Index, NodeAsk, NodeState};
-use crate::accounting::{Ask, PodFacts, refusal};
+use crate::accounting::{Ask, Bound, PodFacts, refusal};
 use crate::bind::{Found, Order, PodId};
 use crate::inventory::record_id;
 
-/// How long a write whose answer was lost may still be under way in the API server.
-const UNDER_WAY: Duration = Duration::from_secs(5);
+/// How long a write whose answer was lost may still be under way: far longer than the time in which the API server was
+/// asked to give up.
+const UNDER_WAY: Duration = Duration::from_secs(60);
 
 /// A bind that was decided and is not yet seen.
 #[derive(Clone, Debug)]
@@ -29,6 +31,8 @@ pub struct Assumption {
     pub phase: Phase,
     /// When it came so far.
     pub since: Instant,
+    /// Whether a list has left its pod out since it was written.
+    pub(super) unlisted: bool,
 }
 
 /// How far a decision has come.
@@ -40,6 +44,16 @@ pub enum Phase {
     Written,
     /// Nobody knows whether it was written.
     Doubtful,
+}
+
+/// A decision at one moment, which tells whether it has moved on since.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moment {
+    /// Names the decision.
+    pub stamp: u64,
+    /// How far it has come.
+    pub phase: Phase,
+    since: Instant,
 }
 
 /// What a bind should do.
@@ -122,7 +136,7 @@ impl Index {
         let stamp = self.stamps.next(nanos);
         let order =
             Order { pod: pod.clone(), node: node.to_owned(), annotations: self.record(&request, node, &placement, stamp).annotations() };
-        let assumption = Assumption { order: order.clone(), stamp, phase: Phase::Writing, since: now };
+        let assumption = Assumption { order: order.clone(), stamp, phase: Phase::Writing, since: now, unlisted: false };
         let entry = self.pods.entry(OwnerId::from(pod.uid.as_str())).or_insert_with(|| PodEntry::new(facts.clone()));
         entry.assumption = Some(Box::new(assumption));
         self.hints.remove(&pod.uid);
@@ -169,6 +183,20 @@ impl Index {
         self.advance(uid, stamp, Phase::Written, now);
     }
 
+    /// The pod of a decision is on the node that was decided; what it holds there is what its annotations say, as
+    /// somebody else may have written them.
+    pub fn confirm_found(&mut self, uid: &str, stamp: u64, annotations: &BTreeMap<String, String>, now: Instant) {
+        self.confirm(uid, stamp, now);
+        let entry = self.pods.get_mut(uid);
+        let assumption = entry.and_then(|entry| entry.assumption.as_mut()).filter(|assumption| assumption.stamp == stamp);
+        let Some(assumption) = assumption else { return };
+        if Bound::read(&assumption.order.node, Some(annotations)).assumed_at != Some(stamp) {
+            assumption.order.annotations.clone_from(annotations);
+            let owner = self.owner(uid);
+            self.account(&owner);
+        }
+    }
+
     /// Nobody knows whether a decision has been written.
     pub fn doubt(&mut self, uid: &str, stamp: u64, now: Instant) {
         self.advance(uid, stamp, Phase::Doubtful, now);
@@ -179,6 +207,7 @@ impl Index {
         if let Some(assumption) = entry.and_then(|entry| entry.assumption.as_mut()).filter(|assumption| assumption.stamp == stamp) {
             assumption.phase = phase;
             assumption.since = now;
+            assumption.unlisted = false;
         }
     }
 
@@ -196,36 +225,48 @@ impl Index {
         }
     }
 
-    /// How far a decision has come; `None` once it is seen or has fallen.
-    pub fn phase(&self, uid: &str, stamp: u64) -> Option<Phase> {
-        let assumption = self.pods.get(uid)?.assumption.as_ref()?;
-        (assumption.stamp == stamp).then_some(assumption.phase)
+    /// How far a pod's decision has come; `None` once it is seen or has fallen.
+    pub fn moment(&self, uid: &str) -> Option<Moment> {
+        Some(self.pods.get(uid)?.assumption.as_ref()?.moment())
     }
 
-    /// Settles a decision by what a look at its pod found, if it is still open; whether it now is settled.
+    /// The node that a pod's open decision names.
+    pub fn assumed_node(&self, uid: &str) -> Option<&str> {
+        Some(self.pods.get(uid)?.assumption.as_ref()?.order.node.as_str())
+    }
+
+    /// Settles a decision by what a look at its pod has found since `moment`, if it has not moved on; whether it now is
+    /// settled.
     ///
     /// That the pod is not bound settles nothing for a while: the write may still be under way.
-    pub fn settle(&mut self, uid: &str, stamp: u64, found: &Found, now: Instant) -> bool {
-        let Some(entry) = self.pods.get(uid) else { return true };
-        let Some(assumption) = entry.assumption.as_ref().filter(|assumption| assumption.stamp == stamp) else { return true };
+    pub fn settle(&mut self, uid: &str, moment: Moment, found: &Found, now: Instant) -> bool {
+        let Some(assumption) = self.pods.get(uid).and_then(|entry| entry.assumption.as_ref()) else { return true };
+        if assumption.moment() != moment {
+            return false;
+        }
         match found {
-            Found::On(node) if *node == assumption.order.node => self.confirm(uid, stamp, now),
-            Found::Unbound if now.saturating_duration_since(assumption.since) < UNDER_WAY => return false,
+            Found::On { node, annotations } if *node == assumption.order.node => self.confirm_found(uid, moment.stamp, annotations, now),
+            Found::Unbound if now.saturating_duration_since(moment.since) < UNDER_WAY => return false,
+            Found::Gone => self.remove_pod(uid),
             // If somebody else has bound it, the watch will say to what; the room here is free.
-            Found::On(_) | Found::Gone | Found::Unbound => self.forget(uid, stamp),
+            Found::On { .. } | Found::Unbound => self.forget(uid, moment.stamp),
         }
         true
     }
 
-    /// Decisions that were written long ago and have not been seen.
-    pub fn overdue(&self, now: Instant, limit: Duration) -> Vec<(PodId, u64)> {
-        let assumptions = self.pods.values().filter_map(|entry| entry.assumption.as_ref());
-        let overdue = assumptions.filter(|assumption| now.saturating_duration_since(assumption.since) >= limit);
-        overdue.map(|assumption| (assumption.order.pod.clone(), assumption.stamp)).collect()
+    /// Decisions that were written long ago and have not been seen, and those that a list should have shown.
+    pub fn overdue(&self, now: Instant, limit: Duration) -> Vec<(PodId, Moment)> {
+        let open = self.pods.values().filter_map(|entry| entry.assumption.as_deref());
+        let is_overdue = |assumption: &&Assumption| assumption.unlisted || now.saturating_duration_since(assumption.since) >= limit;
+        open.filter(is_overdue).map(|assumption| (assumption.order.pod.clone(), assumption.moment())).collect()
     }
 }
 
 impl Assumption {
+    fn moment(&self) -> Moment {
+        Moment { stamp: self.stamp, phase: self.phase, since: self.since }
+    }
+
     /// The same decision once more, if it is asked for the same node.
     fn again(&mut self, node: &str, now: Instant) -> Result<Assumed, AssumeError> {
         if self.order.node != node {
@@ -239,7 +280,7 @@ impl Assumption {
 
 /// Koordinator's entry for one device.
 fn allocation(share: &placement::Share, inventory: Option<&Inventory>, opaque: bool) -> DeviceAllocation {
-    let mut resources = std::collections::BTreeMap::new();
+    let mut resources = BTreeMap::new();
     let mut put = |resource: &str, amount: u64| resources.insert(resource.to_owned(), Quantity::from_unsigned(amount));
     if share.amounts.core > 0 {
         put(GPU_CORE, share.amounts.core.into());

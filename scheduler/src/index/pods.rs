@@ -7,7 +7,7 @@ use proto::pod::Pod;
 use tracing::warn;
 
 use super::Index;
-use super::assume::Assumption;
+use super::assume::{Assumption, Phase};
 use crate::accounting::{Bound, PodFacts};
 use crate::watch::Follow;
 
@@ -48,11 +48,19 @@ impl Follow<Pod> for Index {
 
     fn end_list(&mut self) {
         let number = self.pod_list.number;
+        for entry in self.pods.values_mut().filter(|entry| entry.list != number) {
+            if let Some(assumption) = entry.assumption.as_mut().filter(|assumption| assumption.phase == Phase::Written) {
+                assumption.unlisted = true;
+            }
+        }
         // An assumed pod may be younger than the list; whoever bound it asks what became of it.
         let gone = self.pods.iter().filter(|(_, entry)| entry.list != number && entry.assumption.is_none());
         let gone: Vec<OwnerId> = gone.map(|(uid, _)| uid.clone()).collect();
         for uid in gone {
             self.remove_pod(uid.as_str());
+        }
+        if !self.pod_list.synced {
+            self.began_with_pending = self.pods.values().any(|entry| entry.facts.bound.is_none());
         }
         self.pod_list.synced = true;
     }
@@ -95,7 +103,7 @@ impl Index {
     }
 
     /// Works out what a pod holds that is bound, or will be once its decision is written.
-    fn account(&mut self, owner: &OwnerId) {
+    pub(super) fn account(&mut self, owner: &OwnerId) {
         let Some(entry) = self.pods.get_mut(owner) else { return };
         let Some(bound) = entry.bound() else { return };
         let node = self.fleet.node_id(&bound.node).and_then(|node| self.fleet.view(node));

@@ -1,5 +1,6 @@
 //! The lifecycle of decisions and hints that no route shows.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use placement::Policies;
@@ -38,14 +39,23 @@ fn assume(index: &mut Index, name: &str, now: Instant) -> u64 {
     }
 }
 
+/// How far the decision of this stamp has come.
+fn phase(index: &Index, stamp: u64) -> Option<Phase> {
+    index.moment("p").filter(|moment| moment.stamp == stamp).map(|moment| moment.phase)
+}
+
+fn found_on(node: &str) -> Found {
+    Found::On { node: node.to_owned(), annotations: BTreeMap::new() }
+}
+
 #[test]
 fn only_the_decision_that_is_named_is_forgotten() {
     let (mut index, now) = (index(), Instant::now());
     let stamp = assume(&mut index, "p", now);
     index.forget("p", stamp + 1);
-    assert_eq!(index.phase("p", stamp), Some(Phase::Writing));
+    assert_eq!(phase(&index, stamp), Some(Phase::Writing));
     index.forget("p", stamp);
-    assert_eq!((index.phase("p", stamp), index.fleet().n_owners(), index.census().n_pending), (None, 0, 0));
+    assert_eq!((phase(&index, stamp), index.fleet().n_owners(), index.census().n_pending), (None, 0, 0));
 }
 
 #[test]
@@ -62,21 +72,40 @@ fn an_unbound_pod_settles_a_decision_only_after_a_while() {
     let (mut index, now) = (index(), Instant::now());
     let stamp = assume(&mut index, "p", now);
     index.doubt("p", stamp, now);
-    assert!(!index.settle("p", stamp, &Found::Unbound, now + Duration::from_secs(4)));
+    let moment = index.moment("p").unwrap();
+    assert!(!index.settle("p", moment, &Found::Unbound, now + Duration::from_secs(59)));
     assert_eq!(index.fleet().n_owners(), 1);
-    assert!(index.settle("p", stamp, &Found::Unbound, now + Duration::from_secs(5)));
+    assert!(index.settle("p", moment, &Found::Unbound, now + Duration::from_secs(60)));
     assert_eq!(index.fleet().n_owners(), 0);
 }
 
 #[test]
 fn what_is_found_settles_a_decision() {
-    for (found, held) in [(Found::On("n1".to_owned()), 1), (Found::On("n2".to_owned()), 0), (Found::Gone, 0)] {
+    for (found, held) in [(found_on("n1"), 1), (found_on("n2"), 0), (Found::Gone, 0)] {
         let (mut index, now) = (index(), Instant::now());
+        index.apply(serde_json::from_value::<Pod>(pod("p")).unwrap());
         let stamp = assume(&mut index, "p", now);
         index.doubt("p", stamp, now);
-        assert!(index.settle("p", stamp, &found, now), "{found:?}");
+        let moment = index.moment("p").unwrap();
+        assert!(index.settle("p", moment, &found, now), "{found:?}");
         assert_eq!(index.fleet().n_owners(), held, "{found:?}");
+        assert_eq!(index.pod("p").is_none(), found == Found::Gone, "{found:?}");
     }
+}
+
+/// What a look found is old news if the bind has been repeated since the look began.
+#[test]
+fn a_decision_that_has_moved_on_is_not_settled() {
+    let (mut index, now) = (index(), Instant::now());
+    let stamp = assume(&mut index, "p", now);
+    index.doubt("p", stamp, now);
+    let moment = index.moment("p").unwrap();
+    let later = now + Duration::from_secs(100);
+    assert_eq!(assume(&mut index, "p", later), stamp);
+    assert!(!index.settle("p", moment, &Found::Unbound, later));
+    index.doubt("p", stamp, later);
+    assert!(!index.settle("p", moment, &Found::Gone, later));
+    assert_eq!((phase(&index, stamp), index.fleet().n_owners()), (Some(Phase::Doubtful), 1));
 }
 
 #[test]

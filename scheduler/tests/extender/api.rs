@@ -36,6 +36,7 @@ struct State {
     posts: VecDeque<Fault>,
     gets: VecDeque<Fault>,
     bindings: Vec<Value>,
+    queries: Vec<String>,
     n_gets: usize,
 }
 
@@ -87,6 +88,11 @@ impl Api {
         self.state().bindings.clone()
     }
 
+    /// What stood behind the question marks of requests.
+    pub(crate) fn queries(&self) -> Vec<String> {
+        self.state().queries.clone()
+    }
+
     /// How many times a pod was read.
     pub(crate) fn n_gets(&self) -> usize {
         self.state().n_gets
@@ -97,6 +103,7 @@ impl Api {
         let body = body.collect().await.unwrap().to_bytes();
         let path = parts.uri.path().to_owned();
         let fault = self.note(&parts.method, &body);
+        self.state().queries.extend(parts.uri.query().map(str::to_owned));
         let done = || match parts.method {
             Method::POST => self.bind(&path, &serde_json::from_slice(&body).unwrap()),
             _ => self.get(&path),

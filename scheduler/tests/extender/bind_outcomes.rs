@@ -152,7 +152,7 @@ async fn lost_answers_are_found_out(#[case] fault: Fault, #[case] written: bool)
     assert!(begun.elapsed() <= Duration::from_secs(4));
     assert!(error.contains("it is not known whether the binding was written"), "{error}");
     assert_eq!((n_assumed(&world), world.used("n1").await), (1, vec![8138, 0]), "kept while it is not known");
-    sleep(Duration::from_secs(30)).await;
+    sleep(Duration::from_secs(90)).await;
     assert!(world.api.n_gets() >= 2);
     if written {
         assert_eq!(n_assumed(&world), 1, "bound: held until the watch shows it");
@@ -224,7 +224,9 @@ async fn a_late_write_is_waited_for() {
     sleep(Duration::from_secs(2)).await;
     assert!(world.api.n_gets() > 0);
     assert_eq!(n_assumed(&world), 1);
-    world.api.put(&on(pod.clone(), "n1"));
+    let mut bound = on(pod.clone(), "n1");
+    bound["metadata"]["annotations"] = world.api.bindings()[0]["metadata"]["annotations"].clone();
+    world.api.put(&bound);
     sleep(Duration::from_secs(60)).await;
     assert_eq!((n_assumed(&world), world.used("n1").await), (1, vec![8138, 0]));
 }
@@ -394,4 +396,176 @@ async fn the_plugin_is_replaced_while_a_bind_is_under_way() {
     assert_eq!((n_assumed(&world), world.used("n").await), (1, vec![8, 0]));
     world.see(&pod);
     assert_eq!((n_assumed(&world), world.used("n").await), (0, vec![8, 0]));
+}
+
+/// The server gives up when the bind does, and room that a late write may still take is kept for far longer.
+#[tokio::test(start_paused = true)]
+async fn late_writes_are_cut_off_and_waited_out() {
+    let (pod, other) = (units("p", 16_276), units("other", 16_276));
+    let world = world().with_pod(&pod).with_pod(&other);
+    world.api.fail_posts([Fault::Hang]);
+    assert_ne!(world.bind(&pod, "n2").await, "");
+    assert_eq!(world.api.queries(), ["timeout=4s"]);
+    sleep(Duration::from_secs(50)).await;
+    assert_ne!(world.bind(&other, "n2").await, "", "the first write may land yet");
+    settled(&world).await;
+    assert_eq!(world.bind(&other, "n2").await, "");
+}
+
+#[tokio::test(start_paused = true)]
+async fn pauses_beyond_the_end_of_time_are_not_waited_for() {
+    let pod = units("p", 8138);
+    let world = world().with_pod(&pod);
+    world.api.fail_posts([Fault::Busy(u64::MAX)]);
+    assert!(world.bind(&pod, "n1").await.contains("429"));
+}
+
+/// Names that no API server gives out stand in no path, take no room and are not remembered.
+#[rstest]
+#[case::slash("Bad/ns", "p", "u")]
+#[case::upper_case("d", "P", "u")]
+#[case::endless_name("d", &"p".repeat(254), "u")]
+#[case::endless_namespace(&"d".repeat(64), "p", "u")]
+#[case::odd_uid("d", "p", "u/u")]
+#[case::endless_uid("d", "p", &"u".repeat(129))]
+#[tokio::test(start_paused = true)]
+async fn impossible_names_are_refused(#[case] namespace: &str, #[case] name: &str, #[case] uid: &str) {
+    let mut pod = units("p", 8138);
+    pod["metadata"] = serde_json::json!({"namespace": namespace, "name": name, "uid": uid});
+    let world = world();
+    world.filter(&pod, &["n2"]).await;
+    let error = world.bind(&pod, "n2").await;
+    assert!(error.contains("are those of no pod") && error.len() <= 500, "{error}");
+    let census = world.index.read().census();
+    assert_eq!((census.n_assumed, census.n_hints, world.api.bindings().len()), (0, 0, 0));
+}
+
+/// Whatever a bind waits for, it is answered in time, and nothing is written once time is up.
+#[tokio::test(start_paused = true)]
+async fn one_deadline_covers_all_that_a_bind_waits_for() {
+    let pod = units("p", 8138);
+    let world = world();
+    world.api.put(&pod);
+    world.api.fail_gets([Fault::Slow(Duration::from_millis(3900))]);
+    world.api.fail_posts([Fault::Hang]);
+    let begun = tokio::time::Instant::now();
+    let (one, other) = tokio::join!(world.bind(&pod, "n1"), world.bind(&pod, "n1"));
+    assert!(one.contains("it is not known whether"), "{one}");
+    assert_eq!(other, "nothing is written: there is no time left after waiting for the pod's other bind");
+    assert_eq!((begun.elapsed(), world.api.bindings().len()), (Duration::from_secs(4), 1));
+}
+
+/// However often a bind is repeated, one search goes on for it.
+#[tokio::test(start_paused = true)]
+async fn repeats_do_not_multiply_searches() {
+    let pod = units("p", 8138);
+    let world = world().with_pod(&pod);
+    world.api.fail_posts(std::iter::repeat_n(Fault::Status(500), 40));
+    world.api.fail_gets(std::iter::repeat_n(Fault::Status(500), 1000));
+    for _ in 0..20 {
+        assert_ne!(world.bind(&pod, "n1").await, "");
+    }
+    let before = world.api.n_gets();
+    sleep(Duration::from_secs(100)).await;
+    assert!(world.api.n_gets() - before <= 15, "{}", world.api.n_gets() - before);
+}
+
+/// A search that hangs holds up no bind of its pod.
+#[tokio::test(start_paused = true)]
+async fn a_search_does_not_hold_up_the_repeat() {
+    let pod = units("p", 8138);
+    let world = world().with_pod(&pod);
+    world.api.fail_posts([Fault::Break]);
+    world.api.fail_gets([Fault::Status(500), Fault::Hang]);
+    assert_ne!(world.bind(&pod, "n1").await, "");
+    sleep(Duration::from_secs(1)).await;
+    let begun = tokio::time::Instant::now();
+    assert_eq!((world.bind(&pod, "n1").await.as_str(), begun.elapsed()), ("", Duration::ZERO));
+}
+
+/// The room that an open decision holds is its own pod's: the filter leads back to that node, so that the bind is repeated.
+#[tokio::test(start_paused = true)]
+async fn filter_leads_a_retry_to_the_node_of_the_open_decision() {
+    let pod = units("p", 16_276);
+    let world = world().with_pod(&pod);
+    world.api.fail_posts([Fault::Break]);
+    assert_ne!(world.bind(&pod, "n2").await, "");
+    assert_eq!(world.fitting(&pod, &["n1", "n2"]).await, ["n2"]);
+    let nodes = [node("n1", "MiB"), node("n2", "MiB")];
+    let whole = world.filter_whole(&pod, &nodes).await;
+    assert_eq!(whole["Nodes"]["items"].as_array().unwrap().len(), 1);
+    assert_eq!(whole["Nodes"]["items"][0]["metadata"]["name"], "n2");
+    assert_eq!(world.fitting(&pod, &["n1"]).await, ["n1"], "without that node the others are judged as ever");
+    assert_eq!(world.bind(&pod, "n2").await, "");
+}
+
+/// An earlier scheduler bound the pod to the same node, and to other devices.
+#[tokio::test(start_paused = true)]
+async fn record_of_another_scheduler_on_the_same_node_is_believed() {
+    let pod = units("p", 8138);
+    let world = world().with_pod(&pod);
+    world.api.put(&crate::objects::placed_by_old_extender(pod.clone(), "n1", 1, 8138, 16_276));
+    assert_eq!(world.bind(&pod, "n1").await, "");
+    assert_eq!((n_assumed(&world), world.used("n1").await), (1, vec![0, 8138]));
+    world.see(&pod);
+    assert_eq!((n_assumed(&world), world.used("n1").await), (0, vec![0, 8138]));
+}
+
+/// Writes of the scheduler before this one may be under way for the pods that were pending when this one began.
+#[rstest]
+#[case::pending(units("old", 1), true)]
+#[case::bound(on(units("old", 1), "n1"), false)]
+#[case::not_ours(crate::objects::pod("old", &serde_json::json!({"cpu": "1"})), false)]
+#[tokio::test(start_paused = true)]
+async fn binds_wait_after_a_start(#[case] listed: Value, #[case] waits: bool) {
+    let pod = units("p", 1);
+    let world = World::unsynced(&scheduler::offline::serving());
+    world.list::<proto::node::Node>(&[node("n1", "MiB")]);
+    world.list::<scheduler::index::RawDevice>(&[device("n1", &[16_276])]);
+    world.list::<proto::pod::Pod>(&[listed]);
+    let world = world.with_pod(&pod);
+    assert_eq!(world.fitting(&pod, &["n1"]).await, ["n1"]);
+    sleep(Duration::from_millis(4900)).await;
+    assert_eq!(world.bind(&pod, "n1").await.starts_with("starting: "), waits);
+    sleep(Duration::from_millis(100)).await;
+    assert_eq!(world.bind(&pod, "n1").await, "");
+}
+
+/// A pod that was bound and deleted while the watch was down is missed at once.
+#[tokio::test(start_paused = true)]
+async fn written_decision_that_a_list_leaves_out_is_looked_for() {
+    let pod = units("p", 8138);
+    let world = world().with_pod(&pod);
+    tokio::spawn(Arc::clone(&world.extender).sweep());
+    assert_eq!(world.bind(&pod, "n1").await, "");
+    world.api.remove(&pod);
+    world.list::<proto::pod::Pod>(&[]);
+    assert_eq!(n_assumed(&world), 1, "the list may be older than the pod");
+    sleep(Duration::from_secs(10)).await;
+    let census = world.index.read().census();
+    assert_eq!((census.n_assumed, census.n_pending, census.n_pods), (0, 0, 0));
+}
+
+/// Binds that hang hold up no filter.
+#[tokio::test(start_paused = true)]
+async fn filters_do_not_wait_for_binds() {
+    let pods = [units("a", 1), units("b", 1)];
+    let mut serving = scheduler::offline::serving();
+    serving.concurrency = 1;
+    let world = World::unsynced(&serving);
+    world.list::<proto::node::Node>(&[node("n1", "MiB")]);
+    world.list::<scheduler::index::RawDevice>(&[device("n1", &[16_276])]);
+    world.list::<proto::pod::Pod>(&[]);
+    let world = pods.iter().fold(world, World::with_pod);
+    world.api.fail_posts([Fault::Hang]);
+    let begun = tokio::time::Instant::now();
+    let filter = async {
+        while world.api.bindings().is_empty() {
+            tokio::task::yield_now().await;
+        }
+        (world.fitting(&pods[1], &["n1"]).await, begun.elapsed())
+    };
+    let (_, (fitting, taken), second) = tokio::join!(world.bind(&pods[0], "n1"), filter, world.bind(&pods[1], "n1"));
+    assert_eq!((fitting, taken), (vec!["n1".to_owned()], Duration::ZERO));
+    assert!(second.starts_with("nothing is written: there is no time left"), "{second}");
 }

@@ -348,7 +348,7 @@ async fn names_that_would_change_the_path_are_refused() {
     pod["metadata"]["name"] = "../../../nodes/n1".into();
     world.apply_pod(&pod);
     let error = world.bind(&pod, "n1").await;
-    assert!(error.contains("is no pod name"), "{error}");
+    assert!(error.contains("are those of no pod"), "{error}");
     assert_eq!(world.api.bindings().len(), 0);
 }
 
