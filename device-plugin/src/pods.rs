@@ -133,6 +133,7 @@ pub struct Pods {
     arrivals: BTreeMap<PodUid, u64>,
     n_arrived: u64,
     is_synced: bool,
+    is_interrupted: bool,
 }
 
 impl Pods {
@@ -174,6 +175,16 @@ impl Pods {
     /// Whether a complete list has been seen.
     pub fn is_synced(&self) -> bool {
         self.is_synced
+    }
+
+    /// Whether the set is in step with the API server, as far as is known.
+    pub fn is_current(&self) -> bool {
+        self.is_synced && !self.is_interrupted
+    }
+
+    /// Notes that the set may be out of date, or that it no longer is.
+    pub fn set_interrupted(&mut self, is_interrupted: bool) {
+        self.is_interrupted = is_interrupted;
     }
 
     /// The pod with this UID.

@@ -10,12 +10,14 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use kube::Client;
+use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
+use tower::timeout::TimeoutLayer;
 use tracing::{error, info, warn};
 
 use crate::assigned::mark_assigned;
@@ -34,6 +36,7 @@ use crate::publish::node_watch::watch_node;
 use crate::publish::{Publisher, Sources};
 use crate::served::Served;
 use crate::stop::{Stop, Stopper};
+use crate::watching::ANSWER_LIMIT;
 
 use health_http::Readiness;
 
@@ -44,6 +47,9 @@ const LOOK_AGAIN: Duration = Duration::from_secs(30);
 
 /// How long the first registration waits for the pods of this node to be known.
 const SYNC_WAIT: Duration = Duration::from_secs(5);
+
+/// How long a connection to the API server may take.
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 
 /// How long the end may take.
 const ENDING: Duration = Duration::from_secs(5);
@@ -200,7 +206,10 @@ async fn client(config: &Config) -> anyhow::Result<Client> {
     };
     // Each request has a limit and a retry of its own; watches must be allowed to stay silent.
     found.default_retry = false;
-    Client::try_from(found).context("cannot make a client of the API server")
+    found.connect_timeout = Some(CONNECT_LIMIT);
+    let builder = ClientBuilder::try_from(found).context("cannot make a client of the API server")?;
+    // Only the beginning of an answer is waited for: a watch may be silent after that.
+    Ok(builder.with_layer(&TimeoutLayer::new(ANSWER_LIMIT)).build())
 }
 
 fn number(config: &Config) -> Number {

@@ -1,4 +1,4 @@
-//! A watch of the API server that never ends: broken ones are begun again with backoff, and said so once each time.
+//! A watch of the API server that never ends: broken and silent ones are begun again with backoff, and said so once each time.
 //!
 //! What the events mean is the business of whoever watches.
 
@@ -10,34 +10,76 @@ use futures::StreamExt;
 use kube::runtime::watcher;
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep, timeout};
 use tracing::warn;
 
-/// Pauses after failures, doubled each time.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
+/// The pause after the first failure, doubled after each further one.
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
 
-/// Hands every event to `take_in` until the task is dropped.
-pub async fn follow<K>(what: &str, api: Api<K>, config: watcher::Config, mut take_in: impl FnMut(watcher::Event<K>))
+/// How long there must have been no failure for the next one to count as the first.
+const STABLE: Duration = Duration::from_secs(20);
+
+/// How long a request may go without the beginning of an answer, and a list without its end.
+pub const ANSWER_LIMIT: Duration = Duration::from_secs(30);
+
+/// How long after a failure a watch without events counts as restored: longer than a request can hang.
+const RESTORED: Duration = Duration::from_secs(35);
+
+/// What a watch tells.
+#[derive(Debug)]
+pub enum News<K> {
+    /// An object, or the progress of a list.
+    Event(watcher::Event<K>),
+    /// What is known may be out of date from now on.
+    Interrupted,
+    /// What is known is up to date again.
+    Restored,
+}
+
+/// Hands all news to `take_in` until the task is dropped. Pauses after failures are at most `longest_pause`.
+pub async fn follow<K>(what: &str, api: Api<K>, config: watcher::Config, longest_pause: Duration, mut take_in: impl FnMut(News<K>))
 where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    let mut pause = PAUSES.0;
-    let mut events = watcher(api, config).boxed();
-    while let Some(event) = events.next().await {
-        match event {
-            Ok(event) => {
-                // The watcher announces a list before it has asked for one, so that is no sign of life.
-                if !matches!(event, watcher::Event::Init) {
-                    pause = PAUSES.0;
+    let begin = || watcher(api.clone(), config.clone()).boxed();
+    let mut events = begin();
+    let mut pause = FIRST_PAUSE;
+    let mut failed_at: Option<Instant> = None;
+    // Between its announcement and its end a list must make progress; a watch may be silent for long.
+    let (mut is_listing, mut is_interrupted) = (true, false);
+    loop {
+        let limit = if is_listing { ANSWER_LIMIT } else { RESTORED };
+        let problem = match timeout(limit, events.next()).await {
+            Ok(Some(Ok(event))) => {
+                is_listing = matches!(event, watcher::Event::Init | watcher::Event::InitApply(_));
+                take_in(News::Event(event));
+                // A list that has only begun is no sign of life: it is announced before it is asked for.
+                if !is_listing && std::mem::take(&mut is_interrupted) {
+                    take_in(News::Restored);
                 }
-                take_in(event);
+                continue;
             }
-            Err(error) => {
-                warn!(watch = what, error = one_line(&error), ?pause, "a watch is interrupted, trying again");
-                sleep(pause).await;
-                pause = (pause * 2).min(PAUSES.1);
+            Err(_) if !is_listing => {
+                if std::mem::take(&mut is_interrupted) {
+                    take_in(News::Restored);
+                }
+                continue;
             }
+            Ok(Some(Err(error))) => one_line(&error),
+            Err(_) | Ok(None) => {
+                (events, is_listing) = (begin(), true);
+                "no answer".to_owned()
+            }
+        };
+        if failed_at.is_none_or(|failed| failed.elapsed() >= STABLE) {
+            pause = FIRST_PAUSE;
         }
+        warn!(watch = what, error = problem, ?pause, "a watch is interrupted, trying again");
+        is_interrupted = true;
+        take_in(News::Interrupted);
+        sleep(pause).await;
+        failed_at = Some(Instant::now());
+        pause = (pause * 2).min(longest_pause);
     }
 }
 
@@ -53,4 +95,73 @@ pub fn one_line(error: &dyn Error) -> String {
         next = cause.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{Request, Response};
+    use kube::Client;
+    use kube::client::Body;
+    use tokio::sync::mpsc;
+
+    use super::*;
+    use crate::pods::WatchedPod;
+
+    /// What comes from a watch of pods whose requests are met by the returned handle.
+    fn start() -> (tower_test::mock::Handle<Request<Body>, Response<Body>>, mpsc::UnboundedReceiver<String>) {
+        let (service, requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+        let (sender, news) = mpsc::unbounded_channel();
+        tokio::spawn(async move {
+            let tell = |news| {
+                let word = match news {
+                    News::Event(watcher::Event::InitDone) => "listed",
+                    News::Event(_) => return,
+                    News::Interrupted => "interrupted",
+                    News::Restored => "restored",
+                };
+                let _ = sender.send(word.to_owned());
+            };
+            let api = Api::<WatchedPod>::all(Client::new(service, "default"));
+            follow("pods", api, watcher::Config::default(), Duration::from_secs(2), tell).await;
+        });
+        (requests, news)
+    }
+
+    fn list() -> Response<Body> {
+        let list = r#"{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"5"},"items":[]}"#;
+        Response::builder().body(Body::from(list.as_bytes().to_vec())).unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn list_without_answer_is_asked_for_again() {
+        let (mut requests, mut news) = start();
+        let (_, _never_answered) = requests.next_request().await.unwrap();
+        let began = Instant::now();
+        let (_, answer) = requests.next_request().await.unwrap();
+        assert!(began.elapsed() < ANSWER_LIMIT + Duration::from_secs(1), "{:?}", began.elapsed());
+        answer.send_response(list());
+        let told = [news.recv().await, news.recv().await, news.recv().await].map(Option::unwrap);
+        assert_eq!(told, ["interrupted", "listed", "restored"]);
+    }
+
+    /// Pauses grow to their limit and no further, whatever little succeeds in between.
+    #[tokio::test(start_paused = true)]
+    async fn pauses_are_bounded_and_forgotten_only_in_time() {
+        let (mut requests, _news) = start();
+        let mut pauses = Vec::new();
+        for _ in 0..6 {
+            let (_, answer) = requests.next_request().await.unwrap();
+            let began = Instant::now();
+            answer.send_response(list());
+            let (_, watch) = requests.next_request().await.unwrap();
+            let gone = r#"{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Expired","code":410}}"#;
+            watch.send_response(Response::builder().body(Body::from(gone.as_bytes().to_vec())).unwrap());
+            let (_, next) = requests.next_request().await.unwrap();
+            pauses.push(began.elapsed().as_millis());
+            // The next list fails too, so that every second request is a list again.
+            next.send_response(Response::builder().status(500).body(Body::empty()).unwrap());
+        }
+        assert!(pauses.windows(2).all(|pair| pair[0] <= pair[1]), "{pauses:?}");
+        assert!(pauses.last().is_some_and(|last| (1900..2600).contains(last)), "{pauses:?}");
+    }
 }

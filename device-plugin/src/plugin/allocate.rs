@@ -3,6 +3,8 @@
 //! Waits for a pod that kubelet knows before we do, and asks nobody: kubelet admits no other pod
 //! meanwhile and sets no deadline.
 
+use std::time::Duration;
+
 use proto::kubelet::deviceplugin::{ContainerAllocateRequest, ContainerAllocateResponse};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
@@ -17,6 +19,9 @@ use crate::pods::{NodePod, Placement, Pods};
 use crate::served::Served;
 
 use super::NodeState;
+
+/// How long a call waits while the watch of pods is known to be broken: refusing a pod is for good.
+const BLIND_WAIT: Duration = Duration::from_secs(30);
 
 /// Why a call is answered with an error. kubelet shows the text to the pod's owner and fails the pod.
 #[derive(Debug, thiserror::Error)]
@@ -98,7 +103,7 @@ impl NodeState {
 
     /// Calls `act` as soon as it is clear whom `call` is for.
     pub(super) async fn when_identified<T>(&self, call: &Call<'_>, act: impl Fn(&Pods, Found) -> T) -> Result<T, Unidentified> {
-        let deadline = Instant::now() + self.settings.allocate_wait;
+        let began = Instant::now();
         let mut pods = self.pods.clone();
         let mut patience = Patience::Waiting;
         loop {
@@ -107,7 +112,9 @@ impl NodeState {
                 Err(reason) if patience == Patience::Over => return Err(reason),
                 Err(_) => {}
             }
-            if !matches!(timeout_at(deadline, pods.changed()).await, Ok(Ok(()))) {
+            let is_current = pods.borrow().is_current();
+            let limit = if is_current { self.settings.allocate_wait } else { self.settings.allocate_wait.max(BLIND_WAIT) };
+            if !matches!(timeout_at(began + limit, pods.changed()).await, Ok(Ok(()))) {
                 patience = Patience::Over;
             }
         }
@@ -203,5 +210,43 @@ impl NodeState {
                 AllocateError::Ambiguous { pod: name(&pod), mistaken_for: name(&mistaken_for) }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use proto::memory_unit::MemoryUnit;
+    use proto::resource::ResourceNames;
+
+    use super::*;
+    use crate::builders::{fleet, pods};
+    use crate::identity::Ledger;
+    use crate::plugin::Settings;
+
+    /// How long a call is waited for that nobody is due for.
+    async fn waited(is_interrupted: bool) -> Duration {
+        let (_fleet, fleet) = watch::channel(Arc::new(fleet(1)));
+        let mut known = pods([]);
+        known.set_interrupted(is_interrupted);
+        let (_pods, pods) = watch::channel(known);
+        let settings = Settings {
+            names: ResourceNames::default(),
+            memory_unit: MemoryUnit::GIB,
+            visible_devices_env: "NVIDIA_VISIBLE_DEVICES".to_owned(),
+            allocate_wait: Duration::from_secs(2),
+        };
+        let node = NodeState::new(settings, fleet, pods, Ledger::default());
+        let began = Instant::now();
+        let request = ContainerAllocateRequest { device_ids: vec!["a-0".to_owned()] };
+        assert!(node.allocate(Served::Memory, &request).await.is_err());
+        began.elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn waits_longer_while_pods_are_not_told() {
+        assert_eq!(waited(false).await.as_secs(), 2);
+        assert_eq!(waited(true).await.as_secs(), 30);
     }
 }

@@ -3,21 +3,31 @@
 //! Writes nothing. While the watch is interrupted the last known set stays.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use std::time::Duration;
+
 use kube::runtime::watcher;
 use kube::{Api, Client};
 use proto::resource::ResourceNames;
 use tokio::sync::watch;
 use tracing::{debug, info};
 
-use crate::watching::follow;
+use crate::watching::{News, follow};
 
 use super::{NodePod, PodUid, Pods, WatchedPod};
+
+/// kubelet may be waiting for what the watch will tell, so it is tried often.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// Watches until the task is dropped.
 pub async fn watch_pods(client: Client, node: String, names: ResourceNames, pods: watch::Sender<Pods>) {
     let config = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
     let mut listing = Vec::new();
-    follow("pods of this node", Api::<WatchedPod>::all(client), config, |event| take_in(event, &node, &names, &mut listing, &pods)).await;
+    let take_in = |news| match news {
+        News::Event(event) => take_in(event, &node, &names, &mut listing, &pods),
+        News::Interrupted => pods.send_modify(|pods| pods.set_interrupted(true)),
+        News::Restored => pods.send_modify(|pods| pods.set_interrupted(false)),
+    };
+    follow("pods of this node", Api::<WatchedPod>::all(client), config, LONGEST_PAUSE, take_in).await;
 }
 
 /// Pods of a list that is not complete yet, with the time at which each was made.
@@ -60,7 +70,6 @@ mod tests {
     use http::{Request, Response};
     use kube::client::Body;
     use serde_json::{Value, json};
-    use std::time::Duration;
     use tokio::time::timeout;
 
     use super::*;

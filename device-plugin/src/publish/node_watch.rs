@@ -1,31 +1,43 @@
 //! Follows this node's own Node object: kubelet takes our resources out of its status now and then.
 
+use std::time::Duration;
+
 use kube::runtime::watcher;
 use kube::{Api, Client};
 use proto::node::Node;
 use tokio::sync::watch;
 use tracing::warn;
 
-use crate::watching::follow;
+use crate::watching::{News, follow};
+
+/// Nobody waits for this watch.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// Watches until the task is dropped.
 pub async fn watch_node(client: Client, node_name: String, node: watch::Sender<Option<Node>>) {
     let config = watcher::Config::default().fields(&format!("metadata.name={node_name}"));
     let mut is_listed = false;
-    let take_in = |event| match event {
-        watcher::Event::Init => is_listed = false,
+    let take_in = |news| match news {
+        News::Interrupted | News::Restored => {}
+        News::Event(event) => take_in(event, &node_name, &mut is_listed, &node),
+    };
+    follow("this node", Api::<Node>::all(client), config, LONGEST_PAUSE, take_in).await;
+}
+
+fn take_in(event: watcher::Event<Node>, node_name: &str, is_listed: &mut bool, node: &watch::Sender<Option<Node>>) {
+    match event {
+        watcher::Event::Init => *is_listed = false,
         watcher::Event::InitApply(found) => {
-            is_listed = true;
-            hand_over(found, &node);
+            *is_listed = true;
+            hand_over(found, node);
         }
-        watcher::Event::Apply(found) => hand_over(found, &node),
-        watcher::Event::InitDone if is_listed => {}
+        watcher::Event::Apply(found) => hand_over(found, node),
+        watcher::Event::InitDone if *is_listed => {}
         watcher::Event::InitDone | watcher::Event::Delete(_) => {
             warn!(node = node_name, "there is no such node; nothing is published until it is there");
             node.send_replace(None);
         }
-    };
-    follow("this node", Api::<Node>::all(client), config, take_in).await;
+    }
 }
 
 /// Heartbeats are no news, only what we publish is.
