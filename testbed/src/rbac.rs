@@ -13,8 +13,6 @@ use serde_json::Value;
 
 /// Group of the Device object.
 const DEVICES_GROUP: &str = "scheduling.koordinator.sh";
-/// Group that Events are written to.
-const EVENTS_GROUP: &str = "events.k8s.io";
 
 /// Something that a request does to a kind of object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -52,8 +50,6 @@ pub const SCHEDULER: &[Access<'static>] = &[
     access("", "pods", "binding", "create"),
     access(DEVICES_GROUP, "devices", "", "list"),
     access(DEVICES_GROUP, "devices", "", "watch"),
-    access(EVENTS_GROUP, "events", "", "create"),
-    access(EVENTS_GROUP, "events", "", "patch"),
 ];
 
 /// Every kind of request that a node's device plugin may make.
@@ -68,8 +64,6 @@ pub const DEVICE_PLUGIN: &[Access<'static>] = &[
     access(DEVICES_GROUP, "devices", "", "get"),
     access(DEVICES_GROUP, "devices", "", "create"),
     access(DEVICES_GROUP, "devices", "", "patch"),
-    access(EVENTS_GROUP, "events", "", "create"),
-    access(EVENTS_GROUP, "events", "", "patch"),
 ];
 
 /// The roles and bindings of a deployment.
@@ -278,30 +272,21 @@ mod tests {
     }
 
     #[rstest]
-    #[case::object(READER, "get", "", "pods", "", "other", "p", true)]
-    #[case::subresource(READER, "get", "", "pods", "status", "other", "p", true)]
-    #[case::other_subresource(READER, "get", "", "pods", "binding", "other", "p", false)]
-    #[case::other_verb(READER, "delete", "", "pods", "", "other", "p", false)]
-    #[case::other_group(READER, "get", "apps", "pods", "", "other", "p", false)]
-    #[case::other_user("system:serviceaccount:team:writer", "get", "", "pods", "", "other", "p", false)]
-    #[case::same_name_elsewhere("system:serviceaccount:other:reader", "get", "", "pods", "", "other", "p", false)]
-    #[case::wildcard(READER, "delete", "apps", "deployments", "", "other", "mine", true)]
-    #[case::wildcard_other_name(READER, "delete", "apps", "deployments", "", "other", "yours", false)]
-    #[case::role(READER, "update", "coordination.k8s.io", "leases", "", "team", "a", true)]
-    #[case::role_elsewhere(READER, "update", "coordination.k8s.io", "leases", "", "other", "a", false)]
-    #[case::role_without_name(READER, "update", "coordination.k8s.io", "leases", "", "team", "", false)]
-    #[expect(clippy::too_many_arguments, reason = "a table")]
-    fn allows(
-        #[case] user: &str,
-        #[case] verb: &str,
-        #[case] group: &str,
-        #[case] resource: &str,
-        #[case] subresource: &str,
-        #[case] namespace: &str,
-        #[case] name: &str,
-        #[case] expected: bool,
-    ) {
+    #[case::object(READER, ["get", "", "pods", ""], ["other", "p"], true)]
+    #[case::subresource(READER, ["get", "", "pods", "status"], ["other", "p"], true)]
+    #[case::other_subresource(READER, ["get", "", "pods", "binding"], ["other", "p"], false)]
+    #[case::other_verb(READER, ["delete", "", "pods", ""], ["other", "p"], false)]
+    #[case::other_group(READER, ["get", "apps", "pods", ""], ["other", "p"], false)]
+    #[case::other_user("system:serviceaccount:team:writer", ["get", "", "pods", ""], ["other", "p"], false)]
+    #[case::same_name_elsewhere("system:serviceaccount:other:reader", ["get", "", "pods", ""], ["other", "p"], false)]
+    #[case::wildcard(READER, ["delete", "apps", "deployments", ""], ["other", "mine"], true)]
+    #[case::wildcard_other_name(READER, ["delete", "apps", "deployments", ""], ["other", "yours"], false)]
+    #[case::role(READER, ["update", "coordination.k8s.io", "leases", ""], ["team", "a"], true)]
+    #[case::role_elsewhere(READER, ["update", "coordination.k8s.io", "leases", ""], ["other", "a"], false)]
+    #[case::role_without_name(READER, ["update", "coordination.k8s.io", "leases", ""], ["team", ""], false)]
+    fn allows(#[case] user: &str, #[case] access: [&str; 4], #[case] target: [&str; 2], #[case] expected: bool) {
         let rbac = Rbac::of(&objects()).unwrap();
+        let ([verb, group, resource, subresource], [namespace, name]) = (access, target);
         let access = Access { group, resource, subresource, verb };
         assert_eq!(rbac.allows(user, access, Target { namespace, name }), expected, "{access}");
     }
