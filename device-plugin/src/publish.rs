@@ -121,7 +121,9 @@ impl Publisher {
                 }
                 Err(error) => {
                     warn!(error = one_line(&error), "publishing is tried again");
-                    sleep(pause).await;
+                    // What has changed since may be what kept it from succeeding, but is not worth a storm.
+                    sleep(SETTLE).await;
+                    let _ = timeout(pause, self.changed()).await;
                     pause = (pause * 2).min(PAUSES.1);
                 }
             }
@@ -147,16 +149,21 @@ impl Publisher {
             pods.is_synced().then(|| node_status::requests(&pods))
         };
         let Some(node) = self.node.borrow_and_update().clone() else { return Ok(()) };
-        // The unit comes first: nobody may have to guess it.
-        if let Some(patch) = unit::patch(&node, &self.names, self.memory_unit) {
-            self.patch_node("the memory unit", &patch, false).await?;
-            info!(unit = %self.memory_unit, "published the memory unit");
-        }
-        self.publish_device(&fleet, &node).await?;
-        match requests {
+        // The unit comes first: nobody may have to guess it. What fails keeps nothing else from being written.
+        let unit = self.publish_unit(&node).await;
+        let device = self.publish_device(&fleet, &node).await;
+        let status = match requests {
             Some(requests) => self.publish_status(&fleet, requests, &node).await,
             None => Ok(()),
-        }
+        };
+        unit.and(device).and(status)
+    }
+
+    async fn publish_unit(&self, node: &Node) -> Result<(), PublishError> {
+        let Some(patch) = unit::patch(node, &self.names, self.memory_unit) else { return Ok(()) };
+        self.patch_node("the memory unit", &patch, false).await?;
+        info!(unit = %self.memory_unit, "published the memory unit");
+        Ok(())
     }
 
     async fn publish_status(&self, fleet: &Fleet, requests: Requests, node: &Node) -> Result<(), PublishError> {

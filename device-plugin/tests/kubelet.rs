@@ -47,6 +47,16 @@ async fn health_changes_make_one_list() {
     assert!(kubelet.plugin(UNITS).next_list().await.iter().all(|device| device.health == "Healthy"));
 }
 
+/// kubelet takes every list apart anew, thousands of devices, so it gets none that says the same.
+#[tokio::test]
+async fn other_words_for_the_same_health_are_not_sent() {
+    let node = Node::new(2);
+    let mut kubelet = node.kubelet().await;
+    node.fleet.send_modify(|fleet| std::sync::Arc::make_mut(fleet).gpus[0].message = "all is well".to_owned());
+    let list = timeout(Duration::from_millis(50), kubelet.plugin(UNITS).stream.message()).await;
+    assert!(list.is_err(), "{list:?}");
+}
+
 #[tokio::test]
 async fn waits_for_kubelet() {
     let node = Node::new(1);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 use tokio::task::spawn_blocking;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{error, info, warn};
 
 use crate::health::{Health, HealthChange, Observation, ObservationKind};
@@ -21,23 +21,73 @@ use super::{Fleet, FleetGpu};
 /// How soon a watch that has ended is begun again.
 const RETRY: Duration = Duration::from_secs(1);
 
+/// How soon devices that could not be adopted are looked at again.
+const LOOK_AGAIN: Duration = Duration::from_secs(30);
+
 /// What makes a fleet of an inventory.
-pub type Number = Box<dyn Fn(&Inventory) -> anyhow::Result<IdScheme> + Send>;
+pub type Number = Box<dyn Fn(&Inventory) -> anyhow::Result<IdScheme> + Send + Sync>;
 
 /// Follows the devices of `source` until the task is dropped.
 pub async fn watch_devices(source: Source, mut inventory: Inventory, mut health: Health, number: Number, fleet: watch::Sender<Arc<Fleet>>) {
     let began = Instant::now();
     loop {
         match source.watch(&inventory) {
-            Ok((_feed, mut seen)) => while take_in(&mut seen, &mut health, began, &fleet).await {},
-            Err(error) => warn!(error = one_line(&error), "cannot watch the devices, trying again"),
-        }
-        match discover(&source).await {
-            Ok(found) => adopt(found, &mut inventory, &mut health, &number, &fleet),
-            Err(error) => warn!(error = %format!("{error:#}"), "cannot look at the devices again, keeping what is known"),
+            // The feed goes on with the devices it knows, and so does their health as long as no others are adopted.
+            Ok((_feed, mut seen)) => {
+                let mut look_at = None;
+                loop {
+                    let next = tokio::select! {
+                        next = take_in(&mut seen, &mut health, began, &fleet) => next,
+                        () = at(look_at) => Seen::OtherDevices,
+                    };
+                    match next {
+                        Seen::Health => {}
+                        Seen::End => break,
+                        Seen::OtherDevices if look_again(&source, &mut inventory, &mut health, &number, &fleet).await => break,
+                        Seen::OtherDevices => look_at = Some(Instant::now() + LOOK_AGAIN),
+                    }
+                }
+            }
+            Err(error) => {
+                warn!(error = one_line(&error), "cannot watch the devices, trying again");
+                look_again(&source, &mut inventory, &mut health, &number, &fleet).await;
+            }
         }
         sleep(RETRY).await;
     }
+}
+
+/// Never, if there is no such moment.
+async fn at(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => sleep_until(moment).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Adopts the devices that are there now; false if that is not possible.
+async fn look_again(
+    source: &Source,
+    inventory: &mut Inventory,
+    health: &mut Health,
+    number: &Number,
+    fleet: &watch::Sender<Arc<Fleet>>,
+) -> bool {
+    match discover(source).await {
+        Ok(found) => adopt(found, inventory, health, number, fleet),
+        Err(error) => {
+            warn!(error = %format!("{error:#}"), "cannot look at the devices again, keeping what is known");
+            false
+        }
+    }
+}
+
+/// What a feed has told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Seen {
+    Health,
+    OtherDevices,
+    End,
 }
 
 /// Looks at the devices on a thread where that may block.
@@ -46,19 +96,19 @@ pub async fn discover(source: &Source) -> anyhow::Result<Inventory> {
     Ok(spawn_blocking(move || source.discover()).await??)
 }
 
-/// Takes in what was observed since; false when the devices must be looked at anew.
-async fn take_in(seen: &mut mpsc::Receiver<Observation>, health: &mut Health, began: Instant, fleet: &watch::Sender<Arc<Fleet>>) -> bool {
-    let Some(mut observation) = seen.recv().await else { return false };
+/// Takes in what was observed since.
+async fn take_in(seen: &mut mpsc::Receiver<Observation>, health: &mut Health, began: Instant, fleet: &watch::Sender<Arc<Fleet>>) -> Seen {
+    let Some(mut observation) = seen.recv().await else { return Seen::End };
     let mut changes = Vec::new();
     let goes_on = loop {
         if observation.kind == ObservationKind::InventoryChanged {
             info!("the devices of this node have changed");
-            break false;
+            break Seen::OtherDevices;
         }
         changes.extend(health.observe(began.elapsed(), &observation));
         match seen.try_recv() {
             Ok(next) => observation = next,
-            Err(_) => break true,
+            Err(_) => break Seen::Health,
         }
     };
     if !changes.is_empty() {
@@ -84,14 +134,19 @@ fn changed(fleet: &Fleet, changes: &[HealthChange]) -> Fleet {
     fleet
 }
 
-/// Goes over to another inventory, unless kubelet could not be told of it. A device that stays keeps its state.
-fn adopt(found: Inventory, inventory: &mut Inventory, health: &mut Health, number: &Number, fleet: &watch::Sender<Arc<Fleet>>) {
+/// Goes over to another inventory, and says whether it did: not if kubelet could not be told of it.
+/// A device that stays keeps its state.
+fn adopt(found: Inventory, inventory: &mut Inventory, health: &mut Health, number: &Number, fleet: &watch::Sender<Arc<Fleet>>) -> bool {
     if found == *inventory {
-        return;
+        // The change has been undone, and the feed tells of the next one only when begun anew.
+        return true;
     }
     let ids = match number(&found) {
         Ok(ids) => ids,
-        Err(error) => return error!(error = %format!("{error:#}"), "keeping the devices known before"),
+        Err(error) => {
+            error!(error = %format!("{error:#}"), "keeping the devices known before");
+            return false;
+        }
     };
     info!(n_gpus = found.gpus.len(), "serving other devices from now on");
     health.retarget(found.gpus.iter().map(|gpu| gpu.uuid.clone()));
@@ -105,6 +160,7 @@ fn adopt(found: Inventory, inventory: &mut Inventory, health: &mut Health, numbe
         }
         *fleet = Arc::new(new);
     });
+    true
 }
 
 #[cfg(test)]
@@ -133,7 +189,7 @@ mod tests {
         for minor in 0..3 {
             sender.try_send(seen(minor, ObservationKind::Lost)).unwrap();
         }
-        assert!(take_in(&mut receiver, &mut health, Instant::now(), &fleet).await);
+        assert_eq!(take_in(&mut receiver, &mut health, Instant::now(), &fleet).await, Seen::Health);
         assert!(receiver.is_empty());
         let now = changed.borrow_and_update();
         assert!(now.gpus.iter().all(|entry| !entry.is_healthy && entry.reason == Some(Reason::Lost)));
@@ -145,10 +201,10 @@ mod tests {
         let mut health = Health::new(Policy::default(), [builders::gpu(0).uuid]);
         let (sender, mut receiver) = mpsc::channel(8);
         sender.try_send(seen(0, ObservationKind::Answered)).unwrap();
-        assert!(take_in(&mut receiver, &mut health, Instant::now(), &fleet).await);
+        assert_eq!(take_in(&mut receiver, &mut health, Instant::now(), &fleet).await, Seen::Health);
         assert!(!changed.has_changed().unwrap());
         drop(sender);
-        assert!(!take_in(&mut receiver, &mut health, Instant::now(), &fleet).await);
+        assert_eq!(take_in(&mut receiver, &mut health, Instant::now(), &fleet).await, Seen::End);
     }
 
     fn write(path: &std::path::Path, gpus: &Value) {
@@ -178,6 +234,25 @@ mod tests {
         assert_eq!(now.gpus.iter().map(|entry| entry.is_healthy).collect::<Vec<_>>(), [false, true]);
     }
 
+    /// A second GPU cannot be adopted; the trouble of the first is seen all the same.
+    #[tokio::test]
+    async fn health_goes_on_beside_devices_that_cannot_be_adopted() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("gpus.json");
+        write(&path, &json!([{"uuid": "GPU-a", "minor": 0, "memory": "4Gi"}]));
+        let source = Source::File(FileSource { path: path.clone(), node: "n1".to_owned(), interval: Duration::from_millis(20) });
+        let inventory = discover(&source).await.unwrap();
+        let number: Number = Box::new(|inventory| Ok(IdScheme::new(&inventory.gpus, 100, MemoryUnit::MIB)?));
+        let first = Fleet::new(inventory.clone(), number(&inventory).unwrap());
+        let health = Health::new(Policy::default(), inventory.gpus.iter().map(|gpu| gpu.uuid.clone()));
+        let (sender, mut fleet) = watch::channel(Arc::new(first));
+        tokio::spawn(watch_devices(source, inventory, health, number, sender));
+        let huge = json!({"uuid": "GPU-b", "minor": 1, "memory": "4Ti"});
+        write(&path, &json!([{"uuid": "GPU-a", "minor": 0, "memory": "4Gi", "health": "Xid 79"}, huge]));
+        let sick = timeout(Duration::from_secs(20), fleet.wait_for(|fleet| !fleet.gpus[0].is_healthy)).await;
+        assert_eq!(sick.expect("blind").unwrap().gpus.len(), 1);
+    }
+
     #[test]
     fn devices_that_kubelet_could_not_be_told_of_are_not_adopted() {
         let number: Number = Box::new(|inventory| Ok(IdScheme::new(&inventory.gpus, 100, MemoryUnit::MIB)?));
@@ -186,7 +261,7 @@ mod tests {
         let (sender, fleet) = watch::channel(Arc::new(builders::fleet(1)));
         let huge = crate::inventory::Gpu { memory_bytes: 1 << 40, ..builders::gpu(1) };
         let mut health = Health::new(Policy::default(), []);
-        adopt(of(vec![huge]), &mut inventory, &mut health, &number, &sender);
+        assert!(!adopt(of(vec![huge]), &mut inventory, &mut health, &number, &sender));
         assert_eq!((inventory.gpus[0].minor, fleet.has_changed().unwrap()), (0, false));
     }
 }

@@ -21,6 +21,7 @@ use crate::served::Served;
 use crate::stop::Stop;
 
 use super::NodeState;
+use super::ids::IdScheme;
 
 /// What kubelet is told on connect and at registration.
 pub const OPTIONS: DevicePluginOptions = DevicePluginOptions { pre_start_required: false, get_preferred_allocation_available: true };
@@ -58,26 +59,45 @@ impl Drop for OpenStream {
     }
 }
 
+/// What a list is made of: which IDs there are, and which devices are healthy.
+#[derive(PartialEq, Eq)]
+struct Contents {
+    ids: IdScheme,
+    is_healthy: Vec<bool>,
+}
+
+impl Contents {
+    fn of(fleet: &Fleet) -> Self {
+        Self { ids: fleet.ids.clone(), is_healthy: fleet.gpus.iter().map(|entry| entry.is_healthy).collect() }
+    }
+}
+
 /// One stream of device lists.
 struct Listing {
     resource: Served,
     fleet: watch::Receiver<Arc<Fleet>>,
     stop: Stop,
-    is_first: bool,
+    /// What the list that was sent last was made of.
+    sent: Option<Contents>,
     _open: OpenStream,
 }
 
 impl Listing {
-    /// The list at once, and again after every change; the end when the service is stopped.
+    /// The list at once, and again whenever it has become another; the end when the service is stopped.
     async fn next(mut self) -> Option<(Result<ListAndWatchResponse, Status>, Self)> {
-        if !self.is_first {
+        let fleet = loop {
+            let fleet = Arc::clone(&self.fleet.borrow_and_update());
+            let contents = Contents::of(&fleet);
+            if self.sent.as_ref() != Some(&contents) {
+                self.sent = Some(contents);
+                break fleet;
+            }
             tokio::select! {
                 () = self.stop.requested() => return None,
                 changed = self.fleet.changed() => changed.ok()?,
             }
-        }
-        self.is_first = false;
-        let list = list(&self.fleet.borrow_and_update(), self.resource);
+        };
+        let list = list(&fleet, self.resource);
         debug!(resource = ?self.resource, n_devices = list.devices.len(), "sending the device list");
         Some((Ok(list), self))
     }
@@ -106,7 +126,7 @@ impl DevicePlugin for DeviceService {
             resource: self.resource,
             fleet: self.node.fleet.clone(),
             stop: self.stop.clone(),
-            is_first: true,
+            sent: None,
             _open: OpenStream::new(self.n_streams.clone()),
         };
         Ok(Response::new(Box::pin(stream::unfold(listing, Listing::next))))

@@ -10,12 +10,16 @@ use proto::pod::QuantityText;
 use proto::quantity::Quantity;
 use serde_json::{Map, Value, json};
 
-use crate::pods::{Pods, Requests, Stage};
+use crate::pods::{NodePod, Pods, Requests, Stage};
 
-/// What the pods of this node that have not ended ask for.
+/// What the pods ask for that kubelet has admitted, or may admit because they have a usable record.
 pub fn requests(pods: &Pods) -> Requests {
-    let alive = pods.iter().filter(|pod| pod.stage != Stage::Terminal);
-    alive.fold(Requests::default(), |sum, pod| sum.plus(pod.requests))
+    let counts = |pod: &&NodePod| match pod.stage {
+        Stage::Admitted | Stage::Running => true,
+        Stage::Bound => pod.placement.is_ok(),
+        Stage::Terminal => false,
+    };
+    pods.iter().filter(counts).fold(Requests::default(), |sum, pod| sum.plus(pod.requests))
 }
 
 /// The merge patch of the node's status, if it holds anything else.

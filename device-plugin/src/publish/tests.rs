@@ -191,10 +191,13 @@ async fn publishes_unit_device_and_status_in_this_order() {
 async fn failures_are_tried_again() {
     for code in [StatusCode::CONFLICT, StatusCode::TOO_MANY_REQUESTS, StatusCode::INTERNAL_SERVER_ERROR] {
         let mut server = Server::new();
+        // Each round tries all three, whatever becomes of the others.
         for _ in 0..3 {
-            let (line, _, answer) = server.next().await;
-            assert_eq!(line, "PATCH /api/v1/nodes/n1?");
-            answer.send_response(failure(code));
+            for expected in ["PATCH /api/v1/nodes/n1?", "GET /apis/", "PATCH /api/v1/nodes/n1/status?"] {
+                let (line, _, answer) = server.next().await;
+                assert!(line.starts_with(expected), "{line}");
+                answer.send_response(failure(code));
+            }
         }
         server.settle().await;
     }
@@ -205,8 +208,38 @@ async fn failures_are_tried_again() {
 async fn silence_is_not_waited_out() {
     let mut server = Server::new();
     let (_, _, never_answered) = server.next().await;
-    server.settle().await;
+    assert!(server.not_found().await.starts_with("GET /apis/"));
+    let device = json!(device_object::device(&fleet(1), &node(&json!({})), None, at(0)));
+    server.accept(&device).await;
+    server.accept(&json!(node(&json!({})))).await;
+    assert_eq!(server.accept(&json!(node(&json!({})))).await, "PATCH /api/v1/nodes/n1?", "the one that was not answered");
     drop(never_answered);
+}
+
+/// A change cuts the pause short, which would be 30 s by now.
+#[tokio::test(start_paused = true)]
+async fn pause_ends_with_a_change() {
+    let mut server = Server::new();
+    for _ in 0..3 * 10 {
+        let (_, _, answer) = server.next().await;
+        answer.send_response(failure(StatusCode::INTERNAL_SERVER_ERROR));
+    }
+    tokio::task::yield_now().await;
+    let began = Instant::now();
+    server.fleet.send_replace(Arc::new(fleet(1)));
+    server.next().await;
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+}
+
+/// What kubelet has not admitted, and cannot, must not make room for itself.
+#[test]
+fn requests_of_pods_that_cannot_be_admitted_do_not_count() {
+    let asking = |name: &str, stage| NodePod { stage, requests: Requests::of_device(1), ..pod(name, 1, [units(1)]) };
+    let unplaced = NodePod { placement: Err(crate::pods::Unplaced::NoGpu), ..asking("c", Stage::Bound) };
+    let all =
+        [asking("a", Stage::Bound), asking("b", Stage::Running), asking("d", Stage::Admitted), unplaced, asking("e", Stage::Terminal)];
+    let three = (0..3).fold(Requests::default(), |sum, _| sum.plus(Requests::of_device(1)));
+    assert_eq!(node_status::requests(&pods(all)), three);
 }
 
 #[tokio::test(start_paused = true)]
