@@ -8,9 +8,10 @@ use std::collections::BTreeMap;
 use placement::{GpuRef, GpuUuid, HeldMemory, HeldShare, Holding, Inventory, Memory as EngineMemory, MemoryAsk, Reason, Request};
 use proto::device::TYPE_GPU;
 use proto::pod::Pod;
+use proto::quantity::Quantity;
 use proto::record::{DeviceAllocation, GpushareRecord, Record};
 use proto::request::{Dialect, Memory, PodRequest, RequestError};
-use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, ResourceNames};
+use proto::resource::{GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, ResourceNames};
 
 /// What is kept of a pod that asks for our resources; small, as there may be very many.
 #[derive(Clone, Debug, PartialEq)]
@@ -84,6 +85,11 @@ impl PodFacts {
             Ok(Some(request)) => Ask::Request(request),
             Err(error) => Ask::Invalid(Box::new(error)),
         };
+        let is_bound = pod.spec.node_name.as_deref().is_some_and(|node| !node.is_empty());
+        // kubelet hands such a pod no device, so it holds none; before it is bound it is refused by its rule.
+        if is_bound && asks_for_zero_only(pod, names) {
+            return None;
+        }
         let text = |text: &Option<String>| text.as_deref().unwrap_or_default().into();
         let bound = pod.spec.node_name.as_deref().filter(|node| !node.is_empty()).map(|node| Box::new(Bound::of(pod, node)));
         Some(Self { namespace: text(&pod.metadata.namespace), name: text(&pod.metadata.name), ask, bound })
@@ -111,6 +117,18 @@ impl PodFacts {
             Ask::Request(_) => account,
         }
     }
+}
+
+/// Whether every amount of ours that a pod names is zero.
+fn asks_for_zero_only(pod: &Pod, names: &ResourceNames) -> bool {
+    let containers = pod.spec.init_containers.iter().chain(&pod.spec.containers);
+    let ours = [names.memory.as_str(), GPU_MEMORY, GPU_MEMORY_RATIO, GPU_CORE, GPU_SHARED, GPU];
+    let amounts = containers.flat_map(|container| {
+        let resources = &container.resources;
+        ours.iter().filter_map(|resource| resources.limits.get(*resource).or_else(|| resources.requests.get(*resource)))
+    });
+    let mut amounts = amounts.map(|text| text.quantity().ok().and_then(Quantity::unsigned)).peekable();
+    amounts.peek().is_some() && amounts.all(|amount| amount == Some(0))
 }
 
 /// What a pod is taken to ask for whose request cannot be read: all of a device.
@@ -213,6 +231,7 @@ fn from_shares(shares: &[RecordedShare], request: &Request, inventory: Option<&I
     let mut held = Vec::with_capacity(shares.len());
     for share in shares {
         let (memory, doubt) = larger(share, request, inventory);
+        let trusted = trusted && doubt.is_none();
         problem = problem.or(doubt);
         held.push(HeldShare { gpu: share.gpu.clone(), memory, core: share.core.max(request.core), slots: request.slots, trusted });
     }
@@ -263,7 +282,7 @@ fn from_gpushare(record: GpushareRecord, request: &Request, inventory: Option<&I
     }
     let differs = record.pod_units != 0 && record.pod_units != asked;
     let problem = differs.then(|| format!("its record says {} units, its spec {asked}", record.pod_units));
-    Account { holding: Holding::Shares(vec![share(HeldMemory::Ask(MemoryAsk::Units(units)), true)]), problem }
+    Account { holding: Holding::Shares(vec![share(HeldMemory::Ask(MemoryAsk::Units(units)), !differs)]), problem }
 }
 
 /// The units that the recorded device has now, its bytes and a unit's, if the units are others than when the pod was placed.

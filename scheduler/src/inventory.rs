@@ -36,10 +36,11 @@ pub struct DeviceReport {
 /// What a node has; `None` if it shares no GPUs.
 pub fn report(node: &Node, device: Option<&DeviceReport>, names: &ResourceNames) -> Option<NodeReport> {
     match device {
-        Some(device) if !device.gpus.is_empty() || !device.problems.is_empty() => Some(device.on(node, names)),
+        // Whoever writes the object has looked: a guess from the capacity would be a worse one.
+        Some(device) => (!device.gpus.is_empty() || !device.problems.is_empty()).then(|| device.on(node, names)),
         // Who publishes bytes publishes a Device object too; until it is seen, an equal split would be a guess.
-        _ if node.capacity(GPU_MEMORY).is_some() => None,
-        _ => of_capacity(node, names),
+        None if node.capacity(GPU_MEMORY).is_some() => None,
+        None => of_capacity(node, names),
     }
 }
 

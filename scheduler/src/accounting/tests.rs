@@ -81,10 +81,10 @@ fn records_in_order(#[case] limits: Value, #[case] annotations: Value, #[case] e
 
 /// Both count the larger, and the contradiction is told.
 #[rstest]
-#[case::record_is_less(bytes(1, 50), record(&[(0, "GPU-0", 40)]), &[("GPU-0", Some(50), true)], "says 41943040 bytes on GPU GPU-0, its spec 52428800")]
-#[case::record_is_more(units(4), record(&[(0, "GPU-0", 80)]), &[("GPU-0", Some(80), true)], "its spec 41943040")]
+#[case::record_is_less(bytes(1, 50), record(&[(0, "GPU-0", 40)]), &[("GPU-0", Some(50), false)], "says 41943040 bytes on GPU GPU-0, its spec 52428800")]
+#[case::record_is_more(units(4), record(&[(0, "GPU-0", 80)]), &[("GPU-0", Some(80), false)], "its spec 41943040")]
 #[case::more_devices(bytes(1, 50), record(&[(0, "GPU-0", 50), (1, "GPU-1", 50)]), &[("GPU-0", Some(50), false), ("GPU-1", Some(50), false)], "names 2 devices, its spec asks for 1 only")]
-#[case::old_record_is_more(units(4), old("0", "8", "100"), &[("0", Some(80), true)], "its record says 8 units, its spec 4")]
+#[case::old_record_is_more(units(4), old("0", "8", "100"), &[("0", Some(80), false)], "its record says 8 units, its spec 4")]
 #[case::units_were_larger(units(8), old("0", "8", "10"), &[("0", Some(800), false)], "had 10 units when it was placed and has 100 now")]
 #[case::units_were_smaller(units(80), old("0", "80", "1000"), &[("0", Some(800), false)], "had 1000 units when it was placed and has 100 now")]
 fn contradictions(
@@ -163,4 +163,21 @@ fn pod_that_asks_for_nothing_is_not_kept() {
     let pod: Pod =
         serde_json::from_value(json!({"metadata": {"uid": "u"}, "spec": {"nodeName": "n", "containers": [{"name": "c"}]}})).unwrap();
     assert_eq!(PodFacts::of(&pod, &ResourceNames::default()), None);
+}
+
+/// kubelet gives a pod that asks for nothing no device; one unit beside the zeros, or no number, counts.
+#[rstest]
+#[case::units(json!({"aliyun.com/gpu-mem": "0"}), false)]
+#[case::several(json!({"koordinator.sh/gpu.shared": "0", "koordinator.sh/gpu-memory": "0"}), false)]
+#[case::one_is_not(json!({"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "0"}), true)]
+#[case::no_number(json!({"aliyun.com/gpu-mem": "x"}), true)]
+fn zeros_hold_nothing(#[case] limits: Value, #[case] holds: bool) {
+    let containers = json!([{"name": "c", "resources": {"limits": limits}}]);
+    let facts = |node: Value| {
+        let pod: Pod =
+            serde_json::from_value(json!({"metadata": {"uid": "u"}, "spec": {"nodeName": node, "containers": containers}})).unwrap();
+        PodFacts::of(&pod, &ResourceNames::default())
+    };
+    assert!(matches!(facts(Value::Null).unwrap().ask, super::Ask::Invalid(_)), "refused as long as it is not bound");
+    assert_eq!(facts("n1".into()).is_some(), holds);
 }

@@ -18,13 +18,17 @@ const MAX_HINTS: usize = 4096;
 pub(super) struct HintQueue {
     ttl: Duration,
     ends: FxHashMap<OwnerId, Instant>,
+    /// Pods whose hint grew old, and from when on they may have another.
+    resting: FxHashMap<OwnerId, Instant>,
+    /// In the order in which they began; an entry that `resting` does not bear out has been overtaken.
+    rest_queue: VecDeque<(Instant, OwnerId)>,
     /// In the order in which they end; an entry that `ends` does not bear out is of a hint that is gone.
     queue: VecDeque<(Instant, OwnerId)>,
 }
 
 impl HintQueue {
     pub(super) fn new(ttl: Duration) -> Self {
-        Self { ttl, ends: FxHashMap::default(), queue: VecDeque::new() }
+        Self { ttl, ends: FxHashMap::default(), queue: VecDeque::new(), resting: FxHashMap::default(), rest_queue: VecDeque::new() }
     }
 
     /// Forgets when a hint ends; the fleet forgets the hint itself when the pod is bound or gone.
@@ -32,9 +36,37 @@ impl HintQueue {
         self.ends.remove(uid);
     }
 
-    fn insert(&mut self, owner: OwnerId, end: Instant) {
+    fn insert(&mut self, owner: OwnerId, end: Instant, is_renewed: bool) {
         self.ends.insert(owner.clone(), end);
-        self.queue.push_back((end, owner));
+        // A renewed hint has its place in the queue already.
+        if !is_renewed {
+            self.queue.push_back((end, owner));
+        }
+    }
+
+    /// When a hint that is put or renewed now ends: a renewed one no later than it would have; `None` if it may not be.
+    fn end_of(&self, uid: &str, now: Instant) -> Option<Instant> {
+        match self.ends.get(uid) {
+            Some(end) => Some(*end),
+            None if self.resting.get(uid).is_some_and(|until| *until > now) => None,
+            None => now.checked_add(self.ttl),
+        }
+    }
+
+    /// A pod whose hint has grown old has had its chance: the room is for others for as long again.
+    fn rest(&mut self, owner: OwnerId, now: Instant) {
+        while let Some((until, _)) = self.rest_queue.front()
+            && (*until <= now || self.rest_queue.len() >= MAX_HINTS)
+            && let Some((until, owner)) = self.rest_queue.pop_front()
+        {
+            if self.resting.get(&owner) == Some(&until) {
+                self.resting.remove(&owner);
+            }
+        }
+        if let Some(until) = now.checked_add(self.ttl) {
+            self.resting.insert(owner.clone(), until);
+            self.rest_queue.push_back((until, owner));
+        }
     }
 
     /// Takes out the first hint if it has ended by `now`, or there are too many.
@@ -47,7 +79,9 @@ impl HintQueue {
             }
             let (_, owner) = self.queue.pop_front()?;
             if is_live {
-                self.ends.remove(&owner);
+                if self.ends.remove(&owner).is_some_and(|end| end <= now) {
+                    self.rest(owner.clone(), now);
+                }
                 return Some(owner);
             }
         }
@@ -74,13 +108,15 @@ impl Index {
 
     /// Keeps room for a pod on the only node that it fits.
     pub fn hint(&mut self, node: NodeId, ask: &NodeAsk<'_>, now: Instant) {
-        self.unhint(ask.uid);
         self.expire_hints(now);
+        let end = self.hints.end_of(ask.uid, now);
+        let is_renewed = self.is_hinted(ask.uid);
+        self.unhint(ask.uid);
         let choice = self.fleet.choose(node, &ask.request, self.policies.device, Hints::RespectOthers(ask.uid));
-        let (Ok(placement), Some(end)) = (choice, now.checked_add(self.hints.ttl)) else { return };
+        let (Ok(placement), Some(end)) = (choice, end) else { return };
         let owner = self.owner(ask.uid);
         if self.fleet.hint(&owner, node, placement) {
-            self.hints.insert(owner, end);
+            self.hints.insert(owner, end, is_renewed);
         }
     }
 

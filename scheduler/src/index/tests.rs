@@ -125,6 +125,24 @@ fn hints_are_bounded() {
     assert_eq!(index.fleet().n_hints(), 0);
 }
 
+/// A pod that is filtered again and again, and never bound, must not keep room from others for ever.
+#[test]
+fn hints_are_not_renewed_for_ever() {
+    let (mut index, now) = (index(), Instant::now());
+    let Ask::Request(request) = facts("p").ask else { panic!("a request") };
+    let node = index.fleet().node_id("n1").unwrap();
+    let mut hinted = |seconds: u64| {
+        let at = now + Duration::from_secs(seconds);
+        index.hint(node, &NodeAsk::new("p", &request), at);
+        index.is_hinted("p")
+    };
+    assert_eq!([0, 10, 29].map(&mut hinted), [true; 3]);
+    assert_eq!([30, 40, 59].map(&mut hinted), [false; 3], "the room is for others for as long again");
+    assert_eq!([60, 61].map(&mut hinted), [true; 2]);
+    index.expire_hints(now + Duration::from_secs(90));
+    assert_eq!(index.fleet().n_hints(), 0);
+}
+
 #[test]
 fn opaque_nodes_take_no_bytes() {
     let index = index();

@@ -291,6 +291,10 @@ async fn a_hint_ends_by_time_deletion_or_a_new_answer() {
     tokio::time::sleep(crate::world::HINT).await;
     assert!(is_free().await, "by time");
     world.delete_pod(&second);
+    world.fitting(&first, &["n1"]).await;
+    assert!(is_free().await, "and for as long again");
+    world.delete_pod(&second);
+    tokio::time::sleep(crate::world::HINT).await;
 
     world.apply_pod(&first);
     world.fitting(&first, &["n1"]).await;
