@@ -2,6 +2,7 @@
 
 use std::io::IsTerminal;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -22,6 +23,11 @@ use crate::index::{Index, RawDevice, Shared};
 use crate::metrics::Metrics;
 use crate::serve::{serve, tls_acceptor};
 use crate::watch::watch;
+
+/// How long a connection to the API server may take to stand.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the API server may say nothing before a list or a watch is begun anew: longer than any watch lasts (295 s).
+const READ_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Runs the daemon until SIGTERM or SIGINT.
 ///
@@ -78,6 +84,8 @@ async fn client(config: &Config) -> anyhow::Result<Client> {
         None => kube::Config::infer().await.context("no kubeconfig and no service account to reach the API server with")?,
     };
     settings.default_retry = false;
+    settings.connect_timeout = Some(CONNECT_TIMEOUT);
+    settings.read_timeout = Some(READ_TIMEOUT);
     Client::try_from(settings).context("cannot make a client of the API server")
 }
 
