@@ -12,13 +12,14 @@ use anyhow::{Context, anyhow};
 use kube::Client;
 use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
+use proto::node::Node;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::{sleep, timeout};
 use tower::timeout::TimeoutLayer;
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 
 use crate::assigned::mark_assigned;
 use crate::config::{Config, NoGpu};
@@ -27,13 +28,13 @@ use crate::fleet::watch::{Number, discover, watch_devices};
 use crate::health::Health;
 use crate::identity::{Ledger, checkpoint};
 use crate::inventory::{Inventory, InventoryError};
-use crate::plugin::NodeState;
 use crate::plugin::ids::IdScheme;
 use crate::plugin::registration::{KubeletDir, keep_registered};
+use crate::plugin::{NodeState, Settings};
 use crate::pods::Pods;
 use crate::pods::watch::watch_pods;
 use crate::publish::node_watch::watch_node;
-use crate::publish::{Publisher, Sources};
+use crate::publish::{Publisher, Sources, unit};
 use crate::served::Served;
 use crate::stop::{Stop, Stopper};
 use crate::watching::ANSWER_LIMIT;
@@ -60,7 +61,10 @@ const ENDING: Duration = Duration::from_secs(5);
 /// What keeps it from starting.
 pub fn start(config: Config) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the runtime")?;
-    runtime.block_on(run(config))
+    let ended = runtime.block_on(run(config));
+    // A driver that hangs must not keep the process from ending.
+    runtime.shutdown_background();
+    ended
 }
 
 async fn run(config: Config) -> anyhow::Result<()> {
@@ -84,13 +88,14 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let ledger = Ledger::after(checkpoint::read(&config.device_plugin_dir, &config.settings.names));
     let node = Arc::new(NodeState::new(config.settings.clone(), fleet, pods.subscribe(), ledger));
     parts.watch_pods(&config, &client, pods);
-    parts.publish(&config, &client, &node);
+    let known_node = parts.publish(&config, &client, &node);
     parts.watches.spawn(inherit_pods(Arc::clone(&node)));
     parts.watches.spawn(mark_assigned(client, Arc::clone(&node)));
     for (resource, is_registered) in registered {
-        parts.serve_resource(&config, resource, &node, &stop, is_registered);
+        let known_node = (resource == Served::Memory).then(|| known_node.clone());
+        parts.serve_resource(&config, resource, &node, known_node, &stop, is_registered);
     }
-    parts.run(stop).await;
+    parts.run(stop).await?;
     info!("ended");
     Ok(())
 }
@@ -115,20 +120,23 @@ impl Parts {
         self.watches.spawn(watch_pods(client.clone(), config.node_name.to_string(), config.settings.names.clone(), pods));
     }
 
-    fn publish(&mut self, config: &Config, client: &Client, state: &NodeState) {
+    fn publish(&mut self, config: &Config, client: &Client, state: &NodeState) -> watch::Receiver<Option<Node>> {
         let (sender, node) = watch::channel(None);
         self.watches.spawn(watch_node(client.clone(), config.node_name.to_string(), sender));
         let settings = &config.settings;
-        let sources = Sources { fleet: state.fleet.clone(), pods: state.pods.clone(), node };
+        let sources = Sources { fleet: state.fleet.clone(), pods: state.pods.clone(), node: node.clone() };
         let publisher = Publisher::new(client, config.node_name.to_string(), settings.names.clone(), settings.memory_unit, sources);
         self.watches.spawn(publisher.run());
+        node
     }
 
+    /// Serves once the node says what a unit is, if `known_node` tells, so that no unit is counted as another.
     fn serve_resource(
         &mut self,
         config: &Config,
         resource: Served,
         node: &Arc<NodeState>,
+        known_node: Option<watch::Receiver<Option<Node>>>,
         stop: &Stop,
         is_registered: watch::Sender<bool>,
     ) {
@@ -140,6 +148,12 @@ impl Parts {
                 () = stopping.requested() => return,
                 synced = timeout(SYNC_WAIT, pods.wait_for(Pods::is_synced)) => if synced.is_err() {
                     warn!("the API server has not told the pods of this node yet; serving kubelet all the same");
+                }
+            }
+            if let Some(known_node) = known_node {
+                tokio::select! {
+                    () = stopping.requested() => return,
+                    () = unit_published(known_node, &node.settings) => {}
                 }
             }
             keep_registered(dir, resource, node, stop, is_registered).await;
@@ -154,15 +168,47 @@ impl Parts {
     }
 
     /// Until the end is asked for; then closes what has to be closed.
-    async fn run(mut self, mut stop: Stop) {
-        tokio::select! {
-            () = stop.requested() => info!("asked to end"),
-            Some(_) = self.watches.join_next() => error!("a task has ended unexpectedly"),
+    ///
+    /// # Errors
+    /// Something ended that goes on as long as the process; the rest is closed all the same.
+    async fn run(mut self, mut stop: Stop) -> anyhow::Result<()> {
+        let ended = tokio::select! {
+            biased;
+            () = stop.requested() => {
+                info!("asked to end");
+                Ok(())
+            }
+            Some(ended) = self.watches.join_next() => Err(unexpected(ended)),
+            Some(ended) = self.servers.join_next() => Err(unexpected(ended)),
+        };
+        if ended.is_err() {
+            self.servers.abort_all();
         }
         let closed = timeout(ENDING, async { while self.servers.join_next().await.is_some() {} }).await;
         if closed.is_err() {
             warn!("not everything could be closed in time");
         }
+        ended
+    }
+}
+
+fn unexpected(ended: Result<(), JoinError>) -> anyhow::Error {
+    match ended {
+        Ok(()) => anyhow!("a task has ended unexpectedly"),
+        Err(error) => anyhow!(error).context("a task has failed"),
+    }
+}
+
+/// Returns when the node's annotation has been seen to tell our unit. From then on the publisher keeps it so.
+async fn unit_published(mut node: watch::Receiver<Option<Node>>, settings: &Settings) {
+    let is_told =
+        |node: &Option<Node>| node.as_ref().is_some_and(|node| unit::patch(node, &settings.names, settings.memory_unit).is_none());
+    if !is_told(&node.borrow()) {
+        info!(resource = settings.names.memory, unit = %settings.memory_unit, "registering once the node's annotation tells the memory unit");
+    }
+    if node.wait_for(is_told).await.is_err() {
+        // Without a watch of the node nobody will tell; the end of that task ends the process.
+        std::future::pending::<()>().await;
     }
 }
 
@@ -236,4 +282,53 @@ async fn inherit_pods(node: Arc<NodeState>) {
         node.ledger().inherit(&pods);
     }
     std::future::pending::<()>().await;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Poll;
+
+    use futures::poll;
+    use proto::memory_unit::MemoryUnit;
+    use proto::resource::ResourceNames;
+    use serde_json::json;
+
+    use super::*;
+
+    /// A unit that has been changed must not be counted in the one before; once seen, it does not matter who is away.
+    #[tokio::test]
+    async fn memory_waits_for_its_unit() {
+        let settings = Settings {
+            names: ResourceNames::default(),
+            memory_unit: MemoryUnit::GIB,
+            visible_devices_env: String::new(),
+            allocate_wait: Duration::from_secs(1),
+        };
+        let node = |unit: &str| -> Option<Node> {
+            let node = json!({"metadata": {"name": "n1", "annotations": {"aliyun.com/gpu-mem-unit": unit}}});
+            Some(serde_json::from_value(node).unwrap())
+        };
+        let (sender, receiver) = watch::channel(None);
+        let mut wait = std::pin::pin!(unit_published(receiver, &settings));
+        assert_eq!(poll!(&mut wait), Poll::Pending);
+        sender.send_replace(node("MiB"));
+        assert_eq!(poll!(&mut wait), Poll::Pending, "the unit of before");
+        sender.send_replace(node("GiB"));
+        assert_eq!(poll!(&mut wait), Poll::Ready(()));
+    }
+
+    #[tokio::test]
+    async fn a_task_that_ends_is_an_error() {
+        let (stopper, stop) = Stopper::new();
+        let mut parts = Parts { watches: JoinSet::new(), servers: JoinSet::new() };
+        parts.servers.spawn(std::future::pending());
+        parts.watches.spawn(async {});
+        assert!(timeout(ENDING, parts.run(stop)).await.unwrap().is_err());
+        stopper.stop();
+        let (stopper, stop) = Stopper::new();
+        stopper.stop();
+        let mut parts = Parts { watches: JoinSet::new(), servers: JoinSet::new() };
+        parts.watches.spawn(async {});
+        assert!(parts.run(stop).await.is_ok());
+    }
 }

@@ -83,6 +83,31 @@ async fn registers_again_when_its_socket_is_removed() {
     assert_eq!(kubelet.register().await, UNITS);
 }
 
+/// The socket of a dead kubelet stays; the next one must not wait for the pauses that it caused.
+#[tokio::test]
+async fn registers_soon_after_a_long_absence_of_kubelet() {
+    let node = Node::new(1);
+    node.kubelet().await.kill().await;
+    sleep(Duration::from_secs(4)).await;
+    let began = std::time::Instant::now();
+    node.kubelet().await;
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+}
+
+/// A kubelet that opens the device list and drops it at once is noticed as one that dropped it.
+#[tokio::test]
+async fn registers_again_when_the_stream_ends_at_once() {
+    let node = Node::new(1);
+    let mut kubelet = FakeKubelet::start(node.path());
+    let began = std::time::Instant::now();
+    for _ in 0..2 {
+        let resource = kubelet.register().await;
+        kubelet.plugins.remove(&resource);
+    }
+    kubelet.register_both().await;
+    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+}
+
 /// The old stream must have ended before the new registration: kubelet finds plugins by name.
 #[tokio::test]
 async fn closes_everything_before_it_registers_again() {

@@ -31,7 +31,7 @@ use crate::stop::{Stop, Stopper};
 use crate::watching::one_line;
 
 use super::NodeState;
-use super::server::{DeviceService, OPTIONS};
+use super::server::{DeviceService, OPTIONS, Streams};
 use socket::{FileId, OwnSocket};
 
 /// kubelet sends every available ID in one message, and those that must be included once more.
@@ -128,18 +128,27 @@ pub async fn keep_registered(dir: KubeletDir, resource: Served, node: Arc<NodeSt
     let mut pause = shortest;
     while !stop.is_requested() {
         let began = Instant::now();
+        let kubelet = dir.path.join(KUBELET_SOCKET);
+        let kubelet_id = FileId::of(&kubelet);
         let end = register_once(&dir, resource, &node, &mut stop, &is_registered).await;
         is_registered.send_replace(false);
         let is_quick = matches!(end, Ok(End::KubeletRestarted | End::SocketRemoved));
+        let longest = match &end {
+            // A process that is starting, or a file that one left behind: trying costs nothing.
+            Err(RegistrationError::Connect { .. }) => Duration::from_secs(1),
+            _ => LONGEST_PAUSE,
+        };
         match end {
             Ok(End::Stopped) => return,
             Ok(end) => info!(resource = name, reason = end.describe(), "registering again"),
             Err(error) => warn!(resource = name, error = one_line(&error), "not registered, trying again"),
         }
-        pause = if is_quick || began.elapsed() >= STABLE { shortest } else { (pause * 2).min(LONGEST_PAUSE) };
+        pause = if is_quick || began.elapsed() >= STABLE { shortest } else { (pause * 2).min(longest) };
         tokio::select! {
             () = stop.requested() => return,
             () = sleep(pause) => {}
+            // Another kubelet is there, which knows nothing of the trouble with the one before.
+            () = until_replaced(&kubelet, kubelet_id, dir.interval) => pause = shortest,
         }
     }
 }
@@ -186,24 +195,45 @@ async fn follow(
         resource_name: resource_name.clone(),
         options: Some(OPTIONS),
     };
-    timeout(dir.patience, register(kubelet, request)).await.map_err(|_| RegistrationError::Silent(dir.patience))??;
-    let mut n_streams = serving.n_streams.subscribe();
-    if !matches!(timeout(dir.patience, n_streams.wait_for(|n| *n > 0)).await, Ok(Ok(_))) {
-        return Ok(End::StreamNeverOpened);
-    }
-    info!(resource = resource_name, "registered with kubelet");
-    is_registered.send_replace(true);
-    loop {
-        tokio::select! {
-            _ = n_streams.wait_for(|n| *n == 0) => return Ok(End::StreamEnded),
-            () = sleep(dir.interval) => {}
+    let mut streams = serving.streams.subscribe();
+    let registration = async {
+        timeout(dir.patience, register(kubelet, request)).await.map_err(|_| RegistrationError::Silent(dir.patience))??;
+        if !matches!(timeout(dir.patience, streams.wait_for(|streams| streams.n_ever > 0)).await, Ok(Ok(_))) {
+            return Ok(End::StreamNeverOpened);
         }
+        info!(resource = resource_name, "registered with kubelet");
+        is_registered.send_replace(true);
+        // An error says that the server is gone, and the streams with it.
+        let _ = streams.wait_for(|streams| streams.n_open == 0).await;
+        Ok(End::StreamEnded)
+    };
+    tokio::select! {
+        ended = registration => ended,
+        ended = until_moved(kubelet, kubelet_id, socket, dir.interval) => Ok(ended),
+    }
+}
+
+/// Until one of the two sockets is no longer the file that it was.
+async fn until_moved(kubelet: &Path, kubelet_id: FileId, socket: &OwnSocket, interval: Duration) -> End {
+    loop {
+        sleep(interval).await;
         if FileId::of(kubelet) != Some(kubelet_id) {
-            return Ok(End::KubeletRestarted);
+            return End::KubeletRestarted;
         }
         if !socket.is_in_place() {
-            return Ok(End::SocketRemoved);
+            return End::SocketRemoved;
         }
+    }
+}
+
+/// Until there is a socket of kubelet that is not this one.
+async fn until_replaced(kubelet: &Path, before: Option<FileId>, interval: Duration) {
+    loop {
+        let now = FileId::of(kubelet);
+        if now.is_some() && now != before {
+            return;
+        }
+        sleep(interval).await;
     }
 }
 
@@ -246,15 +276,15 @@ async fn register(kubelet: &Path, request: RegisterRequest) -> Result<(), Regist
 /// A running server and its streams.
 struct Serving {
     stopper: Stopper,
-    n_streams: watch::Sender<usize>,
+    streams: watch::Sender<Streams>,
     task: JoinHandle<()>,
 }
 
 impl Serving {
     fn start(resource: Served, node: Arc<NodeState>, incoming: UnixListenerStream) -> Self {
         let (stopper, mut stop) = Stopper::new();
-        let n_streams = watch::Sender::new(0);
-        let service = DeviceService::new(resource, node, n_streams.clone(), stop.clone());
+        let streams = watch::Sender::new(Streams::default());
+        let service = DeviceService::new(resource, node, streams.clone(), stop.clone());
         let service = DevicePluginServer::new(service).max_decoding_message_size(MAX_REQUEST_BYTES);
         let server = Server::builder().add_service(service);
         let task = tokio::spawn(async move {
@@ -263,7 +293,7 @@ impl Serving {
                 warn!(error = one_line(&error), ?resource, "the server of a resource has failed");
             }
         });
-        Self { stopper, n_streams, task }
+        Self { stopper, streams, task }
     }
 
     /// Ends the streams, then the connections.

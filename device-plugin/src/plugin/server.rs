@@ -31,31 +31,42 @@ pub const OPTIONS: DevicePluginOptions = DevicePluginOptions { pre_start_require
 pub struct DeviceService {
     resource: Served,
     node: Arc<NodeState>,
-    /// How many device lists are being streamed.
-    n_streams: watch::Sender<usize>,
+    streams: watch::Sender<Streams>,
     stop: Stop,
 }
 
 impl DeviceService {
-    /// `n_streams` is kept at the number of open `ListAndWatch` streams; `stop` ends them.
-    pub fn new(resource: Served, node: Arc<NodeState>, n_streams: watch::Sender<usize>, stop: Stop) -> Self {
-        Self { resource, node, n_streams, stop }
+    /// `streams` is kept up to date with the `ListAndWatch` streams; `stop` ends them.
+    pub fn new(resource: Served, node: Arc<NodeState>, streams: watch::Sender<Streams>, stop: Stop) -> Self {
+        Self { resource, node, streams, stop }
     }
 }
 
+/// How many device lists are being streamed, and have been since the service began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Streams {
+    /// Open now.
+    pub n_open: usize,
+    /// Ever opened: one that ends at once must not be taken for one that was never opened.
+    pub n_ever: usize,
+}
+
 /// Counts one open stream for as long as it lives.
-struct OpenStream(watch::Sender<usize>);
+struct OpenStream(watch::Sender<Streams>);
 
 impl OpenStream {
-    fn new(n_streams: watch::Sender<usize>) -> Self {
-        n_streams.send_modify(|n| *n += 1);
-        Self(n_streams)
+    fn new(streams: watch::Sender<Streams>) -> Self {
+        streams.send_modify(|streams| {
+            streams.n_open += 1;
+            streams.n_ever += 1;
+        });
+        Self(streams)
     }
 }
 
 impl Drop for OpenStream {
     fn drop(&mut self) {
-        self.0.send_modify(|n| *n = n.saturating_sub(1));
+        self.0.send_modify(|streams| streams.n_open = streams.n_open.saturating_sub(1));
     }
 }
 
@@ -127,7 +138,7 @@ impl DevicePlugin for DeviceService {
             fleet: self.node.fleet.clone(),
             stop: self.stop.clone(),
             sent: None,
-            _open: OpenStream::new(self.n_streams.clone()),
+            _open: OpenStream::new(self.streams.clone()),
         };
         Ok(Response::new(Box::pin(stream::unfold(listing, Listing::next))))
     }
