@@ -24,7 +24,7 @@ async fn lists_every_virtual_device() {
     let node = Node::new(2);
     let mut kubelet = node.kubelet().await;
     let units = &kubelet.plugin(UNITS).devices;
-    assert_eq!((units.len(), units[0].id.as_str(), units[0].health.as_str()), (32, "00000000-0", "Healthy"));
+    assert_eq!((units.len(), units[0].id.as_str(), units[0].health.as_str()), (32, "9507230f-0", "Healthy"));
     let shares = &kubelet.plugin(SHARES).devices;
     assert_eq!((shares.len(), shares[199].id.clone()), (200, format!("{}::99", uuid(1))));
 }
@@ -168,7 +168,7 @@ async fn gpushare_pod() {
       "NVIDIA_VISIBLE_DEVICES": "GPU-00000002-aaaa-bbbb-cccc-000000000002"
     }
     "#);
-    assert!(kubelet.plugin(UNITS).used.iter().all(|id| id.starts_with("00000002-")));
+    assert!(kubelet.plugin(UNITS).used.iter().all(|id| id.starts_with("44f120a6-")));
 }
 
 #[tokio::test]
@@ -219,7 +219,7 @@ async fn init_container_ids_are_used_again() {
 async fn waits_for_a_pod_that_is_not_known_yet() {
     let node = Node::new(1);
     let mut kubelet = node.kubelet().await;
-    let ids = vec!["00000000-0".to_owned()];
+    let ids = vec!["9507230f-0".to_owned()];
     let plugin = kubelet.plugin(UNITS);
     let call = plugin.allocate(&ids);
     let tell = async {
@@ -250,7 +250,7 @@ async fn sick_gpu_is_named_and_the_next_pod_is_served() {
     kubelet.plugin(UNITS).next_list().await;
     node.tell(&pod("a", &[&[(UNITS, 1)]], &gpushare(1, 1, 1)));
     node.tell(&pod("b", &[&[(UNITS, 1)]], &gpushare(0, 1, 2)));
-    let ids = vec!["00000001-0".to_owned()];
+    let ids = vec!["4ff516e8-0".to_owned()];
     let error = kubelet.plugin(UNITS).allocate(&ids).await.unwrap_err();
     let expected = format!("pod default/a: GPU {} of this node is unhealthy: the driver reported critical error XID 79", uuid(1));
     assert_eq!((error.code(), error.message()), (tonic::Code::FailedPrecondition, expected.as_str()));

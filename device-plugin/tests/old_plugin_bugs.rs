@@ -10,6 +10,7 @@ mod kubelet;
 mod node;
 
 use device_plugin::assigned;
+use device_plugin::served::Served;
 use node::{Node, SHARES, UNITS, gpushare, koordinator, pod, uuid};
 use serde_json::json;
 
@@ -26,7 +27,8 @@ async fn d1_pods_of_one_size_keep_their_own_gpu() {
         let before = kubelet.plugin(UNITS).used.clone();
         assert_eq!(kubelet.container(&[(UNITS, 4)]).await.unwrap()["NVIDIA_VISIBLE_DEVICES"], uuid(minor));
         let used = &kubelet.plugin(UNITS).used;
-        assert!(used.difference(&before).all(|id| id.starts_with(&format!("{minor:08x}-"))));
+        let fleet = node.fleet.borrow();
+        assert!(used.difference(&before).all(|id| fleet.ids.gpu_of(Served::Memory, id).is_some_and(|gpu| gpu.as_str() == uuid(minor))));
     }
 }
 
@@ -38,7 +40,7 @@ async fn d1_device_ids_decide_before_the_order() {
     let mut kubelet = node.kubelet().await;
     node.tell(&pod("first", &[&[(UNITS, 4)]], &gpushare(0, 4, 10)));
     node.tell(&pod("second", &[&[(UNITS, 4)]], &gpushare(1, 4, 20)));
-    let ids: Vec<String> = (0..4).map(|n| format!("00000001-{n}")).collect();
+    let ids: Vec<String> = (0..4).map(|n| format!("4ff516e8-{n}")).collect();
     assert_eq!(kubelet.plugin(UNITS).allocate(&ids).await.unwrap()["NVIDIA_VISIBLE_DEVICES"], uuid(1));
 }
 

@@ -1,9 +1,7 @@
 //! IDs of virtual devices: which exist, which GPU each is of, and how long their list is on the wire.
 //!
-//! A share is `<GPU UUID>::<n>`. A memory unit is `<start of the UUID>-<n>`: there are many of them, and
+//! A share is `<GPU UUID>::<n>`. A memory unit is `<start of the UUID's hash>-<n>`: there are many of them, and
 //! kubelet takes no message above 4 MiB. Both are functions of the node's UUIDs, so they are the same after a restart.
-
-use std::collections::BTreeSet;
 
 use proto::kubelet::MAX_MESSAGE_BYTES;
 use proto::memory_unit::MemoryUnit;
@@ -11,8 +9,8 @@ use proto::memory_unit::MemoryUnit;
 use crate::inventory::{Gpu, GpuUuid};
 use crate::served::Served;
 
-/// Lengths that a UUID is cut to for a memory unit's ID: the groups of a UUID, added one by one.
-const STEM_LENGTHS: [usize; 5] = [8, 13, 18, 23, 36];
+/// How many digits of the hash of a UUID begin a memory unit's ID.
+const STEM_LENGTHS: [usize; 3] = [8, 12, 16];
 
 /// Size on the wire of a device's health when it is the longer word.
 const UNHEALTHY_BYTES: u64 = 2 + proto::kubelet::UNHEALTHY.len() as u64;
@@ -191,25 +189,25 @@ fn varint_bytes(value: u64) -> u64 {
     u64::from(value.max(1).ilog2() / 7 + 1)
 }
 
-/// A start of each GPU's UUID that no other GPU of the node has; as short as possible, whole UUIDs if need be.
+/// A word for each GPU that no other GPU of the node has: the start of its UUID's hash, longer only where
+/// two are alike. So that a GPU keeps its IDs when another one comes, the hash is of the whole UUID alone.
 fn stems(gpus: &[Gpu]) -> Vec<String> {
-    let bare: Vec<&str> = gpus.iter().map(|gpu| bare(gpu.uuid.as_str())).collect();
-    let stem = |own: &str| {
-        let alone = |len: &usize| bare.iter().filter(|other| start(other, *len) == start(own, *len)).count() == 1;
+    let hashes: Vec<String> = gpus.iter().map(|gpu| format!("{:016x}", fnv1a(gpu.uuid.as_str()))).collect();
+    let stem = |own: &String| {
+        let alone = |len: &usize| hashes.iter().filter(|other| start(other, *len) == start(own, *len)).count() == 1;
         STEM_LENGTHS.into_iter().find(alone).map(|len| start(own, len).to_owned())
     };
-    let short: Option<Vec<String>> = bare.iter().map(|own| stem(own)).collect();
-    let is_distinct = |stems: &Vec<String>| stems.iter().collect::<BTreeSet<_>>().len() == stems.len();
-    short.filter(is_distinct).unwrap_or_else(|| gpus.iter().map(|gpu| gpu.uuid.to_string()).collect())
+    let stems = gpus.iter().zip(&hashes).map(|(gpu, hash)| stem(hash).unwrap_or_else(|| gpu.uuid.to_string()));
+    stems.collect()
+}
+
+/// FNV-1a with 64 bits: the same in every version of this program.
+fn fnv1a(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 fn start(text: &str, len: usize) -> &str {
     text.get(..len).unwrap_or(text)
-}
-
-/// The UUID without the word in front that all GPUs have.
-fn bare(uuid: &str) -> &str {
-    uuid.strip_prefix("GPU-").or_else(|| uuid.strip_prefix("MIG-")).unwrap_or(uuid)
 }
 
 #[cfg(test)]

@@ -25,13 +25,13 @@ fn prefer(resource: Served, wanted: &[u32], must: &[&str], taken: &[&str], size:
 }
 
 #[rstest]
-#[case::of_the_wanted_gpu(&[1], &[], &[], 2, &["00000001-0", "00000001-1"])]
-#[case::taken_ones_are_skipped(&[1], &[], &["00000001-0"], 2, &["00000001-1", "00000001-2"])]
-#[case::must_include_comes_first(&[1], &["00000000-3"], &[], 2, &["00000000-3", "00000001-0"])]
-#[case::the_rest_from_another_gpu(&[1], &[], &["00000001-0", "00000001-1", "00000001-2"], 2, &["00000001-3", "00000000-0"])]
-#[case::nobody_known_takes_the_fullest_that_suffices(&[], &[], &["00000002-0"], 3, &["00000002-1", "00000002-2", "00000002-3"])]
-#[case::as_few_gpus_as_possible(&[], &[], &["00000000-0"], 5, &["00000001-0", "00000001-1", "00000001-2", "00000001-3", "00000000-1"])]
-#[case::on_the_gpu_that_must_be_included(&[], &["00000002-3"], &[], 2, &["00000002-3", "00000002-0"])]
+#[case::of_the_wanted_gpu(&[1], &[], &[], 2, &["4ff516e8-0", "4ff516e8-1"])]
+#[case::taken_ones_are_skipped(&[1], &[], &["4ff516e8-0"], 2, &["4ff516e8-1", "4ff516e8-2"])]
+#[case::must_include_comes_first(&[1], &["9507230f-3"], &[], 2, &["9507230f-3", "4ff516e8-0"])]
+#[case::the_rest_from_another_gpu(&[1], &[], &["4ff516e8-0", "4ff516e8-1", "4ff516e8-2"], 2, &["4ff516e8-3", "9507230f-0"])]
+#[case::nobody_known_takes_the_fullest_that_suffices(&[], &[], &["44f120a6-0"], 3, &["44f120a6-1", "44f120a6-2", "44f120a6-3"])]
+#[case::as_few_gpus_as_possible(&[], &[], &["9507230f-0"], 5, &["4ff516e8-0", "4ff516e8-1", "4ff516e8-2", "4ff516e8-3", "9507230f-1"])]
+#[case::on_the_gpu_that_must_be_included(&[], &["44f120a6-3"], &[], 2, &["44f120a6-3", "44f120a6-0"])]
 #[case::nothing(&[1], &[], &[], 0, &[])]
 #[case::negative(&[1], &[], &[], -1, &[])]
 fn units(#[case] wanted: &[u32], #[case] must: &[&str], #[case] taken: &[&str], #[case] size: i32, #[case] expected: &[&str]) {
