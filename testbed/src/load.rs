@@ -193,9 +193,10 @@ pub async fn bind(console: &Console, args: &BindArgs) -> Result<Measured> {
     console.step(&format!("making {} nodes and {} pods", args.nodes, args.pods));
     let (api, dir) = Rig::start().await?;
     fleet::fill(api.cluster(), args.nodes, 0, 0)?;
-    let bindings = fleet::pending(api.cluster(), args.nodes, args.pods)?;
     console.step("starting the scheduler");
     let rig = Rig::with_scheduler(api, dir).await?;
+    // A scheduler that starts while pods are pending first waits out the binds of its predecessor.
+    let bindings = fleet::pending(rig.api.cluster(), args.nodes, args.pods)?;
     let rss_before = rig.rss()?;
     console.step(&format!("{} bindings, {} at a time", args.pods, args.concurrency));
     let client = HttpClient::new();
