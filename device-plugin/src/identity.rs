@@ -7,12 +7,16 @@
 //!
 //! 1. the pod whose admission is under way (some of its calls have been answered, not all);
 //! 2. pods whose recorded GPUs are those of the device IDs in the call;
-//! 3. pods that came since this process started, then those that it found: a predecessor may have
-//!    answered for those, as far as kubelet's checkpoint does not say so;
+//! 3. pods that came since this process started, then those that it found, unless kubelet's checkpoint
+//!    can be read: without it a predecessor may have answered for those;
 //! 4. the pod that the scheduler assumed first.
 //!
 //! [`Ledger`] remembers what has been answered, per pod UID and container. A pod that has left
 //! Pending, or whose call was refused, is never a candidate.
+//!
+//! When this process starts, or registers with kubelet anew, the books go on from kubelet's checkpoint,
+//! which kubelet also writes at each registration and after each container. It is read again as long as
+//! a pod that was there before is not fully answered for, so a restart may fall between any two calls.
 //!
 //! A pod that is being deleted keeps its place: kubelet admits it if it has not seen it before, and
 //! if its call were taken for the next pod's, that one's call would find nobody. Where kubelet does
@@ -118,7 +122,9 @@ pub fn identify(pods: &Pods, ledger: &Ledger, call: &Call<'_>, patience: Patienc
         return Ok(found);
     }
     let choice = earlier_assumed(pods, displaced::find(pods, ledger, call), first_due(pods, ledger, call));
-    if let Some(corrected) = admitting.and_then(|mistaken| correct(pods, ledger, mistaken, call)) {
+    // What kubelet itself has written down is not put right.
+    let open_to_doubt = admitting.filter(|pod| !ledger.is_answered_before(pod));
+    if let Some(corrected) = open_to_doubt.and_then(|mistaken| correct(pods, ledger, mistaken, call)) {
         let goes_on = |pod: &PodUid, choice: &Found| pods.get(pod).is_some_and(|pod| has_gpus(pod, &choice.placement));
         match (corrected, choice) {
             // Nothing has gone wrong if the devices are the same, so that is believed first.
@@ -213,7 +219,7 @@ fn first_due(pods: &Pods, ledger: &Ledger, call: &Call<'_>) -> Option<Found> {
 
 /// The refusal of a pod without a usable record that came before `choice` and is due for the same call.
 fn first_unplaced(pods: &Pods, ledger: &Ledger, call: &Call<'_>, choice: &Found) -> Option<Unidentified> {
-    let place = |uid: &PodUid| (ledger.is_inherited(uid), pods.arrival(uid));
+    let place = |uid: &PodUid| (ledger.is_uncertain(uid), pods.arrival(uid));
     let earlier = pods.iter().filter(|pod| place(&pod.uid) < place(&choice.pod) && !is_passed_over(pods, pod, ledger));
     unplaced(pods, earlier, ledger, call)
 }
@@ -229,7 +235,7 @@ fn unplaced<'a>(pods: &Pods, among: impl Iterator<Item = &'a NodePod>, ledger: &
 fn best<'a>(candidates: impl Iterator<Item = (&'a Placement, &'a NodePod, Found)>, ledger: &Ledger, call: &Call<'_>) -> Option<Found> {
     let order = |(placement, pod, _): &(&'a Placement, &'a NodePod, Found)| {
         let disagrees = !placement.includes(call.gpus);
-        (disagrees, ledger.is_inherited(&pod.uid), placement.assumed_at, &*pod.namespace, &*pod.name, pod.uid.as_str())
+        (disagrees, ledger.is_uncertain(&pod.uid), placement.assumed_at, &*pod.namespace, &*pod.name, pod.uid.as_str())
     };
     candidates.min_by(|one, other| order(one).cmp(&order(other))).map(|(_, _, found)| found)
 }
@@ -277,7 +283,7 @@ fn last_resort(pods: &Pods, ledger: &Ledger, call: &Call<'_>) -> Option<Found> {
     if let Some(found) = best(doubtful, ledger, call) {
         return Some(found);
     }
-    let inherited = pods.iter().filter(|pod| ledger.is_inherited(&pod.uid) && ledger.steps(&pod.uid).is_empty());
+    let inherited = pods.iter().filter(|pod| ledger.is_uncertain(&pod.uid) && ledger.steps(&pod.uid).is_empty());
     best(inherited.filter_map(|pod| Some((candidate(pod, ledger)?, pod, resumed(pod, call)?))), ledger, call)
 }
 

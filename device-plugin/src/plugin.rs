@@ -9,6 +9,7 @@ pub mod preferred;
 pub mod registration;
 pub mod server;
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use proto::resource::ResourceNames;
 use tokio::sync::{Notify, watch};
 
 use crate::fleet::Fleet;
-use crate::identity::Ledger;
+use crate::identity::{Ledger, checkpoint};
 use crate::pods::Pods;
 
 /// What every Allocate answer depends on besides pods and devices.
@@ -45,12 +46,43 @@ pub struct NodeState {
     /// Told when a call has been answered.
     pub answered: Notify,
     ledger: Mutex<Ledger>,
+    /// The directory with kubelet's checkpoint, if it is to be read again.
+    checkpoint_dir: Option<PathBuf>,
 }
 
 impl NodeState {
-    /// With books that have been begun.
+    /// With books that have been begun and are all that is known.
     pub fn new(settings: Settings, fleet: watch::Receiver<Arc<Fleet>>, pods: watch::Receiver<Pods>, ledger: Ledger) -> Self {
-        Self { settings, fleet, pods, answered: Notify::new(), ledger: Mutex::new(ledger) }
+        Self { settings, fleet, pods, answered: Notify::new(), ledger: Mutex::new(ledger), checkpoint_dir: None }
+    }
+
+    /// With books that begin with kubelet's checkpoint in this directory, and are compared with it when in doubt.
+    pub fn beside_kubelet(settings: Settings, fleet: watch::Receiver<Arc<Fleet>>, pods: watch::Receiver<Pods>, dir: PathBuf) -> Self {
+        let ledger = Ledger::after(checkpoint::read(&dir, &settings.names));
+        Self { checkpoint_dir: Some(dir), ..Self::new(settings, fleet, pods, ledger) }
+    }
+
+    /// Brings books that may lack answers up to date with what kubelet has written down.
+    fn catch_up(&self, ledger: &mut Ledger, pods: &Pods) {
+        ledger.inherit(pods);
+        if ledger.is_unsure(pods)
+            && let Some(before) = self.read_checkpoint()
+        {
+            ledger.catch_up(&before, pods);
+        }
+    }
+
+    /// Before kubelet is told of this plugin again: it may be another kubelet.
+    fn resume(&self) {
+        // The pods before the books, as everywhere.
+        let pods = self.pods.borrow();
+        if let Some(before) = self.read_checkpoint() {
+            self.ledger().resume(&before, &pods);
+        }
+    }
+
+    fn read_checkpoint(&self) -> Option<Vec<checkpoint::Allocated>> {
+        checkpoint::read(self.checkpoint_dir.as_deref()?, &self.settings.names)
     }
 
     /// The books of answered calls. Never held across an await.

@@ -26,7 +26,6 @@ use crate::config::{Config, NoGpu};
 use crate::fleet::Fleet;
 use crate::fleet::watch::{Number, discover, watch_devices};
 use crate::health::Health;
-use crate::identity::{Ledger, checkpoint};
 use crate::inventory::{Inventory, InventoryError};
 use crate::plugin::ids::IdScheme;
 use crate::plugin::registration::{KubeletDir, keep_registered};
@@ -85,8 +84,8 @@ async fn run(config: Config) -> anyhow::Result<()> {
     describe(&config, &fleet);
     let fleet = parts.watch_devices(&config, inventory, fleet, number);
     // Read before registration, after which kubelet writes down what this process answers.
-    let ledger = Ledger::after(checkpoint::read(&config.device_plugin_dir, &config.settings.names));
-    let node = Arc::new(NodeState::new(config.settings.clone(), fleet, pods.subscribe(), ledger));
+    let node = NodeState::beside_kubelet(config.settings.clone(), fleet, pods.subscribe(), config.device_plugin_dir.clone());
+    let node = Arc::new(node);
     parts.watch_pods(&config, &client, pods);
     let known_node = parts.publish(&config, &client, &node);
     parts.watches.spawn(inherit_pods(Arc::clone(&node)));

@@ -1,4 +1,4 @@
-//! What kubelet has written down of the devices that it allocated, read once when this process starts.
+//! What kubelet has written down of the devices that it allocated, read when this process starts or registers anew, and until the pods of before are answered for.
 //!
 //! Only who was answered for which container: the devices themselves are in the pods' records. The file
 //! is kubelet's own and its form is not promised, so what cannot be read is left out.
@@ -71,15 +71,13 @@ impl Entry {
     }
 }
 
-/// Reads the checkpoint in `dir`; nothing, with a warning, if there is none or it cannot be understood.
-pub fn read(dir: &Path, names: &ResourceNames) -> Vec<Allocated> {
+/// Reads the checkpoint in `dir`; none, with a warning, if there is none or it cannot be understood.
+pub fn read(dir: &Path, names: &ResourceNames) -> Option<Vec<Allocated>> {
     let path = dir.join(FILE);
     let text = fs::read(&path).context("cannot read it");
     let allocated = text.and_then(|text| parse(&text, names));
-    allocated.unwrap_or_else(|error| {
-        warn!(file = %path.display(), error = %format!("{error:#}"), "what kubelet allocated before is not known");
-        Vec::new()
-    })
+    let complain = |error: &anyhow::Error| warn!(file = %path.display(), error = %format!("{error:#}"), "what kubelet allocated before is not known");
+    allocated.inspect_err(complain).ok()
 }
 
 /// The entries of this plugin's resources; entries that cannot be understood are left out.
@@ -119,7 +117,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let text = json!({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}, "Checksum": 1}).to_string();
         fs::write(dir.path().join(FILE), text).unwrap();
-        let found = read(dir.path(), &ResourceNames::default());
+        let found = read(dir.path(), &ResourceNames::default()).unwrap();
         let found: Vec<_> = found.iter().map(|found| (found.pod.as_str(), found.container.as_str(), found.resource)).collect();
         assert_eq!(found, [("u1", "c", Served::Memory), ("u2", "c", Served::Shared)]);
     }
@@ -128,11 +126,18 @@ mod tests {
     #[case::empty("")]
     #[case::cut_short(r#"{"Data":{"PodDeviceEntries":[{"PodUID":"#)]
     #[case::another_form(r#"{"Data":{"PodDeviceEntries":{}}}"#)]
-    #[case::no_entries(r#"{"Data":{"PodDeviceEntries":null}}"#)]
     fn nothing_is_made_of_what_cannot_be_read(#[case] text: &str) {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(read(dir.path(), &ResourceNames::default()), [], "no file");
+        assert_eq!(read(dir.path(), &ResourceNames::default()), None, "no file");
         fs::write(dir.path().join(FILE), text).unwrap();
-        assert_eq!(read(dir.path(), &ResourceNames::default()), []);
+        assert_eq!(read(dir.path(), &ResourceNames::default()), None);
+    }
+
+    /// That nothing was allocated is known, which is not the same as not knowing it.
+    #[test]
+    fn empty_checkpoint_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(FILE), r#"{"Data":{"PodDeviceEntries":null}}"#).unwrap();
+        assert_eq!(read(dir.path(), &ResourceNames::default()), Some(Vec::new()));
     }
 }

@@ -34,8 +34,10 @@ pub struct Ledger {
     inherited: BTreeSet<PodUid>,
     /// Whether those are known.
     has_inherited: bool,
-    /// What kubelet's checkpoint says that a predecessor answered; taken in with the pods.
-    before: Vec<Allocated>,
+    /// What kubelet's checkpoint says that a predecessor answered, if it could be read; taken in with the pods.
+    before: Option<Vec<Allocated>>,
+    /// Whether it could be read: a pod that it does not name has then not been answered for.
+    is_recorded: bool,
     /// Pods that it named.
     answered_before: BTreeSet<PodUid>,
     /// What `GetPreferredAllocation` was answered for, until the next answer of a call.
@@ -55,7 +57,7 @@ pub struct Ledger {
 
 impl Ledger {
     /// Books that begin with what a predecessor answered, as far as kubelet has written it down.
-    pub fn after(before: Vec<Allocated>) -> Self {
+    pub fn after(before: Option<Vec<Allocated>>) -> Self {
         Self { before, ..Self::default() }
     }
 
@@ -66,19 +68,66 @@ impl Ledger {
         }
         self.has_inherited = true;
         self.inherited = pods.iter().map(|pod| pod.uid.clone()).collect();
-        let before = std::mem::take(&mut self.before);
+        if let Some(before) = self.before.take() {
+            self.catch_up(&before, pods);
+        }
+    }
+
+    /// Whether kubelet may have been answered for a waiting pod without that being in the books.
+    pub fn is_unsure(&self, pods: &Pods) -> bool {
+        let is_open = |pod: &NodePod| pod.stage == Stage::Bound && !self.is_complete(pod);
+        let is_due = |uid: &&PodUid| !self.is_doubtful(uid) && !self.is_refused(uid);
+        self.inherited.iter().filter(is_due).filter_map(|uid| pods.get(uid)).any(is_open)
+    }
+
+    /// Enters what kubelet has written down of inherited pods. One of which it has written down a part is being admitted.
+    pub fn catch_up(&mut self, before: &[Allocated], pods: &Pods) {
+        self.is_recorded = true;
+        let mut begun = Vec::new();
         for pod in pods.iter() {
-            let own = before.iter().filter(|allocated| allocated.pod == pod.uid);
-            let mut steps: Vec<Step> = own.filter_map(|allocated| allocated.step(pod)).collect();
-            steps.sort_by_key(|step| (step.container, step.resource));
-            if steps.is_empty() {
-                continue;
-            }
+            let Some(steps) = self.more_steps(pod, before) else { continue };
             self.steps.insert(pod.uid.clone(), steps);
             self.answered_before.insert(pod.uid.clone());
+            self.note_latest(&pod.uid, pods);
             if !self.is_complete(pod) {
-                self.doubtful.insert(pod.uid.clone());
+                begun.push(pod);
+            } else if self.admitting.as_ref() == Some(&pod.uid) {
+                self.admitting = None;
             }
+        }
+        // Of several the latest: kubelet has gone on to it.
+        begun.sort_by_key(|pod| (pod.assumed_at(), pods.arrival(&pod.uid)));
+        let latest = begun.pop().map(|pod| pod.uid.clone());
+        self.doubtful.extend(begun.into_iter().map(|pod| pod.uid.clone()));
+        self.admitting = self.admitting.take().or(latest);
+    }
+
+    /// All answered calls of an inherited pod, if `before` has any that are not in the books.
+    fn more_steps(&self, pod: &NodePod, before: &[Allocated]) -> Option<Vec<Step>> {
+        if !self.inherited.contains(&pod.uid) || self.is_doubtful(&pod.uid) {
+            return None;
+        }
+        let known = self.steps(&pod.uid);
+        let is_known = |step: &Step| known.iter().any(|known| (known.container, known.resource) == (step.container, step.resource));
+        let written = before.iter().filter(|allocated| allocated.pod == pod.uid).filter_map(|allocated| allocated.step(pod));
+        let mut steps: Vec<Step> = written.filter(|step| !is_known(step)).collect();
+        if steps.is_empty() {
+            return None;
+        }
+        steps.extend(known);
+        steps.sort_by_key(|step| (step.container, step.resource));
+        Some(steps)
+    }
+
+    /// kubelet may have restarted, and then it knows only what it has written down of the admission under way.
+    pub fn resume(&mut self, before: &[Allocated], pods: &Pods) {
+        self.preferred = None;
+        if let Some(uid) = self.admitting.take() {
+            self.steps.remove(&uid);
+            self.inherited.insert(uid);
+        }
+        if self.has_inherited {
+            self.catch_up(before, pods);
         }
     }
 
@@ -107,8 +156,10 @@ impl Ledger {
         } else if let Some(before) = self.admitting.take()
             && before != uid
         {
-            // kubelet has gone on to another pod, so the admission before is over.
-            self.steps.remove(&before);
+            // kubelet has gone on to another pod, so the admission before is over. What it has written down of that one stands.
+            if !self.answered_before.contains(&before) {
+                self.steps.remove(&before);
+            }
             self.doubtful.insert(before);
         }
         self.doubtful.remove(&uid);
@@ -236,7 +287,8 @@ impl Ledger {
         self.preferred.as_ref()
     }
 
-    pub(super) fn is_inherited(&self, uid: &PodUid) -> bool {
-        self.inherited.contains(uid)
+    /// Whether a predecessor may have answered for the pod, with nobody to tell.
+    pub(super) fn is_uncertain(&self, uid: &PodUid) -> bool {
+        !self.is_recorded && self.inherited.contains(uid)
     }
 }

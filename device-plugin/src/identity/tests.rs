@@ -9,6 +9,8 @@ use crate::builders::{gpu, init, pod, pods, shares, units};
 use crate::pods::Unplaced;
 use Served::{Memory, Shared};
 
+mod restarts;
+
 /// A node with its books, to which calls are made.
 struct Scene {
     pods: Pods,
@@ -281,12 +283,14 @@ fn allocated(pod: &str, container: &str, resource: Served) -> checkpoint::Alloca
 #[test]
 fn pods_of_the_checkpoint_are_not_answered_again() {
     let mut scene = Scene::new([pod("old", 1, [units(2)]), pod("half", 2, [units(3), units(4)])]);
-    scene.ledger = Ledger::after(vec![allocated("old", "u2", Memory), allocated("half", "u3", Memory), allocated("gone", "x", Memory)]);
+    let before = vec![allocated("old", "u2", Memory), allocated("half", "u3", Memory), allocated("gone", "x", Memory)];
+    scene.ledger = Ledger::after(Some(before));
     scene.ledger.inherit(&scene.pods);
     scene.pods.apply(pod("new", 3, [units(2)]));
     assert_eq!([scene.call(Memory, 2), scene.call(Memory, 2), scene.call(Memory, 4)], ["new/0", "Nobody", "half/1"]);
 }
 
+/// As long as kubelet's checkpoint does not say that nobody answered for them.
 #[test]
 fn inherited_pods_come_after_others() {
     let mut scene = Scene::new([pod("old", 1, [units(2)])]);

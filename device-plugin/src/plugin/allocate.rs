@@ -130,7 +130,7 @@ impl NodeState {
         let pods = pods.borrow_and_update();
         let found = {
             let mut ledger = self.ledger();
-            ledger.inherit(&pods);
+            self.catch_up(&mut ledger, &pods);
             identity::identify(&pods, &ledger, call, patience)?
         };
         Ok(act(&pods, found))

@@ -143,6 +143,7 @@ pub async fn keep_registered(dir: KubeletDir, resource: Served, node: Arc<NodeSt
             Ok(end) => info!(resource = name, reason = end.describe(), "registering again"),
             Err(error) => warn!(resource = name, error = one_line(&error), "not registered, trying again"),
         }
+        node.resume();
         pause = if is_quick || began.elapsed() >= STABLE { shortest } else { (pause * 2).min(longest) };
         tokio::select! {
             () = stop.requested() => return,
