@@ -290,6 +290,26 @@ fn pods_of_the_checkpoint_are_not_answered_again() {
     assert_eq!([scene.call(Memory, 2), scene.call(Memory, 2), scene.call(Memory, 4)], ["new/0", "Nobody", "half/1"]);
 }
 
+/// Another pod would explain both calls, but kubelet says for whom the first one was.
+#[test]
+fn what_kubelet_has_written_down_is_not_put_right() {
+    let others = [pod("b", 2, [units(3)]).on([1]), pod("c", 3, [units(2), units(3)]).on([2])];
+    let mut scene = Scene::new([pod("a", 1, [units(2), units(4)])].into_iter().chain(others));
+    scene.ledger = Ledger::after(Some(vec![allocated("a", "u2", Memory)]));
+    scene.ledger.inherit(&scene.pods);
+    assert_eq!([scene.call(Memory, 3), scene.call(Memory, 4)], ["b/0", "a/1"]);
+}
+
+/// A predecessor refused it, and kubelet has gone on.
+#[test]
+fn pod_without_record_before_those_of_the_checkpoint_blocks_nobody() {
+    let mut scene = Scene::new([unplaced_pod("u", 2), pod("v", 1, [units(3)])]);
+    scene.ledger = Ledger::after(Some(vec![allocated("v", "u3", Memory)]));
+    scene.ledger.inherit(&scene.pods);
+    scene.pods.apply(pod("w", 2, [units(2)]));
+    assert_eq!(scene.call(Memory, 2), "w/0");
+}
+
 /// As long as kubelet's checkpoint does not say that nobody answered for them.
 #[test]
 fn inherited_pods_come_after_others() {
