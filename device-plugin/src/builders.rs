@@ -9,14 +9,19 @@ use crate::inventory::{Gpu, Inventory};
 use crate::plugin::ids::IdScheme;
 use crate::pods::{GpuName, NodePod, Placement, PodUid, Pods, Requests, Stage};
 
+/// An app container that asks for nothing.
+fn container(name: String) -> ContainerRequest {
+    ContainerRequest { name, kind: ContainerKind::App, memory_units: 0, shared: 0, whole: 0, rdma: 0, fpga: 0 }
+}
+
 /// A container that asks for memory units.
 pub(crate) fn units(n: u64) -> ContainerRequest {
-    ContainerRequest { name: format!("u{n}"), kind: ContainerKind::App, memory_units: n, shared: 0 }
+    ContainerRequest { memory_units: n, ..container(format!("u{n}")) }
 }
 
 /// A container that asks for shares.
 pub(crate) fn shares(n: u64) -> ContainerRequest {
-    ContainerRequest { name: format!("s{n}"), kind: ContainerKind::App, memory_units: 0, shared: n }
+    ContainerRequest { shared: n, ..container(format!("s{n}")) }
 }
 
 /// The same container as an ordinary init container.

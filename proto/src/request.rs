@@ -4,8 +4,8 @@
 
 use std::fmt;
 
-use crate::pod::{Container, PodSpec};
-use crate::resource::{GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, ResourceNames, VENDOR_GPUS};
+use crate::pod::{Container, Pod, PodSpec};
+use crate::resource::{FPGA, GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, RDMA, ResourceNames, VENDOR_GPUS};
 
 /// Most devices that one pod may share.
 const MAX_DEVICES: u64 = 1024;
@@ -69,6 +69,19 @@ pub struct ContainerRequest {
     pub memory_units: u64,
     /// `gpu.shared`: an Allocate call with so many IDs, none if 0.
     pub shared: u64,
+    /// Whole GPUs in a vendor's name ([`VENDOR_GPUS`]): an Allocate call with so many IDs, none if 0.
+    pub whole: u64,
+    /// `rdma`, percent: an Allocate call with so many IDs, none if 0.
+    pub rdma: u64,
+    /// `fpga`, percent: an Allocate call with so many IDs, none if 0.
+    pub fpga: u64,
+}
+
+impl ContainerRequest {
+    /// Whether kubelet asks the plugin for nothing.
+    fn is_empty(&self) -> bool {
+        [self.memory_units, self.shared, self.whole, self.rdma, self.fpga] == [0; 5]
+    }
 }
 
 /// A request that can never be placed, with the rule that it breaks.
@@ -133,6 +146,14 @@ impl PodRequest {
     }
 }
 
+/// Whether a pod's request can be placed on some node or other: the rules of the filter and of the validating webhook.
+///
+/// # Errors
+/// The first rule that the pod breaks, in words that name the container, the resource, the value and the rule.
+pub fn validate(pod: &Pod, names: &ResourceNames) -> Result<(), RequestError> {
+    PodRequest::of(&pod.spec, names).map(drop)
+}
+
 /// What kubelet will ask the plugin for, container by container in kubelet's order; empty if nothing.
 ///
 /// Unreadable quantities count as nothing: kubelet never admits such a container.
@@ -141,13 +162,19 @@ pub fn containers(spec: &PodSpec, names: &ResourceNames) -> Vec<ContainerRequest
     let apps = spec.containers.iter().map(|c| (c, ContainerKind::App));
     inits
         .chain(apps)
-        .map(|(container, kind)| ContainerRequest {
-            name: container.name.clone(),
-            kind,
-            memory_units: amount(container, &names.memory).ok().flatten().unwrap_or(0),
-            shared: amount(container, GPU_SHARED).ok().flatten().unwrap_or(0),
+        .map(|(container, kind)| {
+            let count = |resource: &str| amount(container, resource).ok().flatten().unwrap_or(0);
+            ContainerRequest {
+                name: container.name.clone(),
+                kind,
+                memory_units: count(&names.memory),
+                shared: count(GPU_SHARED),
+                whole: VENDOR_GPUS.iter().map(|name| count(name)).sum(),
+                rdma: count(RDMA),
+                fpga: count(FPGA),
+            }
         })
-        .filter(|request| request.memory_units > 0 || request.shared > 0)
+        .filter(|request| !request.is_empty())
         .collect()
 }
 

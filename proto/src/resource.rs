@@ -14,6 +14,10 @@ pub const GPU_MEMORY_RATIO: &str = "koordinator.sh/gpu-memory-ratio";
 pub const GPU_CORE: &str = "koordinator.sh/gpu-core";
 /// Percent of a device, core and memory alike (Koordinator, kept for old pods).
 pub const GPU: &str = "koordinator.sh/gpu";
+/// Percent of network adapters, 100 = one adapter (Koordinator).
+pub const RDMA: &str = "koordinator.sh/rdma";
+/// Percent of programmable cards, 100 = one card (Koordinator).
+pub const FPGA: &str = "koordinator.sh/fpga";
 /// Whole devices in the vendors' own names.
 pub const VENDOR_GPUS: [&str; 3] = ["nvidia.com/gpu", "dcu.com/gpu", "amd.com/gpu"];
 

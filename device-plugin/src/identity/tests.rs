@@ -425,7 +425,7 @@ fn any_pods(counts: u64) -> impl Strategy<Value = Vec<NodePod>> {
         name: "c".to_owned(),
         kind,
         memory_units: if shared == 0 { memory_units.max(1) } else { memory_units },
-        shared,
+        ..shares(shared)
     });
     let containers = prop::collection::vec(container, 1..4);
     prop::collection::vec((containers, 0_u32..3), 1..7).prop_map(|all| {
