@@ -76,7 +76,8 @@ pub fn read(dir: &Path, names: &ResourceNames) -> Option<Vec<Allocated>> {
     let path = dir.join(FILE);
     let text = fs::read(&path).context("cannot read it");
     let allocated = text.and_then(|text| parse(&text, names));
-    let complain = |error: &anyhow::Error| warn!(file = %path.display(), error = %format!("{error:#}"), "what kubelet allocated before is not known");
+    let complain =
+        |error: &anyhow::Error| warn!(file = %path.display(), error = %format!("{error:#}"), "what kubelet allocated before is not known");
     allocated.inspect_err(complain).ok()
 }
 

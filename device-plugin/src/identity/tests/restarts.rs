@@ -16,7 +16,10 @@ enum Event {
     /// The watch of this plugin tells all that it has not told.
     Show,
     /// kubelet makes its next call; `flip` reverses the resources of a container.
-    Call { flip: bool, is_preferred_first: bool },
+    Call {
+        flip: bool,
+        is_preferred_first: bool,
+    },
     /// The oldest report of kubelet arrives.
     Report,
     /// This plugin marks pods assigned.
@@ -251,10 +254,12 @@ impl Node {
 }
 
 fn any_pod() -> impl Strategy<Value = NodePod> {
-    let container = (kinds(), 0..3_u64, 0..3_u64).prop_map(|(kind, memory_units, shared)| (kind, memory_units, shared.max(u64::from(memory_units == 0))));
+    let container = (kinds(), 0..3_u64, 0..3_u64)
+        .prop_map(|(kind, memory_units, shared)| (kind, memory_units, shared.max(u64::from(memory_units == 0))));
     (prop::collection::vec(container, 1..4), 0..4_u32, prop::bool::weighted(0.9)).prop_map(|(mut kinds, minor, is_placed)| {
         kinds.sort_by_key(|(kind, ..)| *kind == ContainerKind::App);
-        let container = |(idx, (kind, memory_units, shared))| ContainerRequest { name: format!("c{idx}"), kind, memory_units, shared };
+        let container =
+            |(idx, (kind, memory_units, shared))| ContainerRequest { name: format!("c{idx}"), kind, memory_units, ..shares(shared) };
         let pod = pod("", 0, kinds.into_iter().enumerate().map(container).collect::<Vec<_>>()).on([minor]);
         if is_placed { pod } else { NodePod { placement: Err(Unplaced::NoGpu), ..pod } }
     })
