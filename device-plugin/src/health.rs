@@ -15,6 +15,11 @@
 //!   of events is no illness.
 //! * A sick device is healthy again when, since its last trouble, it has answered so many probes in a
 //!   row and so much time has passed as the policy demands. It need not be restarted for that.
+//! * A device that is sick again within a day of its recovery has had a relapse. With each one the
+//!   time that it must be without trouble is doubled, up to an hour; after a day in health the count
+//!   begins anew. So an error that comes back every few minutes does not return the device to pods each time.
+//! * Health outlives the process in the node's Device object. A device that it says is unhealthy by an
+//!   XID begins as if that XID had just come ([`Health::recall`]); what probes can tell is left to them.
 
 mod ignored;
 #[cfg(test)]
@@ -63,6 +68,13 @@ pub enum Reason {
     Recovered,
 }
 
+impl Reason {
+    /// The XID that a word like `Xid79` is for.
+    pub fn xid(word: &str) -> Option<u64> {
+        word.strip_prefix("Xid")?.parse().ok()
+    }
+}
+
 /// One word, fit for a condition's or an event's reason: `Xid79`, `Lost`, `ProbeFailed`,
 /// `Recovered`.
 impl fmt::Display for Reason {
@@ -96,7 +108,7 @@ pub struct Policy {
     pub ignored_xids: IgnoredXids,
     /// How many probes in a row a sick device must answer.
     pub answers: NonZeroU32,
-    /// How long it must have been without trouble.
+    /// How long it must have been without trouble, before the first relapse.
     pub quiet: Duration,
 }
 
@@ -104,6 +116,33 @@ pub struct Policy {
 impl Default for Policy {
     fn default() -> Self {
         Self { ignored_xids: IgnoredXids::default(), answers: NonZeroU32::MIN.saturating_add(2), quiet: Duration::from_secs(60) }
+    }
+}
+
+/// Longest time without trouble that relapses lead to, unless the policy itself asks for more.
+pub const LONGEST_QUIET: Duration = Duration::from_secs(60 * 60);
+
+/// How long after its recovery a device that falls sick has a relapse.
+pub const RELAPSE_WITHIN: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// A device as it has been so far.
+#[derive(Clone, Copy, Debug, Default)]
+struct Course {
+    illness: Option<Illness>,
+    /// When it last recovered.
+    recovered: Option<Duration>,
+    /// How often it has fallen sick within a day of a recovery.
+    relapses: u32,
+}
+
+impl Course {
+    /// Notes trouble; it is a relapse if the device has recovered only lately.
+    fn trouble(&mut self, reason: Reason, now: Duration) {
+        if self.illness.is_none() {
+            let is_relapse = self.recovered.is_some_and(|recovered| now.saturating_sub(recovered) <= RELAPSE_WITHIN);
+            self.relapses = if is_relapse { self.relapses.saturating_add(1) } else { 0 };
+        }
+        self.illness = Some(Illness { reason, since: now, answers: 0 });
     }
 }
 
@@ -121,14 +160,13 @@ struct Illness {
 #[derive(Clone, Debug)]
 pub struct Health {
     policy: Policy,
-    /// Every device, with its illness if it has one.
-    devices: BTreeMap<GpuUuid, Option<Illness>>,
+    devices: BTreeMap<GpuUuid, Course>,
 }
 
 impl Health {
     /// Devices are healthy until something is seen of them.
     pub fn new(policy: Policy, devices: impl IntoIterator<Item = GpuUuid>) -> Self {
-        let devices = devices.into_iter().map(|uuid| (uuid, None)).collect();
+        let devices = devices.into_iter().map(|uuid| (uuid, Course::default())).collect();
         Self { policy, devices }
     }
 
@@ -136,20 +174,28 @@ impl Health {
     pub fn retarget(&mut self, devices: impl IntoIterator<Item = GpuUuid>) {
         let mut before = std::mem::take(&mut self.devices);
         let keep = |uuid: GpuUuid| {
-            let illness = before.remove(&uuid).flatten();
-            (uuid, illness)
+            let course = before.remove(&uuid).unwrap_or_default();
+            (uuid, course)
         };
         self.devices = devices.into_iter().map(keep).collect();
     }
 
     /// Whether pods may be placed on the device; an unknown device is not healthy.
     pub fn is_healthy(&self, uuid: &GpuUuid) -> bool {
-        matches!(self.devices.get(uuid), Some(None))
+        self.devices.get(uuid).is_some_and(|course| course.illness.is_none())
     }
 
     /// Why the device is unhealthy, if it is.
     pub fn illness(&self, uuid: &GpuUuid) -> Option<Reason> {
-        self.devices.get(uuid)?.map(|illness| illness.reason)
+        self.devices.get(uuid)?.illness.map(|illness| illness.reason)
+    }
+
+    /// Begins with an XID that a predecessor of this process saw at `since`, unless the policy ignores it.
+    pub fn recall(&mut self, now: Duration, uuid: &GpuUuid, xid: u64, since: &str) -> Option<HealthChange> {
+        let seen = Observation { device: Some(uuid.clone()), kind: ObservationKind::Xid(xid) };
+        let change = self.observe(now, &seen)?;
+        let message = format!("the driver reported critical error XID {xid} before this process began; unhealthy since {since}");
+        Some(HealthChange { message, ..change })
     }
 
     /// Takes in one observation made at `now` and says what changes.
@@ -157,17 +203,18 @@ impl Health {
     /// Observations of devices that are not ours, or of no device, change nothing.
     pub fn observe(&mut self, now: Duration, seen: &Observation) -> Option<HealthChange> {
         let uuid = seen.device.as_ref()?;
-        let state = self.devices.get_mut(uuid)?;
+        let course = self.devices.get_mut(uuid)?;
         let (reason, message) = match &seen.kind {
             ObservationKind::InventoryChanged => return None,
             ObservationKind::Answered => {
-                let illness = state.as_mut()?;
+                let quiet = self.policy.quiet_after(course.relapses);
+                let illness = course.illness.as_mut()?;
                 illness.answers = illness.answers.saturating_add(1);
-                if !self.policy.is_over(illness, now) {
+                if illness.answers < self.policy.answers.get() || now.saturating_sub(illness.since) < quiet {
                     return None;
                 }
                 let message = recovery(illness, now);
-                *state = None;
+                (course.illness, course.recovered) = (None, Some(now));
                 let uuid = uuid.clone();
                 return Some(HealthChange { uuid, healthy: true, reason: Reason::Recovered, message });
             }
@@ -176,15 +223,21 @@ impl Health {
             ObservationKind::Lost => (Reason::Lost, "the device fell off the bus or is not listed any more".to_owned()),
             ObservationKind::Failed(how) => (Reason::ProbeFailed, format!("the device does not answer: {how}")),
         };
-        let before = state.replace(Illness { reason, since: now, answers: 0 });
-        let is_news = before.is_none_or(|illness| illness.reason != reason);
-        is_news.then(|| HealthChange { uuid: uuid.clone(), healthy: false, reason, message })
+        let before = course.illness.map(|illness| illness.reason);
+        course.trouble(reason, now);
+        let message = match course.relapses {
+            0 => message,
+            n => format!("{message}; relapse {n}: to recover it must be without trouble for {} s", self.policy.quiet_after(n).as_secs()),
+        };
+        (before != Some(reason)).then(|| HealthChange { uuid: uuid.clone(), healthy: false, reason, message })
     }
 }
 
 impl Policy {
-    fn is_over(&self, illness: &Illness, now: Duration) -> bool {
-        illness.answers >= self.answers.get() && now.saturating_sub(illness.since) >= self.quiet
+    /// How long a device must be without trouble after so many relapses.
+    fn quiet_after(&self, relapses: u32) -> Duration {
+        let doubled = self.quiet.saturating_mul(2_u32.saturating_pow(relapses));
+        doubled.min(LONGEST_QUIET.max(self.quiet))
     }
 }
 

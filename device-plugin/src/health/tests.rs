@@ -155,9 +155,86 @@ fn time_that_runs_backwards_is_no_quiet() {
     assert_eq!(changes(&mut health, &history), []);
 }
 
-/// The illness that a device's whole history amounts to: that of its last trouble, unless later
-/// some answer was at least the `answers`th since then and came after the quiet time.
+/// Whole minutes of quiet that recoveries took when trouble came `gap` after each of them.
+#[rstest]
+#[case::first(0, 0, &[1])]
+#[case::doubled_for_each_relapse(300, 5, &[1, 2, 4, 8, 16, 32])]
+#[case::at_most_an_hour(0, 8, &[1, 2, 4, 8, 16, 32, 60, 60, 60])]
+#[case::a_day_later_is_a_relapse(24 * 3600, 2, &[1, 2, 4])]
+#[case::forgotten_after_a_day(24 * 3600 + 1, 2, &[1, 1, 1])]
+fn relapses_take_longer(#[case] gap: u64, #[case] relapses: usize, #[case] expected: &[u64]) {
+    let mut health = two_devices();
+    let (mut now, mut taken) = (0, Vec::new());
+    for _ in 0..=relapses {
+        now += gap;
+        assert!(!health.observe(seconds(now), &of(A, ObservationKind::Xid(79))).unwrap().healthy);
+        let began = now;
+        while health.illness(&uuid(A)).is_some() {
+            now += 1;
+            health.observe(seconds(now), &of(A, ObservationKind::Answered));
+        }
+        taken.push((now - began) / 60);
+    }
+    assert_eq!(taken, expected);
+    assert!(health.is_healthy(&uuid(B)));
+}
+
+#[test]
+fn more_trouble_in_one_illness_is_no_relapse_and_a_long_quiet_is_kept() {
+    let policy = Policy { quiet: LONGEST_QUIET * 2, answers: NonZeroU32::MIN, ..Policy::default() };
+    let mut health = Health::new(policy, [uuid(A)]);
+    for at in [0, 1, 2] {
+        health.observe(seconds(at), &of(A, ObservationKind::Xid(79)));
+    }
+    let recovery = changes(&mut health, &[(7201, ObservationKind::Answered), (7202, ObservationKind::Answered)]);
+    assert_eq!(recovery, [(7202, true, "Recovered".to_owned())]);
+    let change = health.observe(seconds(7300), &of(A, ObservationKind::Lost)).unwrap();
+    assert_eq!(
+        change.message,
+        "the device fell off the bus or is not listed any more; relapse 1: to recover it must be without trouble for 7200 s"
+    );
+}
+
+/// The quiet time begins anew with the process.
+#[test]
+fn xid_of_before_is_recalled() {
+    let mut health = two_devices();
+    let change = health.recall(seconds(5), &uuid(A), 79, "2026-01-01T00:00:00Z").unwrap();
+    insta::assert_snapshot!(change.message, @"the driver reported critical error XID 79 before this process began; unhealthy since 2026-01-01T00:00:00Z");
+    assert_eq!((change.healthy, health.illness(&uuid(A))), (false, Some(Reason::Xid(79))));
+    let answers = [30, 60, 64, 65].map(|at| (at, ObservationKind::Answered));
+    assert_eq!(changes(&mut health, &answers), [(65, true, "Recovered".to_owned())]);
+    assert_eq!(health.recall(seconds(70), &uuid(B), 31, "then"), None, "an XID that is ignored now");
+    assert_eq!(health.recall(seconds(70), &uuid("GPU-gone"), 79, "then"), None);
+}
+
+#[rstest]
+#[case("Xid79", Some(79))]
+#[case("Xid", None)]
+#[case("Lost", None)]
+#[case("xid79", None)]
+fn words_of_xids(#[case] word: &str, #[case] expected: Option<u64>) {
+    assert_eq!(Reason::xid(word), expected);
+}
+
+/// The illness that a device's whole history amounts to: each recovery cuts off what came before it
+/// and doubles the quiet time of what follows.
 fn model(policy: &Policy, history: &[(Duration, ObservationKind)]) -> Option<Reason> {
+    let (mut rest, mut policy) = (history, policy.clone());
+    for end in 1..=history.len() {
+        let now = rest.len() - (history.len() - end);
+        let before = first_illness(&policy, &rest[..now - 1]);
+        if before.is_some() && first_illness(&policy, &rest[..now]).is_none() {
+            rest = &rest[now..];
+            policy.quiet *= 2;
+        }
+    }
+    first_illness(&policy, rest)
+}
+
+/// That of the last trouble, unless later some answer was at least the `answers`th since then and came
+/// after the quiet time.
+fn first_illness(policy: &Policy, history: &[(Duration, ObservationKind)]) -> Option<Reason> {
     let reason = |kind: &ObservationKind| match kind {
         ObservationKind::Xid(xid) if !policy.ignored_xids.contains(*xid) => Some(Reason::Xid(*xid)),
         ObservationKind::Lost => Some(Reason::Lost),
