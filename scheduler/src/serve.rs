@@ -2,6 +2,8 @@
 //!
 //! Knows nothing about the routes. A client's certificate is checked here and told to the routes as [`ClientCertificate`].
 
+mod head_limit;
+
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,9 +28,14 @@ use tower::ServiceExt;
 use tracing::{debug, warn};
 
 use crate::config::TlsFiles;
+use head_limit::{Conversation, HeadLimit};
 
 /// How long requests in work may take to end once the daemon is told to stop.
 const DRAIN: Duration = Duration::from_secs(10);
+
+/// How long a client may keep a connection for later: longer than the 90 s of Go's HTTP client, which does not repeat a POST
+/// that meets a connection just closed.
+const KEEP_ALIVE: Duration = Duration::from_secs(120);
 
 /// What a TLS client calls HTTP/2.
 const H2: &[u8] = b"h2";
@@ -100,10 +107,21 @@ impl Connection {
     }
 
     async fn http1(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, certified: bool, watcher: Watcher) {
+        let conversation = Conversation::new(self.read_timeout);
+        let stream = HeadLimit::new(stream, conversation.clone());
         let mut builder = http1::Builder::new();
-        builder.timer(TokioTimer::new()).header_read_timeout(self.read_timeout);
+        // From request to request; whoever begins a head late still has the whole time for it.
+        builder.timer(TokioTimer::new()).header_read_timeout(KEEP_ALIVE + self.read_timeout);
         let router = self.router;
-        let service = service_fn(move |request| answer(router.clone(), request, certified));
+        let service = service_fn(move |request| {
+            let answering = conversation.answering();
+            let answer = answer(router.clone(), request, certified);
+            async move {
+                let answer = answer.await;
+                drop(answering);
+                answer
+            }
+        });
         end(watcher.watch(builder.serve_connection(TokioIo::new(stream), service)).await);
     }
 
@@ -165,3 +183,6 @@ fn certificates(path: &std::path::Path) -> anyhow::Result<Vec<CertificateDer<'st
     anyhow::ensure!(!certificates.is_empty(), "certificates {}: the file holds none", path.display());
     Ok(certificates)
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,130 @@
+//! Hangs up on clients that do not send a request's head in time, and leaves clients between two requests alone.
+//!
+//! The timer of `hyper` runs from the end of one request to the head of the next, so it cannot tell a client that keeps its
+//! connection for later from one that stopped in the middle of a head. This one sees the bytes as they come, and is told
+//! when a request is being answered. It knows nothing of HTTP.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Instant, Sleep, sleep_until};
+
+/// Where a connection stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// The client has connected, or has begun a head, and must have sent it whole by then.
+    Head { until: Instant },
+    /// A request is being answered; how long its body may take is the answer's business.
+    Answering,
+    /// The last request has been answered and the next one has not begun.
+    Between,
+}
+
+/// What the stream and whoever answers the requests on it know together.
+#[derive(Clone, Debug)]
+pub(super) struct Conversation {
+    stage: Arc<Mutex<Stage>>,
+    /// How long a head may take.
+    limit: Duration,
+}
+
+/// Says that a request is being answered until dropped.
+#[derive(Debug)]
+pub(super) struct Answering(Conversation);
+
+impl Conversation {
+    /// Begins with a client that has just connected.
+    pub(super) fn new(limit: Duration) -> Self {
+        let until = Instant::now() + limit;
+        Self { stage: Arc::new(Mutex::new(Stage::Head { until })), limit }
+    }
+
+    /// A head has come in whole.
+    pub(super) fn answering(&self) -> Answering {
+        *self.stage() = Stage::Answering;
+        Answering(self.clone())
+    }
+
+    /// Bytes have come in.
+    fn heard(&self) {
+        let mut stage = self.stage();
+        if *stage == Stage::Between {
+            *stage = Stage::Head { until: Instant::now() + self.limit };
+        }
+    }
+
+    fn stage(&self) -> MutexGuard<'_, Stage> {
+        self.stage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        *self.0.stage() = Stage::Between;
+    }
+}
+
+/// A stream that ends when a head is overdue, as if the client had hung up.
+#[derive(Debug)]
+pub(super) struct HeadLimit<S> {
+    stream: S,
+    conversation: Conversation,
+    overdue: Pin<Box<Sleep>>,
+}
+
+impl<S> HeadLimit<S> {
+    /// Watches over a stream on which this conversation is held.
+    pub(super) fn new(stream: S, conversation: Conversation) -> Self {
+        Self { stream, conversation, overdue: Box::pin(sleep_until(Instant::now())) }
+    }
+
+    /// Ready when a head is overdue.
+    fn poll_overdue(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Stage::Head { until } = *self.conversation.stage() else { return Poll::Pending };
+        if self.overdue.deadline() != until {
+            self.overdue.as_mut().reset(until);
+        }
+        self.overdue.as_mut().poll(cx)
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for HeadLimit<S> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let n_before = buf.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(cx, buf);
+        if read.is_pending() {
+            // Nothing read and no error is what the end of a stream looks like.
+            return self.poll_overdue(cx).map(Ok);
+        }
+        if buf.filled().len() > n_before {
+            self.conversation.heard();
+        }
+        read
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for HeadLimit<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bufs: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}

@@ -1,0 +1,101 @@
+//! How long a connection lives, in paused time: between requests long, in the middle of a head not.
+
+use std::time::Duration;
+
+use axum::Router;
+use axum::routing::get;
+use hyper_util::server::graceful::GracefulShutdown;
+use rstest::rstest;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::Connection;
+
+const REQUEST: &str = "GET / HTTP/1.1\r\nhost: x\r\n\r\n";
+/// A request that is answered after 30 s.
+const SLOW: &str = "GET /slow HTTP/1.1\r\nhost: x\r\n\r\n";
+
+/// The client's end of a connection on which a head may take 10 s.
+fn connect() -> DuplexStream {
+    let slow = async || {
+        sleep(Duration::from_secs(30)).await;
+        "slow"
+    };
+    let router = Router::new().route("/", get(async || "quick")).route("/slow", get(slow));
+    let (client, server) = tokio::io::duplex(4096);
+    let connection = Connection { router, tls: None, read_timeout: Duration::from_secs(10) };
+    tokio::spawn(async move {
+        // Dropped, it would tell the connection to end.
+        let graceful = GracefulShutdown::new();
+        connection.http1(server, false, graceful.watcher()).await;
+    });
+    client
+}
+
+async fn ask(client: &mut DuplexStream, request: &str) -> String {
+    client.write_all(request.as_bytes()).await.unwrap();
+    let mut reply = vec![0; 4096];
+    let n = client.read(&mut reply).await.unwrap();
+    String::from_utf8(reply[..n].to_vec()).unwrap()
+}
+
+/// Seconds until the server hangs up, without a word.
+async fn seconds_to_end(client: &mut DuplexStream) -> u64 {
+    let since = Instant::now();
+    let mut rest = Vec::new();
+    timeout(Duration::from_secs(3600), client.read_to_end(&mut rest)).await.expect("the server should hang up").unwrap();
+    assert!(rest.is_empty(), "{rest:?}");
+    since.elapsed().as_secs()
+}
+
+/// Go keeps an idle connection for 90 s, and kube-scheduler does not repeat a POST that meets its end.
+#[rstest]
+#[case::quick_answer(REQUEST)]
+#[case::slow_answer(SLOW)]
+#[tokio::test(start_paused = true)]
+async fn idle_connections_outlive_those_of_go(#[case] first: &str) {
+    let mut client = connect();
+    for request in [first, REQUEST, first] {
+        let reply = ask(&mut client, request).await;
+        assert!(reply.starts_with("HTTP/1.1 200 OK"), "{reply}");
+        sleep(Duration::from_secs(95)).await;
+    }
+    assert!(ask(&mut client, REQUEST).await.ends_with("quick"));
+    assert_eq!(seconds_to_end(&mut client).await, 130);
+}
+
+#[rstest]
+#[case::nothing("")]
+#[case::half_a_line("GET / HT")]
+#[case::half_a_head("GET / HTTP/1.1\r\nhost: x\r\n")]
+#[tokio::test(start_paused = true)]
+async fn a_first_head_has_its_time_from_the_connection_on(#[case] sent: &str) {
+    let mut client = connect();
+    sleep(Duration::from_secs(4)).await;
+    client.write_all(sent.as_bytes()).await.unwrap();
+    assert_eq!(seconds_to_end(&mut client).await, 6);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_later_head_has_its_time_from_its_first_byte_on() {
+    let mut client = connect();
+    ask(&mut client, REQUEST).await;
+    sleep(Duration::from_secs(119)).await;
+    let since = Instant::now();
+    for piece in ["GET ", "/ ", "HTTP/1.1\r\n"] {
+        client.write_all(piece.as_bytes()).await.unwrap();
+        sleep(Duration::from_secs(3)).await;
+    }
+    assert_eq!(seconds_to_end(&mut client).await, 1);
+    assert_eq!(since.elapsed(), Duration::from_secs(10));
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_sent_at_once_are_both_answered() {
+    let mut client = connect();
+    client.write_all([SLOW, REQUEST].concat().as_bytes()).await.unwrap();
+    let mut replies = String::new();
+    client.read_to_string(&mut replies).await.unwrap();
+    assert_eq!(replies.matches("HTTP/1.1 200 OK").count(), 2, "{replies}");
+    assert!(replies.ends_with("quick"), "{replies}");
+}
