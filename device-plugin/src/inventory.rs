@@ -14,7 +14,7 @@ mod nvml;
 mod pci;
 mod uuid;
 
-use std::{fmt, path::PathBuf};
+use std::{fmt, path::PathBuf, time::Duration};
 
 use tokio::sync::mpsc;
 
@@ -129,6 +129,14 @@ pub enum Source {
 }
 
 impl Source {
+    /// How often a watch says something of each device.
+    pub fn interval(&self) -> Duration {
+        match self {
+            Self::Nvml(nvml) => nvml.probe_interval,
+            Self::File(file) => file.interval,
+        }
+    }
+
     /// Looks at the devices once. Blocks: NVML may take seconds to wake a GPU.
     pub fn discover(&self) -> Result<Inventory, InventoryError> {
         match self {

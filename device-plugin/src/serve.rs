@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
-use kube::Client;
 use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client};
 use proto::node::Node;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -24,6 +24,7 @@ use tracing::{info, warn};
 use crate::assigned::mark_assigned;
 use crate::config::{Config, NoGpu};
 use crate::fleet::Fleet;
+use crate::fleet::recall::recall;
 use crate::fleet::watch::{Number, discover, watch_devices};
 use crate::health::Health;
 use crate::inventory::{Inventory, InventoryError};
@@ -82,7 +83,9 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let number = number(&config);
     let fleet = Fleet::new(inventory.clone(), number(&inventory)?);
     describe(&config, &fleet);
-    let fleet = parts.watch_devices(&config, inventory, fleet, number);
+    let mut health = Health::new(config.health.clone(), inventory.gpus.iter().map(|gpu| gpu.uuid.clone()));
+    let fleet = recall(&Api::all(client.clone()), config.node_name.as_str(), &mut health, fleet).await;
+    let fleet = parts.watch_devices(&config, inventory, fleet, health, number);
     // Read before registration, after which kubelet writes down what this process answers.
     let node = NodeState::beside_kubelet(config.settings.clone(), fleet, pods.subscribe(), config.device_plugin_dir.clone());
     let node = Arc::new(node);
@@ -108,8 +111,14 @@ struct Parts {
 }
 
 impl Parts {
-    fn watch_devices(&mut self, config: &Config, inventory: Inventory, fleet: Fleet, number: Number) -> watch::Receiver<Arc<Fleet>> {
-        let health = Health::new(config.health.clone(), inventory.gpus.iter().map(|gpu| gpu.uuid.clone()));
+    fn watch_devices(
+        &mut self,
+        config: &Config,
+        inventory: Inventory,
+        fleet: Fleet,
+        health: Health,
+        number: Number,
+    ) -> watch::Receiver<Arc<Fleet>> {
         let (sender, receiver) = watch::channel(Arc::new(fleet));
         self.watches.spawn(watch_devices(config.source.clone(), inventory, health, number, sender));
         receiver

@@ -10,7 +10,8 @@ use proto::quantity::Quantity;
 use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
 
 use crate::fleet::{Fleet, FleetGpu};
-use crate::inventory::Gpu;
+use crate::health::Reason;
+use crate::inventory::{Gpu, GpuUuid};
 use crate::pods::WHOLE_DEVICE_PERCENT;
 
 const VENDOR_LABEL: &str = "node.koordinator.sh/gpu-vendor";
@@ -32,6 +33,16 @@ pub fn device(fleet: &Fleet, node: &Node, before: Option<&Device>, now: DateTime
             vec![OwnerReference { api_version: "v1".to_owned(), kind: "Node".to_owned(), name, uid, ..OwnerReference::default() }]
         });
     device
+}
+
+/// The GPUs that the object says are unhealthy by an XID, each with that and since when.
+pub fn sick_by_xid(device: &Device) -> impl Iterator<Item = (GpuUuid, u64, &str)> {
+    let conditions = device.spec.devices.iter().filter(|device| device.device_type == TYPE_GPU).flat_map(|device| {
+        let own = device.conditions.iter().filter(|condition| condition.condition_type == HEALTHY && condition.status == "False");
+        own.map(|condition| (device.id.as_str(), condition))
+    });
+    conditions
+        .filter_map(|(id, condition)| Some((id.parse().ok()?, Reason::xid(&condition.reason)?, condition.last_transition_time.as_str())))
 }
 
 /// Whether applying `wanted` over `held` would change nothing.
