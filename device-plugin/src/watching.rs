@@ -4,9 +4,11 @@
 
 use std::error::Error;
 use std::fmt::Debug;
+use std::iter;
 use std::time::Duration;
 
 use futures::StreamExt;
+use kube::core::Status;
 use kube::runtime::watcher;
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
@@ -84,17 +86,32 @@ where
 }
 
 /// An error and its causes in one line, without those that it names already.
-pub fn one_line(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
+///
+/// Of an answer of the API server only its code, reason and message: an error that carries one would print all of it.
+pub fn one_line(error: &(dyn Error + 'static)) -> String {
+    let mut text = String::new();
+    for cause in iter::successors(Some(error), |&error| error.source()) {
+        if let Some(status) = status(cause) {
+            let found = text.find(&cause.to_string()).unwrap_or(text.len());
+            text.truncate(found);
+            let before = text.trim_end_matches([':', ' ']).trim_end_matches("ApiError").trim_end_matches([':', ' ']);
+            let separator = if before.is_empty() { "" } else { ": " };
+            text = format!("{before}{separator}{} {}: {}", status.code, status.reason, status.message);
+            break;
+        }
         let words = cause.to_string();
-        if !text.contains(&words) {
+        if text.is_empty() {
+            text = words;
+        } else if !text.contains(&words) {
             text = format!("{text}: {words}");
         }
-        next = cause.source();
     }
-    text
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// The answer of the API server, if this is one.
+fn status<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a Status> {
+    error.downcast_ref::<Status>().or_else(|| error.downcast_ref::<Box<Status>>().map(|boxed| &**boxed))
 }
 
 #[cfg(test)]
@@ -102,10 +119,12 @@ mod tests {
     use http::{Request, Response};
     use kube::Client;
     use kube::client::Body;
+    use proto::pod::Pod;
+    use rstest::rstest;
     use tokio::sync::mpsc;
 
     use super::*;
-    use crate::pods::WatchedPod;
+    use crate::publish::PublishError;
 
     /// What comes from a watch of pods whose requests are met by the returned handle.
     fn start() -> (tower_test::mock::Handle<Request<Body>, Response<Body>>, mpsc::UnboundedReceiver<String>) {
@@ -121,7 +140,7 @@ mod tests {
                 };
                 let _ = sender.send(word.to_owned());
             };
-            let api = Api::<WatchedPod>::all(Client::new(service, "default"));
+            let api = Api::<Pod>::all(Client::new(service, "default"));
             follow("pods", api, watcher::Config::default(), Duration::from_secs(2), tell).await;
         });
         (requests, news)
@@ -130,6 +149,36 @@ mod tests {
     fn list() -> Response<Body> {
         let list = r#"{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"5"},"items":[]}"#;
         Response::builder().body(Body::from(list.as_bytes().to_vec())).unwrap()
+    }
+
+    fn forbidden() -> kube::Error {
+        let details = serde_json::json!({"name": "n1", "kind": "nodes", "causes": [{"message": "long"}]});
+        let status = serde_json::json!({
+            "status": "Failure", "code": 403, "reason": "Forbidden", "message": "nodes \"n1\" is\nforbidden", "details": details,
+        });
+        kube::Error::Api(serde_json::from_value(status).unwrap())
+    }
+
+    #[rstest]
+    #[case::alone(Box::new(forbidden()), "403 Forbidden: nodes \"n1\" is forbidden")]
+    #[case::of_a_list(
+        Box::new(watcher::Error::InitialListFailed(forbidden())),
+        "failed to perform initial object list: 403 Forbidden: nodes \"n1\" is forbidden"
+    )]
+    #[case::of_a_write(
+        Box::new(PublishError::Request { what: "node status", source: Box::new(forbidden()) }),
+        "cannot write node status: 403 Forbidden: nodes \"n1\" is forbidden"
+    )]
+    #[case::with_context(
+        anyhow::Error::new(forbidden()).context("cannot mark").into(),
+        "cannot mark: 403 Forbidden: nodes \"n1\" is forbidden"
+    )]
+    #[case::no_answer_of_the_api_server(
+        Box::new(kube::Error::ReadEvents(std::io::Error::other("cut off"))),
+        "Error reading events stream: cut off"
+    )]
+    fn errors_in_one_line(#[case] error: Box<dyn Error + Send + Sync>, #[case] expected: &str) {
+        assert_eq!(one_line(&*error), expected);
     }
 
     #[tokio::test(start_paused = true)]
