@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
+use proto::pod::Pod;
 use proto::record::MEM_ASSIGNED;
 use serde_json::json;
 use tokio::time::{sleep, timeout};
@@ -17,7 +18,7 @@ use tracing::{info, warn};
 
 use crate::identity::Ledger;
 use crate::plugin::NodeState;
-use crate::pods::{NodePod, PodUid, Pods, Stage, WatchedPod};
+use crate::pods::{NodePod, PodUid, Pods, Stage};
 use crate::watching::one_line;
 
 /// How long one request may take.
@@ -89,7 +90,7 @@ pub async fn mark_assigned(client: Client, node: Arc<NodeState>) {
 
 /// Marks one pod; one that is gone, or replaced by another of its name, counts as done.
 async fn mark(client: &Client, pod: &Due) -> anyhow::Result<()> {
-    let api: Api<WatchedPod> = Api::namespaced(client.clone(), &pod.namespace);
+    let api: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace);
     let patch = json!({"metadata": {"uid": pod.uid.as_str(), "annotations": {MEM_ASSIGNED: "true"}}});
     let params = PatchParams::default();
     match timeout(REQUEST_LIMIT, api.patch(&pod.name, &params, &Patch::Merge(&patch))).await? {

@@ -6,18 +6,17 @@
 
 mod placement;
 mod requests;
-mod wire;
 
 pub mod watch;
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
+use proto::pod::{Pod, PodStatus};
 use proto::request::{self, ContainerKind, ContainerRequest};
 use proto::resource::ResourceNames;
 
 pub use placement::{GpuName, Placement, Unplaced};
 pub use requests::{IN_NODE_STATUS, Requests, WHOLE_DEVICE_PERCENT};
-pub use wire::WatchedPod;
 
 /// UID of a pod. Cheap to clone.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -55,6 +54,17 @@ pub enum Stage {
     Terminal,
 }
 
+impl Stage {
+    fn of(status: &PodStatus) -> Self {
+        match status.phase.as_deref() {
+            Some("Succeeded" | "Failed") => Self::Terminal,
+            Some("Running" | "Unknown") => Self::Running,
+            _ if status.start_time.is_some() => Self::Admitted,
+            _ => Self::Bound,
+        }
+    }
+}
+
 /// One pod of this node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodePod {
@@ -78,7 +88,7 @@ pub struct NodePod {
 
 impl NodePod {
     /// Reduces a pod of this node; `None` if it asks for nothing of ours or is bound elsewhere.
-    pub fn of(pod: &WatchedPod, node: &str, names: &ResourceNames) -> Option<Self> {
+    pub fn of(pod: &Pod, node: &str, names: &ResourceNames) -> Option<Self> {
         if pod.spec.node_name.as_deref() != Some(node) {
             return None;
         }
@@ -93,8 +103,8 @@ impl NodePod {
             uid: PodUid::from(pod.metadata.uid.as_deref()?),
             namespace: pod.metadata.namespace.clone().unwrap_or_else(|| "default".to_owned()),
             name: pod.metadata.name.clone()?,
-            stage: pod.stage(),
-            deleting: pod.metadata.deletion_timestamp.is_some(),
+            stage: Stage::of(&pod.status),
+            deleting: pod.is_deleting(),
             containers,
             placement: Placement::read(&annotations, asks_for_units),
             requests,

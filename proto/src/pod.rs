@@ -21,7 +21,7 @@ pub struct Pod {
     /// What it asks for and where it is bound.
     #[serde(default)]
     pub spec: PodSpec,
-    /// Its phase.
+    /// Its phase, and whether kubelet has taken it on.
     #[serde(default)]
     pub status: PodStatus,
 }
@@ -99,10 +99,14 @@ impl QuantityText {
 
 /// How far a pod has come.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct PodStatus {
     /// Pending, Running, Succeeded, Failed or Unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
+    /// When kubelet took the pod on; it writes no status of a pod that it has neither admitted nor refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_time: Option<String>,
 }
 
 impl Pod {

@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use kube::runtime::watcher;
 use kube::{Api, Client};
+use proto::pod::Pod;
 use proto::resource::ResourceNames;
 use tokio::sync::watch;
 use tracing::{debug, info};
 
 use crate::watching::{News, follow};
 
-use super::{NodePod, PodUid, Pods, WatchedPod};
+use super::{NodePod, PodUid, Pods};
 
 /// kubelet may be waiting for what the watch will tell, so it is tried often.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
@@ -27,13 +28,13 @@ pub async fn watch_pods(client: Client, node: String, names: ResourceNames, pods
         News::Interrupted => pods.send_modify(|pods| pods.set_interrupted(true)),
         News::Restored => pods.send_modify(|pods| pods.set_interrupted(false)),
     };
-    follow("pods of this node", Api::<WatchedPod>::all(client), config, LONGEST_PAUSE, take_in).await;
+    follow("pods of this node", Api::<Pod>::all(client), config, LONGEST_PAUSE, take_in).await;
 }
 
 /// Pods of a list that is not complete yet, with the time at which each was made.
 type Listing = Vec<(Option<Time>, NodePod)>;
 
-fn take_in(event: watcher::Event<WatchedPod>, node: &str, names: &ResourceNames, listing: &mut Listing, pods: &watch::Sender<Pods>) {
+fn take_in(event: watcher::Event<Pod>, node: &str, names: &ResourceNames, listing: &mut Listing, pods: &watch::Sender<Pods>) {
     match event {
         watcher::Event::Init => listing.clear(),
         watcher::Event::InitApply(pod) => {
