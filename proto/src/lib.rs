@@ -5,6 +5,7 @@
 
 pub mod checkpoints;
 pub mod device;
+pub mod exchange;
 pub mod extender;
 #[cfg(feature = "kubelet")]
 pub mod kubelet;

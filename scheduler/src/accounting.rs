@@ -9,7 +9,7 @@ use placement::{GpuRef, GpuUuid, HeldMemory, HeldShare, Holding, Inventory, Memo
 use proto::device::TYPE_GPU;
 use proto::pod::Pod;
 use proto::quantity::Quantity;
-use proto::record::{DeviceAllocation, GpushareRecord, Record};
+use proto::record::{DeviceAllocation, DeviceAllocations, GpushareRecord, Record};
 use proto::request::{Dialect, Memory, PodRequest, RequestError};
 use proto::resource::{GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, ResourceNames};
 
@@ -153,14 +153,18 @@ impl Bound {
 
 impl Recorded {
     fn of(record: &Record) -> Self {
-        let shares = record.allocations.get(TYPE_GPU).filter(|shares| !shares.is_empty());
-        match (shares, record.gpushare) {
-            (Some(shares), _) => match shares.iter().map(RecordedShare::of).collect::<Result<Vec<_>, String>>() {
-                Ok(shares) => Self::Shares(shares.into()),
-                Err(problem) => Self::Unreadable(problem.into()),
-            },
-            (None, Some(gpushare)) => Self::Gpushare(gpushare),
-            (None, None) => Self::Missing,
+        match (Self::of_allocations(&record.allocations), record.gpushare) {
+            (Self::Missing, Some(gpushare)) => Self::Gpushare(gpushare),
+            (recorded, _) => recorded,
+        }
+    }
+
+    /// What devices of Koordinator's record are taken for.
+    pub fn of_allocations(allocations: &DeviceAllocations) -> Self {
+        let Some(shares) = allocations.get(TYPE_GPU).filter(|shares| !shares.is_empty()) else { return Self::Missing };
+        match shares.iter().map(RecordedShare::of).collect::<Result<Vec<_>, String>>() {
+            Ok(shares) => Self::Shares(shares.into()),
+            Err(problem) => Self::Unreadable(problem.into()),
         }
     }
 }

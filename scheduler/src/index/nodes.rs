@@ -1,16 +1,19 @@
 //! Nodes and Device objects as watches show them, turned into inventories.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use kube::core::ClusterResourceScope;
 use proto::device::Device;
+use proto::exchange;
 use proto::node::Node;
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 use super::Index;
+use crate::accounting::Recorded;
 use crate::inventory::{self, DeviceReport, NodeReport};
 use crate::watch::Follow;
 
@@ -62,6 +65,8 @@ pub(super) struct NodeState {
     /// Numbers of the lists that named the two last.
     node_list: u32,
     device_list: u32,
+    /// The records that its pods have exchanged, by UID.
+    pub(super) exchanged: BTreeMap<String, Recorded>,
     /// What the two amount to.
     report: Option<NodeReport>,
     /// What in it cannot be used.
@@ -75,6 +80,22 @@ impl NodeState {
 
     pub(super) fn is_opaque(&self) -> bool {
         self.report.as_ref().is_some_and(|report| report.opaque)
+    }
+
+    /// Takes in which pods have exchanged their records; whether that is news.
+    fn exchange(&mut self, device: &ObjectMeta) -> bool {
+        match exchange::read(device.annotations.as_ref()) {
+            Ok(exchanged) => {
+                let exchanged = exchanged.into_iter().map(|(uid, record)| (uid, Recorded::of_allocations(&record))).collect();
+                let is_news = self.exchanged != exchanged;
+                self.exchanged = exchanged;
+                is_news
+            }
+            Err(error) => {
+                warn!(node = device.name, %error, "what pods have exchanged is taken to be as it was before");
+                false
+            }
+        }
     }
 
     pub(super) fn shares_gpus(&self) -> bool {
@@ -127,9 +148,13 @@ impl Follow<RawDevice> for Index {
         let state = self.nodes.entry(name.into()).or_default();
         state.device_list = self.device_list.number;
         let report = DeviceReport::of(&device.spec);
+        let has_exchanged = state.exchange(&device.metadata);
         if state.device.as_ref() != Some(&report) {
             state.device = Some(report);
             self.refresh_node(name);
+        }
+        if has_exchanged {
+            self.account_again(name);
         }
     }
 
@@ -165,7 +190,11 @@ impl Index {
     fn forget_device(&mut self, name: &str) {
         if let Some(state) = self.nodes.get_mut(name) {
             state.device = None;
+            let had_exchanged = !std::mem::take(&mut state.exchanged).is_empty();
             self.refresh_node(name);
+            if had_exchanged {
+                self.account_again(name);
+            }
         }
     }
 

@@ -107,7 +107,9 @@ impl Index {
         let Some(entry) = self.pods.get_mut(owner) else { return };
         let Some(bound) = entry.bound() else { return };
         let node = self.fleet.node_id(&bound.node).and_then(|node| self.fleet.view(node));
-        let account = entry.facts.account_of(&bound.record, node.and_then(placement::NodeView::inventory));
+        // The node's plugin has exchanged the records of two pods; their own annotations follow.
+        let exchanged = self.nodes.get(&*bound.node).and_then(|node| node.exchanged.get(owner.as_str()));
+        let account = entry.facts.account_of(exchanged.unwrap_or(&bound.record), node.and_then(placement::NodeView::inventory));
         let problem: Option<Box<str>> = account.problem.map(Into::into);
         if let Some(problem) = problem.as_deref().filter(|problem| entry.problem.as_deref() != Some(problem)) {
             let (namespace, name, node) = (&entry.facts.namespace, &entry.facts.name, &bound.node);

@@ -157,3 +157,32 @@ fn names_of_what_is_missing() {
     let index = Index::new(ResourceNames::default(), Policies::default(), Duration::ZERO);
     assert_eq!(index.ready().unwrap_err(), "not ready: waiting for the list of nodes, devices, pods");
 }
+
+/// The node's plugin has exchanged two records: one event moves both pods, and each device holds one of them at every moment.
+#[test]
+fn exchanged_records_count_before_annotations() {
+    let record = |minor: u32| json!([{"minor": minor, "id": format!("GPU-{minor}"), "resources": {"koordinator.sh/gpu-memory": "4Gi"}}]);
+    let bound = |name: &str, minor: u32| {
+        let mut pod = pod(name);
+        pod["spec"]["nodeName"] = json!("n");
+        pod["metadata"]["annotations"] = json!({"scheduling.koordinator.sh/device-allocated": json!({"gpu": record(minor)}).to_string()});
+        pod
+    };
+    let gpu = |minor: u32| json!({"type": "gpu", "id": format!("GPU-{minor}"), "minor": minor, "health": true, "resources": {"koordinator.sh/gpu-memory": "4Gi"}});
+    let device = |exchanged: &str| json!({"metadata": {"name": "n", "annotations": {"gpushare/exchanged-records": exchanged}}, "spec": {"devices": [gpu(0), gpu(1)]}});
+    let node = json!({"metadata": {"name": "n", "annotations": {"aliyun.com/gpu-mem-unit": "4Gi"}}, "status": {"capacity": {"aliyun.com/gpu-mem": "2"}}});
+    let mut index = offline::index([node].into_iter(), [device("{}")].into_iter(), [bound("p", 0), bound("q", 1)].into_iter());
+    let held = |index: &Index| ["p", "q"].map(|owner| format!("{:?}", index.fleet().held_by(owner).unwrap().holding).contains("GPU-1"));
+    assert_eq!(held(&index), [false, true]);
+    let exchanged = json!({"p": {"gpu": record(1)}, "q": {"gpu": record(0)}}).to_string();
+    let show = |index: &mut Index, exchanged: &str| index.apply(serde_json::from_value::<super::RawDevice>(device(exchanged)).unwrap());
+    show(&mut index, &exchanged);
+    assert_eq!(held(&index), [true, false]);
+    index.apply(serde_json::from_value::<Pod>(bound("p", 1)).unwrap());
+    assert_eq!(held(&index), [true, false], "the annotation of one of them has followed");
+    show(&mut index, "nonsense");
+    assert_eq!(index.fleet().check(), Vec::new());
+    assert_eq!(held(&index), [true, false], "what cannot be read changes nothing");
+    show(&mut index, "{}");
+    assert_eq!(held(&index), [true, true], "only annotations count now");
+}
