@@ -3,6 +3,7 @@
 //! Names, wire formats and how a pod's words are read; no decision, no I/O, no clock.
 //! The daemons meet only here: neither depends on the other.
 
+pub mod admission;
 pub mod checkpoints;
 pub mod device;
 pub mod exchange;

@@ -12,6 +12,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::quantity::Quantity;
 
+/// Annotation by which a pod that declares no amounts asks to share and see all GPUs of its node: `"true"`.
+pub const ALL_DEVICES: &str = "gpushare/all-devices";
+
 /// A pod as gpushare sees it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Pod {

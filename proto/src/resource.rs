@@ -21,6 +21,17 @@ pub const FPGA: &str = "koordinator.sh/fpga";
 /// Whole devices in the vendors' own names.
 pub const VENDOR_GPUS: [&str; 3] = ["nvidia.com/gpu", "dcu.com/gpu", "amd.com/gpu"];
 
+/// Names of the proposals' first version, and what each is called now. Only pods that pass the webhook may still use them:
+/// Kubernetes does not take them for extended resources.
+pub const OLD_NAMES: [(&str, &str); 6] = [
+    ("kubernetes.io/gpu", GPU),
+    ("kubernetes.io/gpu-core", GPU_CORE),
+    ("kubernetes.io/gpu-memory", GPU_MEMORY),
+    ("kubernetes.io/gpu-memory-ratio", GPU_MEMORY_RATIO),
+    ("kubernetes.io/rdma", RDMA),
+    ("kubernetes.io/fpga", FPGA),
+];
+
 /// Shares that one device offers unless a flag says otherwise (proposal "Enhance the GPU Share API").
 pub const DEFAULT_SLOTS: u32 = 100;
 

@@ -3,6 +3,7 @@
 //! What fits where is decided in the `placement` crate; this crate keeps its state, speaks HTTP and writes bindings.
 
 pub mod accounting;
+pub mod admission;
 pub mod bind;
 pub mod config;
 pub mod extender;

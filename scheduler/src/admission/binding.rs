@@ -1,0 +1,63 @@
+//! Who may bind pods that ask for our resources: only those who choose devices for them.
+//!
+//! Refuses what is known to be wrong. A pod that the index does not know, and whose binding names no devices, asks for
+//! none or is younger than the watch; its node's plugin refuses it if nobody chose devices for it.
+
+use std::collections::BTreeMap;
+
+use proto::admission::{AdmissionRequest, Operation};
+use proto::record::DEVICE_ALLOCATED;
+use serde::Deserialize;
+
+use super::{Refusal, Rules, Unreadable, Verdict, read};
+use crate::index::{Index, Shared};
+
+/// Knows which pods ask for our resources.
+pub trait Bindings {
+    /// Whether a pod does; `false` also if nobody knows.
+    fn asks(&self, namespace: &str, name: &str) -> bool;
+}
+
+impl Bindings for Shared<Index> {
+    fn asks(&self, namespace: &str, name: &str) -> bool {
+        self.read().pods_named(namespace, name).next().is_some()
+    }
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Binding {
+    #[serde(default)]
+    metadata: Metadata,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Metadata {
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    namespace: String,
+    #[serde(default)]
+    annotations: Option<BTreeMap<String, String>>,
+}
+
+/// What becomes of a binding.
+pub(super) fn verdict(rules: &Rules, request: &AdmissionRequest, bindings: &impl Bindings) -> Result<Verdict, Unreadable> {
+    let Some(binders) = rules.binders.as_ref().filter(|_| request.operation == Operation::Create) else {
+        return Ok(Verdict::ALLOWED);
+    };
+    let user = &request.user_info.username;
+    if binders.contains(user) {
+        return Ok(Verdict::ALLOWED);
+    }
+    let binding: Binding = read(request, "object", "Binding", request.object.as_ref())?;
+    let meta = &binding.metadata;
+    let first = |one: &str, other: &str| if one.is_empty() { other.to_owned() } else { one.to_owned() };
+    let (namespace, name) = (first(&request.namespace, &meta.namespace), first(&request.name, &meta.name));
+    let brings_devices = meta.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(DEVICE_ALLOCATED));
+    if !brings_devices && !bindings.asks(&namespace, &name) {
+        return Ok(Verdict::ALLOWED);
+    }
+    let message =
+        format!("pod {namespace}/{name} asks for devices, which {user:?} does not choose; only {} may bind it", binders.join(" or "));
+    Ok(Verdict::Refused(Refusal::Forbidden(message)))
+}

@@ -1,0 +1,148 @@
+//! Fills in what can be derived from a pod's words when it is made: the proposal's mutating webhook.
+//!
+//! Run twice it changes nothing more. Leaves alone what it does not understand: the validating webhook and the filter say
+//! what is wrong with it.
+
+use proto::admission::{AdmissionRequest, Operation};
+use proto::pod::Pod;
+use proto::quantity::Quantity;
+use proto::resource::{GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, OLD_NAMES};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::annotations::RECORD;
+use super::asks::{Asks, all_devices, is_mirror};
+use super::draft::Draft;
+use super::{Refusal, Rules, Unreadable, Verdict, read, validate};
+
+/// Name that the API server gives to pods that name no scheduler.
+const DEFAULT_SCHEDULER: &str = "default-scheduler";
+
+/// What becomes of a request; only pods that are being made are changed.
+pub(super) fn verdict(rules: &Rules, request: &AdmissionRequest) -> Result<Verdict, Unreadable> {
+    let resource = &request.resource;
+    let is_pod = resource.group.is_empty() && resource.resource == "pods" && request.sub_resource.is_empty();
+    if !is_pod || request.operation != Operation::Create {
+        return Ok(Verdict::ALLOWED);
+    }
+    let pod: Pod = read(request, "object", "Pod", request.object.as_ref())?;
+    let object = request.object.clone().unwrap_or_default();
+    Ok(match mutate(rules, &pod, object) {
+        Ok((patch, warnings)) => Verdict::Allowed { patch: patch.into_patch(), warnings },
+        Err(refusal) => Verdict::Refused(refusal),
+    })
+}
+
+/// Changes a pod; `object` is `pod` with everything that we do not read.
+fn mutate(rules: &Rules, pod: &Pod, object: Value) -> Result<(Draft, Vec<String>), Refusal> {
+    let mut draft = Draft::new(object);
+    let asks = Asks::of(pod, &rules.names);
+    let all = all_devices(pod) == Some("true");
+    if is_mirror(pod) || (asks.is_empty() && !all) {
+        return Ok((draft, Vec::new()));
+    }
+    validate::refuse_all_devices(rules, pod)?;
+    for container in containers(&draft) {
+        rename(&mut draft, &container);
+        if !asks.mixes() {
+            split_gpu(&mut draft, &container);
+            add_shared(&mut draft, &container);
+        }
+    }
+    if asks.is_empty() {
+        for idx in 0..draft.len("/spec/containers") {
+            put(&mut draft, &format!("/spec/containers/{idx}"), GPU_SHARED, &Value::from("1"));
+        }
+    }
+    if asks.shares_devices() || asks.others || asks.is_empty() {
+        name_scheduler(&mut draft, rules.scheduler_name.as_deref());
+    }
+    let warnings = remove_record(&mut draft);
+    Ok((draft, warnings))
+}
+
+/// JSON pointers to all containers.
+fn containers(draft: &Draft) -> Vec<String> {
+    let lists = ["/spec/initContainers", "/spec/containers"];
+    lists.iter().flat_map(|list| (0..draft.len(list)).map(move |idx| format!("{list}/{idx}"))).collect()
+}
+
+/// JSON pointers to a container's limits and requests.
+fn amounts(container: &str) -> [String; 2] {
+    ["limits", "requests"].map(|amounts| format!("{container}/resources/{amounts}"))
+}
+
+fn get<'a>(draft: &'a Draft, container: &str, resource: &str) -> Option<&'a Value> {
+    amounts(container).iter().find_map(|amounts| draft.get(amounts, resource))
+}
+
+fn put(draft: &mut Draft, container: &str, resource: &str, value: &Value) {
+    for amounts in amounts(container) {
+        draft.put(&amounts, resource, value.clone());
+    }
+}
+
+/// Gives resources of the proposals' first version their names of today.
+fn rename(draft: &mut Draft, container: &str) {
+    for (old, new) in OLD_NAMES {
+        if get(draft, container, new).is_none() {
+            replace(draft, container, old, &[new]);
+        }
+    }
+}
+
+/// Replaces `koordinator.sh/gpu` by the two amounts that it stands for.
+fn split_gpu(draft: &mut Draft, container: &str) {
+    if [GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO].iter().all(|amount| get(draft, container, amount).is_none()) {
+        replace(draft, container, GPU, &[GPU_CORE, GPU_MEMORY_RATIO]);
+    }
+}
+
+/// Replaces a resource by others of the same amount. Where only limits or only requests name it, both name the others:
+/// Kubernetes wants extended resources in both.
+fn replace(draft: &mut Draft, container: &str, old: &str, new: &[&str]) {
+    let Some(any) = get(draft, container, old).cloned() else { return };
+    for amounts in amounts(container) {
+        let value = draft.remove(&amounts, old).filter(|value| !value.is_null()).unwrap_or_else(|| any.clone());
+        for name in new {
+            draft.put(&amounts, name, value.clone());
+        }
+    }
+}
+
+/// Says how many devices a container's amounts are for, if it does not say so itself.
+fn add_shared(draft: &mut Draft, container: &str) {
+    let has = |resource| get(draft, container, resource).is_some();
+    if has(GPU_SHARED) || ![GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO].into_iter().any(has) {
+        return;
+    }
+    let number = |resource| get(draft, container, resource).and_then(|value| Quantity::deserialize(value).ok()?.unsigned());
+    let percent = if has(GPU_MEMORY_RATIO) { number(GPU_MEMORY_RATIO) } else { number(GPU_CORE) };
+    put(draft, container, GPU_SHARED, &Value::from(devices(percent.unwrap_or_default()).to_string()));
+}
+
+/// How many devices so many percent are taken for.
+fn devices(percent: u64) -> u64 {
+    if percent > 0 && percent.is_multiple_of(100) { percent / 100 } else { 1 }
+}
+
+/// Sends an unbound pod to our scheduler. The API server has already written the default name where there was none.
+fn name_scheduler(draft: &mut Draft, name: Option<&str>) {
+    let is =
+        |field, values: &[&str]| draft.get("/spec", field).is_none_or(|value| value.as_str().is_some_and(|text| values.contains(&text)));
+    if let Some(name) = name
+        && is("schedulerName", &["", DEFAULT_SCHEDULER])
+        && is("nodeName", &[""])
+    {
+        draft.put("/spec", "schedulerName", Value::from(name));
+    }
+}
+
+/// Removes what only a scheduler may say about a pod: it comes with pods that were copied from others.
+fn remove_record(draft: &mut Draft) -> Vec<String> {
+    let present = RECORD.into_iter().filter(|key| draft.get("/metadata/annotations", key).is_some()).collect::<Vec<_>>();
+    for key in &present {
+        draft.remove("/metadata/annotations", key);
+    }
+    present.iter().map(|key| format!("annotation {key} was removed: only the scheduler writes it")).collect()
+}

@@ -1,0 +1,73 @@
+//! What webhooks decide, pod by pod.
+
+mod bindings;
+mod mutate;
+mod properties;
+mod validate;
+
+use proto::admission::AdmissionRequest;
+use serde_json::{Value, json};
+
+use super::{Bindings, Refusal, Rules, Verdict};
+
+/// Pods that ask for our resources, by namespace and name.
+struct Asking(&'static [(&'static str, &'static str)]);
+
+impl Bindings for Asking {
+    fn asks(&self, namespace: &str, name: &str) -> bool {
+        self.0.contains(&(namespace, name))
+    }
+}
+
+const NOBODY: Asking = Asking(&[]);
+
+fn request(operation: &str, resource: &str, subresource: &str, object: &Value, old: &Value) -> AdmissionRequest {
+    let review = json!({
+        "uid": "u", "operation": operation, "resource": {"group": "", "version": "v1", "resource": resource},
+        "subResource": subresource, "namespace": "default", "name": "p", "userInfo": {"username": "somebody"},
+        "object": object, "oldObject": old, "dryRun": false, "options": {"kind": "CreateOptions"}});
+    serde_json::from_value(review).unwrap()
+}
+
+fn creation(pod: &Value) -> AdmissionRequest {
+    request("CREATE", "pods", "", pod, &Value::Null)
+}
+
+/// A pod with one app container that limits itself to this and requests the same.
+fn pod(amounts: &Value) -> Value {
+    json!({"metadata": {"name": "p"}, "spec": {"schedulerName": "default-scheduler", "containers": [container("c", amounts)]}})
+}
+
+fn container(name: &str, amounts: &Value) -> Value {
+    json!({"name": name, "image": "i", "resources": {"limits": amounts, "requests": amounts}})
+}
+
+fn with(mut object: Value, pointer: &str, value: Value) -> Value {
+    let (parent, key) = pointer.rsplit_once('/').unwrap();
+    object.pointer_mut(parent).unwrap()[key] = value;
+    object
+}
+
+fn annotated(pod: Value, key: &str, value: &str) -> Value {
+    with(pod, "/metadata/annotations", json!({key: value}))
+}
+
+/// The pod as the mutating webhook leaves it, by an independent reading of its patch.
+fn mutated(rules: &Rules, pod: &Value) -> Value {
+    let Verdict::Allowed { patch, .. } = rules.mutate(&creation(pod)).unwrap() else { panic!("refused: {pod}") };
+    let patch: json_patch::Patch = serde_json::from_value(serde_json::to_value(patch).unwrap()).unwrap();
+    let mut mutated = pod.clone();
+    json_patch::patch(&mut mutated, &patch).unwrap();
+    mutated
+}
+
+fn refusal(verdict: Verdict) -> String {
+    match verdict {
+        Verdict::Refused(Refusal::Invalid(message) | Refusal::Forbidden(message)) => message,
+        Verdict::Allowed { .. } => panic!("allowed"),
+    }
+}
+
+fn validated(rules: &Rules, request: &AdmissionRequest) -> Verdict {
+    rules.validate(request, &NOBODY).unwrap()
+}

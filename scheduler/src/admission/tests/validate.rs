@@ -1,0 +1,190 @@
+//! Which pods, and which changes of pods, the validating webhook refuses, and why.
+
+use proto::pod::Pod;
+use proto::request::PodRequest;
+use proto::resource::ResourceNames;
+use rstest::rstest;
+use serde_json::{Value, json};
+
+use super::{annotated, container, creation, pod, refusal, request, validated, with};
+use crate::admission::{Rules, Verdict};
+
+#[rstest]
+#[case::vendor_and_shares(json!({"nvidia.com/gpu": "1", "koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "1Gi"}))]
+#[case::memory_and_ratio(json!({"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "1Gi", "koordinator.sh/gpu-memory-ratio": "50"}))]
+#[case::core_alone(json!({"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-core": "50"}))]
+#[case::memory_without_shared(json!({"koordinator.sh/gpu-memory": "1Gi"}))]
+#[case::ratio_without_shared(json!({"koordinator.sh/gpu-memory-ratio": "50"}))]
+#[case::not_divisible(json!({"koordinator.sh/gpu.shared": "2", "koordinator.sh/gpu-memory-ratio": "101"}))]
+#[case::too_much_for_a_device(json!({"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory-ratio": "150"}))]
+#[case::no_quantity(json!({"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory-ratio": "1.5"}))]
+fn refused_in_the_words_of_the_filter(#[case] asked: Value) {
+    let pod = pod(&asked);
+    let parsed: Pod = serde_json::from_value(pod.clone()).unwrap();
+    let filter = PodRequest::of(&parsed.spec, &ResourceNames::default()).unwrap_err().to_string();
+    assert_eq!(refusal(validated(&Rules::default(), &creation(&pod))), filter);
+}
+
+#[rstest]
+#[case::nothing(json!({"cpu": "1"}))]
+#[case::units(json!({"aliyun.com/gpu-mem": "8"}))]
+#[case::vendor(json!({"nvidia.com/gpu": "2"}))]
+#[case::shares(json!({"koordinator.sh/gpu.shared": "2", "koordinator.sh/gpu-memory-ratio": "100", "koordinator.sh/gpu-core": "50"}))]
+fn allowed(#[case] asked: Value) {
+    assert_eq!(validated(&Rules { deny_overrides: true, ..Rules::default() }, &creation(&pod(&asked))), Verdict::ALLOWED);
+}
+
+const SHARE: &str = r#"{"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "1Gi"}"#;
+
+fn share() -> Value {
+    pod(&serde_json::from_str(SHARE).unwrap())
+}
+
+#[rstest]
+#[case::old_name(pod(&json!({"kubernetes.io/gpu": "100"})), "container \"c\" asks for kubernetes.io/gpu, an old name of koordinator.sh/gpu; write koordinator.sh/gpu alone")]
+#[case::record(
+    annotated(share(), "ALIYUN_COM_GPU_MEM_IDX", "0"),
+    "annotation ALIYUN_COM_GPU_MEM_IDX is for the scheduler to write; make the pod without it"
+)]
+#[case::all_devices(
+    annotated(share(), "gpushare/all-devices", "yes"),
+    "annotation gpushare/all-devices is \"yes\", neither true nor false"
+)]
+#[case::hint(
+    annotated(share(), "scheduling.koordinator.sh/device-allocate-hint", r#"{"gpu": 1}"#),
+    "annotation scheduling.koordinator.sh/device-allocate-hint is \"{\\\"gpu\\\": 1}\": invalid type: integer `1`, expected struct AllocateHint"
+)]
+#[case::joint(
+    annotated(share(), "scheduling.koordinator.sh/device-joint-allocate", "gpu"),
+    "annotation scheduling.koordinator.sh/device-joint-allocate is \"gpu\": expected value at line 1 column 1"
+)]
+#[case::bandwidth(
+    annotated(share(), "scheduling.koordinator.sh/gpu-partition-spec", r#"{"ringBusBandwidth": "fast"}"#),
+    "annotation scheduling.koordinator.sh/gpu-partition-spec is \"{\\\"ringBusBandwidth\\\": \\\"fast\\\"}\": \"fast\" is not a quantity"
+)]
+fn annotations_and_names(#[case] pod: Value, #[case] expected: &str) {
+    let message = refusal(validated(&Rules::default(), &creation(&pod)));
+    assert!(message.starts_with(expected), "{message}");
+}
+
+#[rstest]
+#[case::hint("scheduling.koordinator.sh/device-allocate-hint", r#"{"rdma":{"selector":{"matchLabels":{"type":"fakeW"}},"vfSelector":{"matchExpressions":[{"key":"type","operator":"In","values":["general"]}]},"allocateStrategy":"RequestsAsCount","requiredTopologyScope":"PCIe","exclusivePolicy":"PCIeLevel"}}"#)]
+#[case::joint("scheduling.koordinator.sh/device-joint-allocate", r#"{"deviceTypes":["gpu","rdma"],"requiredScope":"SamePCIe"}"#)]
+#[case::partition("scheduling.koordinator.sh/gpu-partition-spec", r#"{"allocatePolicy":"Restricted","ringBusBandwidth":"200Gi"}"#)]
+#[case::not_ours("example.com/device-allocated", "garbage")]
+fn koordinator_s_own_annotations_parse(#[case] key: &str, #[case] value: &str) {
+    assert_eq!(validated(&Rules::default(), &creation(&annotated(share(), key, value))), Verdict::ALLOWED);
+}
+
+#[test]
+fn pods_that_ask_for_nothing_may_carry_anything() {
+    let pod = annotated(pod(&json!({})), "scheduling.koordinator.sh/device-allocated", "garbage");
+    assert_eq!(validated(&Rules::default(), &creation(&pod)), Verdict::ALLOWED);
+}
+
+#[test]
+fn all_devices_may_be_forbidden() {
+    let rules = Rules { forbid_all_devices: true, ..Rules::default() };
+    let pod = annotated(pod(&json!({"koordinator.sh/gpu.shared": "1"})), "gpushare/all-devices", "true");
+    let expected = "annotation gpushare/all-devices: no pod may share all devices of its node in this cluster";
+    assert_eq!(refusal(validated(&rules, &creation(&pod))), expected);
+}
+
+fn change(old: &Value, new: &Value) -> Verdict {
+    validated(&Rules { deny_overrides: true, ..Rules::default() }, &request("UPDATE", "pods", "", new, old))
+}
+
+#[test]
+fn a_pod_that_is_there_is_never_blocked_for_what_it_is() {
+    let broken = pod(&json!({"koordinator.sh/gpu-core": "50", "nvidia.com/gpu": "1"}));
+    let broken = annotated(broken, "scheduling.koordinator.sh/device-allocated", "garbage");
+    let broken = with(broken, "/spec/containers/0/securityContext", json!({"privileged": true}));
+    assert_eq!(change(&broken, &broken), Verdict::ALLOWED);
+    let finalized = with(broken.clone(), "/metadata/finalizers", json!([]));
+    assert_eq!(change(&with(broken.clone(), "/metadata/finalizers", json!(["a/b"])), &finalized), Verdict::ALLOWED);
+    let other_garbage = annotated(broken.clone(), "scheduling.koordinator.sh/device-allocated", "other garbage");
+    assert_eq!(change(&broken, &other_garbage), Verdict::ALLOWED, "no worse than before");
+    let mended = annotated(broken.clone(), "scheduling.koordinator.sh/device-allocated", "{}");
+    assert_eq!(change(&broken, &mended), Verdict::ALLOWED);
+}
+
+#[rstest]
+#[case::record(
+    "scheduling.koordinator.sh/device-allocated",
+    r#"{"gpu":[]}"#,
+    "garbage",
+    "annotation scheduling.koordinator.sh/device-allocated is \"garbage\""
+)]
+#[case::index("ALIYUN_COM_GPU_MEM_IDX", "0", "one", "annotation ALIYUN_COM_GPU_MEM_IDX is \"one\"")]
+#[case::hint(
+    "scheduling.koordinator.sh/gpu-partition-spec",
+    "{}",
+    "[]",
+    "annotation scheduling.koordinator.sh/gpu-partition-spec is \"[]\": not a JSON object"
+)]
+#[case::all_devices("gpushare/all-devices", "false", "true", "annotation gpushare/all-devices counts when a pod is made")]
+fn a_change_for_the_worse_is_refused(#[case] key: &str, #[case] before: &str, #[case] after: &str, #[case] expected: &str) {
+    let (old, new) = (annotated(share(), key, before), annotated(share(), key, after));
+    let message = refusal(change(&old, &new));
+    assert!(message.starts_with(expected), "{message}");
+    assert_eq!(change(&old, &old), Verdict::ALLOWED);
+    let deleting = with(new, "/metadata/deletionTimestamp", json!("2024-01-01T00:00:00Z"));
+    assert_eq!(change(&old, &deleting), Verdict::ALLOWED);
+}
+
+#[rstest]
+#[case::status("UPDATE", "pods", "status")]
+#[case::delete("DELETE", "pods", "")]
+#[case::eviction("CREATE", "pods", "eviction")]
+#[case::connect("CONNECT", "pods", "exec")]
+#[case::other_kind("CREATE", "deployments", "")]
+fn other_requests_pass(#[case] operation: &str, #[case] resource: &str, #[case] subresource: &str) {
+    let broken = pod(&json!({"koordinator.sh/gpu-core": "50"}));
+    assert_eq!(validated(&Rules::default(), &request(operation, resource, subresource, &broken, &Value::Null)), Verdict::ALLOWED);
+}
+
+#[rstest]
+#[case::visible(json!({"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}), "sets NVIDIA_VISIBLE_DEVICES")]
+#[case::from_elsewhere(json!({"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]}), "sets NVIDIA_VISIBLE_DEVICES")]
+#[case::mps(json!({"env": [{"name": "A"}, {"name": "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "value": "100"}]}), "sets CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")]
+#[case::privileged(json!({"securityContext": {"privileged": true}}), "is privileged and would see every device of the node")]
+fn overrides_are_refused_if_the_policy_says_so(#[case] what: Value, #[case] expected: &str) {
+    let rules = Rules { deny_overrides: true, ..Rules::default() };
+    for (list, name) in [("containers", "c"), ("containers", "beside"), ("initContainers", "first")] {
+        let mut pod = share();
+        pod["spec"]["initContainers"] = json!([container("first", &json!({}))]);
+        pod["spec"]["containers"].as_array_mut().unwrap().push(container("beside", &json!({})));
+        let containers = pod["spec"][list].as_array_mut().unwrap();
+        let container = containers.iter_mut().find(|container| container["name"] == name).unwrap();
+        container.as_object_mut().unwrap().extend(what.as_object().unwrap().clone());
+        let message = refusal(validated(&rules, &creation(&pod)));
+        assert_eq!(message, format!("container {name:?} {expected}, which is not allowed in a pod that shares devices"));
+        assert_eq!(validated(&Rules::default(), &creation(&pod)), Verdict::ALLOWED, "the policy is off");
+        let mut vendor = pod.clone();
+        vendor["spec"]["containers"][0]["resources"] = json!({"limits": {"nvidia.com/gpu": "1"}});
+        assert_eq!(validated(&rules, &creation(&vendor)), Verdict::ALLOWED, "it has its devices to itself");
+    }
+}
+
+/// CUDA images show every GPU unless told otherwise, so saying "none" must remain possible where none is asked for.
+#[test]
+fn a_container_without_device_may_say_so() {
+    let rules = Rules { deny_overrides: true, ..Rules::default() };
+    let none = json!([{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]);
+    let mut pod = share();
+    pod["spec"]["containers"].as_array_mut().unwrap().push(with(container("beside", &json!({})), "/env", none.clone()));
+    assert_eq!(validated(&rules, &creation(&pod)), Verdict::ALLOWED);
+    pod["spec"]["containers"][0]["env"] = none;
+    assert!(refusal(validated(&rules, &creation(&pod))).contains("container \"c\" sets NVIDIA_VISIBLE_DEVICES"));
+}
+
+#[test]
+fn ephemeral_containers_are_held_to_the_policy_when_they_come() {
+    let rules = Rules { deny_overrides: true, ..Rules::default() };
+    let debug = json!([{"name": "debug", "securityContext": {"privileged": true}}]);
+    let with_debug = with(share(), "/spec/ephemeralContainers", debug);
+    let add = |old: &Value, new: &Value| validated(&rules, &request("UPDATE", "pods", "ephemeralcontainers", new, old));
+    assert!(refusal(add(&share(), &with_debug)).starts_with("container \"debug\" is privileged"));
+    assert_eq!(add(&with_debug, &with_debug), Verdict::ALLOWED);
+    assert_eq!(add(&pod(&json!({})), &with(pod(&json!({})), "/spec/ephemeralContainers", json!([{"name": "d"}]))), Verdict::ALLOWED);
+}

@@ -1,0 +1,94 @@
+//! Refuses pods that can never work, in the words in which the filter refuses them.
+//!
+//! A change of a pod is refused only for what it makes worse: a pod that is there already can always be deleted, and its
+//! finalizers removed.
+
+use proto::admission::{AdmissionRequest, Operation};
+use proto::pod::{ALL_DEVICES, Pod};
+use proto::request;
+use proto::resource::OLD_NAMES;
+
+use super::asks::{Asks, all_devices, is_mirror, names_it};
+use super::overrides::{self, Sights};
+use super::{Refusal, Rules, Unreadable, Verdict, annotations, read};
+
+/// What becomes of a request about a pod.
+pub(super) fn verdict(rules: &Rules, request: &AdmissionRequest) -> Result<Verdict, Unreadable> {
+    if !request.resource.group.is_empty() || request.resource.resource != "pods" {
+        return Ok(Verdict::ALLOWED);
+    }
+    match (request.operation, request.sub_resource.as_str()) {
+        (Operation::Create, "") => judge_new(rules, request),
+        (Operation::Update, "") => judge_change(rules, request),
+        (Operation::Update, "ephemeralcontainers") => judge_ephemeral(rules, request),
+        _ => Ok(Verdict::ALLOWED),
+    }
+}
+
+fn judge_new(rules: &Rules, request: &AdmissionRequest) -> Result<Verdict, Unreadable> {
+    let pod = new_pod(request)?;
+    let asks = Asks::of(&pod, &rules.names);
+    if is_mirror(&pod) || (asks.is_empty() && all_devices(&pod).is_none()) {
+        return Ok(Verdict::ALLOWED);
+    }
+    let judged = refuse_old_names(&pod)
+        .and_then(|()| refuse_all_devices(rules, &pod))
+        .and_then(|()| request::PodRequest::of(&pod.spec, &rules.names).map(drop).map_err(|error| Refusal::Invalid(error.to_string())))
+        .and_then(|()| annotations::judge_new(&pod));
+    if judged.is_ok() && rules.deny_overrides && asks.shares_devices() {
+        let sights: Sights = read(request, "object", "Pod", request.object.as_ref())?;
+        return Ok(overrides::judge(&sights, |container| !Asks::of_container(container, &rules.names).is_empty()).into());
+    }
+    Ok(judged.into())
+}
+
+fn judge_change(rules: &Rules, request: &AdmissionRequest) -> Result<Verdict, Unreadable> {
+    let (new, old) = (new_pod(request)?, old_pod(request)?);
+    if new.is_deleting() || is_mirror(&new) || Asks::of(&new, &rules.names).is_empty() {
+        return Ok(Verdict::ALLOWED);
+    }
+    Ok(annotations::judge_change(&old, &new).into())
+}
+
+fn judge_ephemeral(rules: &Rules, request: &AdmissionRequest) -> Result<Verdict, Unreadable> {
+    let new = new_pod(request)?;
+    if !rules.deny_overrides || new.is_deleting() || !Asks::of(&new, &rules.names).shares_devices() {
+        return Ok(Verdict::ALLOWED);
+    }
+    let old: Sights = read(request, "oldObject", "Pod", request.old_object.as_ref())?;
+    let new: Sights = read(request, "object", "Pod", request.object.as_ref())?;
+    Ok(overrides::judge_added(&old, &new).into())
+}
+
+fn new_pod(request: &AdmissionRequest) -> Result<Pod, Unreadable> {
+    read(request, "object", "Pod", request.object.as_ref())
+}
+
+fn old_pod(request: &AdmissionRequest) -> Result<Pod, Unreadable> {
+    read(request, "oldObject", "Pod", request.old_object.as_ref())
+}
+
+/// Refuses names that the mutating webhook would have replaced, had it been asked, or could not replace.
+fn refuse_old_names(pod: &Pod) -> Result<(), Refusal> {
+    for container in pod.spec.init_containers.iter().chain(&pod.spec.containers) {
+        if let Some((old, new)) = OLD_NAMES.into_iter().find(|(old, _)| names_it(container, old)) {
+            let name = &container.name;
+            return Err(Refusal::Invalid(format!("container {name:?} asks for {old}, an old name of {new}; write {new} alone")));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a wish for all devices that cannot be read or is not granted in this cluster.
+pub(super) fn refuse_all_devices(rules: &Rules, pod: &Pod) -> Result<(), Refusal> {
+    match all_devices(pod) {
+        Some("true") if rules.forbid_all_devices => {
+            Err(Refusal::Forbidden(format!("annotation {ALL_DEVICES}: no pod may share all devices of its node in this cluster")))
+        }
+        None | Some("true" | "false") => Ok(()),
+        Some(other) => {
+            let excerpt: String = other.chars().take(64).collect();
+            Err(Refusal::Invalid(format!("annotation {ALL_DEVICES} is {excerpt:?}, neither true nor false")))
+        }
+    }
+}
