@@ -10,6 +10,7 @@ const MIRROR: &str = "kubernetes.io/config.mirror";
 
 /// What a pod, or a container, names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "one for each way of asking, independent of the others")]
 pub(super) struct Asks {
     /// Memory units.
     pub(super) units: bool,

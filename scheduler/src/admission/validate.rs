@@ -33,7 +33,7 @@ fn judge_new(rules: &Rules, request: &AdmissionRequest) -> Result<Verdict, Unrea
     }
     let judged = refuse_old_names(&pod)
         .and_then(|()| refuse_all_devices(rules, &pod))
-        .and_then(|()| request::PodRequest::of(&pod.spec, &rules.names).map(drop).map_err(|error| Refusal::Invalid(error.to_string())))
+        .and_then(|()| request::validate(&pod, &rules.names).map_err(|error| Refusal::Invalid(error.to_string())))
         .and_then(|()| annotations::judge_new(&pod));
     if judged.is_ok() && rules.deny_overrides && asks.shares_devices() {
         let sights: Sights = read(request, "object", "Pod", request.object.as_ref())?;

@@ -1,12 +1,12 @@
 //! Which pods, and which changes of pods, the validating webhook refuses, and why.
 
 use proto::pod::Pod;
-use proto::request::PodRequest;
+use proto::request;
 use proto::resource::ResourceNames;
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::{annotated, container, creation, pod, refusal, request, validated, with};
+use super::{annotated, container, creation, pod, refusal, request as review, validated, with};
 use crate::admission::{Rules, Verdict};
 
 #[rstest]
@@ -21,7 +21,7 @@ use crate::admission::{Rules, Verdict};
 fn refused_in_the_words_of_the_filter(#[case] asked: Value) {
     let pod = pod(&asked);
     let parsed: Pod = serde_json::from_value(pod.clone()).unwrap();
-    let filter = PodRequest::of(&parsed.spec, &ResourceNames::default()).unwrap_err().to_string();
+    let filter = request::validate(&parsed, &ResourceNames::default()).unwrap_err().to_string();
     assert_eq!(refusal(validated(&Rules::default(), &creation(&pod))), filter);
 }
 
@@ -91,7 +91,7 @@ fn all_devices_may_be_forbidden() {
 }
 
 fn change(old: &Value, new: &Value) -> Verdict {
-    validated(&Rules { deny_overrides: true, ..Rules::default() }, &request("UPDATE", "pods", "", new, old))
+    validated(&Rules { deny_overrides: true, ..Rules::default() }, &review("UPDATE", "pods", "", new, old))
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn a_change_for_the_worse_is_refused(#[case] key: &str, #[case] before: &str, #[
 #[case::other_kind("CREATE", "deployments", "")]
 fn other_requests_pass(#[case] operation: &str, #[case] resource: &str, #[case] subresource: &str) {
     let broken = pod(&json!({"koordinator.sh/gpu-core": "50"}));
-    assert_eq!(validated(&Rules::default(), &request(operation, resource, subresource, &broken, &Value::Null)), Verdict::ALLOWED);
+    assert_eq!(validated(&Rules::default(), &review(operation, resource, subresource, &broken, &Value::Null)), Verdict::ALLOWED);
 }
 
 #[rstest]
@@ -183,7 +183,7 @@ fn ephemeral_containers_are_held_to_the_policy_when_they_come() {
     let rules = Rules { deny_overrides: true, ..Rules::default() };
     let debug = json!([{"name": "debug", "securityContext": {"privileged": true}}]);
     let with_debug = with(share(), "/spec/ephemeralContainers", debug);
-    let add = |old: &Value, new: &Value| validated(&rules, &request("UPDATE", "pods", "ephemeralcontainers", new, old));
+    let add = |old: &Value, new: &Value| validated(&rules, &review("UPDATE", "pods", "ephemeralcontainers", new, old));
     assert!(refusal(add(&share(), &with_debug)).starts_with("container \"debug\" is privileged"));
     assert_eq!(add(&with_debug, &with_debug), Verdict::ALLOWED);
     assert_eq!(add(&pod(&json!({})), &with(pod(&json!({})), "/spec/ephemeralContainers", json!([{"name": "d"}]))), Verdict::ALLOWED);
