@@ -91,9 +91,10 @@ fn rename(draft: &mut Draft, container: &str) {
     }
 }
 
-/// Replaces `koordinator.sh/gpu` by the two amounts that it stands for.
+/// Replaces `koordinator.sh/gpu` by the two amounts that it stands for, unless the container says more than that.
 fn split_gpu(draft: &mut Draft, container: &str) {
-    if [GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO].iter().all(|amount| get(draft, container, amount).is_none()) {
+    let others = [GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO].into_iter().chain(OLD_NAMES.map(|(old, _)| old));
+    if others.into_iter().all(|amount| get(draft, container, amount).is_none()) {
         replace(draft, container, GPU, &[GPU_CORE, GPU_MEMORY_RATIO]);
     }
 }
