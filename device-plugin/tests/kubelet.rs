@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use insta::assert_json_snapshot;
 use kubelet::{FakeKubelet, SOON};
-use node::{Node, SHARES, UNITS, gpushare, koordinator, pod, uuid};
+use node::{Node, SHARES, UNITS, gpushare, in_the_middle_of_a_container, indices, koordinator, pod, uuid};
 use proto::kubelet::deviceplugin::{ContainerPreferredAllocationRequest, PreferredAllocationRequest};
 use proto::memory_unit::MemoryUnit;
 use serde_json::json;
@@ -169,6 +169,27 @@ async fn gpushare_pod() {
     }
     "#);
     assert!(kubelet.plugin(UNITS).used.iter().all(|id| id.starts_with("44f120a6-")));
+}
+
+/// The next kubelet knows of whole containers only and asks for both halves of the second one.
+#[tokio::test]
+async fn kubelet_restarts_in_the_middle_of_a_container() {
+    let (node, kubelet) = in_the_middle_of_a_container((SHARES, 1)).await;
+    kubelet.kill().await;
+    let mut kubelet = node.kubelet().await;
+    kubelet.container(&[(SHARES, 1)]).await.unwrap();
+    assert_eq!(indices(&mut kubelet, 2).await, ["0", "1"]);
+}
+
+/// The same kubelet goes on, and has written down the first half when the plugin registered.
+#[tokio::test]
+async fn plugin_registers_again_in_the_middle_of_a_container() {
+    let (node, mut kubelet) = in_the_middle_of_a_container((UNITS, 3)).await;
+    kubelet.plugins.remove(UNITS);
+    assert_eq!(kubelet.register().await, UNITS);
+    node.write_checkpoint(&[("c0", UNITS), ("c1", UNITS)]);
+    kubelet.container(&[(SHARES, 1)]).await.unwrap();
+    assert_eq!(indices(&mut kubelet, 1).await, ["1"]);
 }
 
 #[tokio::test]

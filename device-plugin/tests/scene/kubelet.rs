@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -56,8 +57,8 @@ pub(crate) struct Plugin {
 impl FakeKubelet {
     /// Starts as kubelet does: removes every socket, then listens.
     pub(crate) fn start(dir: &Path) -> Self {
-        for entry in fs::read_dir(dir).unwrap() {
-            fs::remove_file(entry.unwrap().path()).unwrap();
+        for entry in fs::read_dir(dir).unwrap().map(Result::unwrap).filter(|entry| entry.file_type().unwrap().is_socket()) {
+            fs::remove_file(entry.path()).unwrap();
         }
         let listener = UnixListener::bind(dir.join("kubelet.sock")).unwrap();
         let (sender, registered) = mpsc::unbounded_channel();

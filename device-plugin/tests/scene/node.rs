@@ -1,11 +1,11 @@
 //! A node with GPUs and pods, whose plugin serves a directory. There is no API server: pods are told.
 
+use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use device_plugin::fleet::Fleet;
-use device_plugin::identity::Ledger;
 use device_plugin::inventory::{Gpu, Inventory};
 use device_plugin::plugin::ids::IdScheme;
 use device_plugin::plugin::registration::{KubeletDir, keep_registered};
@@ -55,11 +55,10 @@ impl Node {
             visible_devices_env: "NVIDIA_VISIBLE_DEVICES".to_owned(),
             allocate_wait: Duration::from_millis(200),
         };
-        let mut ledger = Ledger::default();
-        ledger.inherit(&pods.borrow());
-        let state = Arc::new(NodeState::new(settings, fleet_seen, pods_seen, ledger));
-        let (stopper, stop) = Stopper::new();
         let (dir, mut tasks) = (tempfile::tempdir().unwrap(), JoinSet::new());
+        let state = Arc::new(NodeState::beside_kubelet(settings, fleet_seen, pods_seen, dir.path().to_owned()));
+        state.ledger().inherit(&pods.borrow());
+        let (stopper, stop) = Stopper::new();
         let kubelet_dir = KubeletDir { path: dir.path().to_owned(), interval: Duration::from_millis(10), patience: Duration::from_secs(5) };
         for resource in Served::ALL {
             let (is_registered, _) = watch::channel(false);
@@ -77,6 +76,14 @@ impl Node {
         let mut kubelet = FakeKubelet::start(self.path());
         kubelet.register_both().await;
         kubelet
+    }
+
+    /// Writes kubelet's checkpoint of these containers of pod `a` and what they were given.
+    pub(crate) fn write_checkpoint(&self, allocated: &[(&str, &str)]) {
+        let entry = |(container, resource): &(&str, &str)| json!({"PodUID": "uid-a", "ContainerName": container, "ResourceName": resource, "DeviceIDs": {"-1": ["x"]}});
+        let entries: Vec<_> = allocated.iter().map(entry).collect();
+        let text = json!({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}, "Checksum": 1}).to_string();
+        fs::write(self.path().join("kubelet_internal_checkpoint"), text).unwrap();
     }
 
     /// Tells the plugin of a new or changed pod.
@@ -143,4 +150,26 @@ pub(crate) fn koordinator(minors: &[u32], assumed_at: u64) -> Value {
         "scheduling.koordinator.sh/device-allocated": json!({"gpu": gpus}).to_string(),
         "scheduling.koordinator.sh/bind-timestamp": assumed_at.to_string(),
     })
+}
+
+/// A pod of whose second container this half is answered for, and one on another GPU that asks for the same units.
+pub(crate) async fn in_the_middle_of_a_container(half: (&str, usize)) -> (Node, FakeKubelet) {
+    let node = Node::new(2);
+    let mut kubelet = node.kubelet().await;
+    node.tell(&pod("a", &[&[(UNITS, 2)], &[(SHARES, 1), (UNITS, 3)]], &gpushare(0, 5, 1)));
+    node.tell(&pod("b", &[&[(UNITS, 3)]], &gpushare(1, 3, 2)));
+    for call in [(UNITS, 2), half] {
+        kubelet.container(&[call]).await.unwrap();
+    }
+    node.write_checkpoint(&[("c0", UNITS)]);
+    (node, kubelet)
+}
+
+/// The GPU of each call's answer.
+pub(crate) async fn indices(kubelet: &mut FakeKubelet, n_calls: usize) -> Vec<String> {
+    let mut indices = Vec::new();
+    for _ in 0..n_calls {
+        indices.push(kubelet.container(&[(UNITS, 3)]).await.unwrap()["ALIYUN_COM_GPU_MEM_IDX"].clone());
+    }
+    indices
 }

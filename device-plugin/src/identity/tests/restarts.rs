@@ -190,9 +190,10 @@ impl Node {
     }
 
     fn report_failed(&mut self) {
-        let (failed, others) = std::mem::take(&mut self.kubelet.reports).into_iter().partition(|(_, stage)| *stage == Stage::Terminal);
+        let reports = std::mem::take(&mut self.kubelet.reports);
+        let (failed, others): (Vec<_>, Vec<_>) = reports.into_iter().partition(|(_, stage)| *stage == Stage::Terminal);
         self.kubelet.reports = others;
-        for (uid, stage) in Vec::<(PodUid, Stage)>::from(failed) {
+        for (uid, stage) in failed {
             self.change(&uid, |pod| pod.stage = stage);
         }
     }
