@@ -1,0 +1,171 @@
+//! What a follower makes of feeds that speak, end, change their devices or hang.
+
+use std::fs;
+
+use super::*;
+use crate::builders;
+use crate::health::{Policy, Reason};
+use crate::inventory::FileSource;
+use proto::memory_unit::MemoryUnit;
+use serde_json::{Value, json};
+
+fn seen(minor: u32, kind: ObservationKind) -> Observation {
+    Observation { device: Some(builders::gpu(minor).uuid), kind }
+}
+
+/// What is seen at once makes one new value.
+#[tokio::test]
+async fn changes_that_come_together_are_one_change() {
+    let (fleet, mut changed) = watch::channel(Arc::new(builders::fleet(3)));
+    let mut health = Health::new(Policy::default(), (0..3).map(|minor| builders::gpu(minor).uuid));
+    let (sender, mut receiver) = mpsc::channel(8);
+    for minor in 0..3 {
+        sender.try_send(seen(minor, ObservationKind::Lost)).unwrap();
+    }
+    assert_eq!(take_in(&mut receiver, &mut health, Instant::now(), &fleet).await, Seen::Health);
+    assert!(receiver.is_empty());
+    let now = changed.borrow_and_update();
+    assert!(now.gpus.iter().all(|entry| !entry.is_healthy && entry.reason == Some(Reason::Lost)));
+}
+
+#[tokio::test]
+async fn no_change_wakes_nobody() {
+    let (fleet, changed) = watch::channel(Arc::new(builders::fleet(1)));
+    let mut health = Health::new(Policy::default(), [builders::gpu(0).uuid]);
+    let (sender, mut receiver) = mpsc::channel(8);
+    sender.try_send(seen(0, ObservationKind::Answered)).unwrap();
+    assert_eq!(take_in(&mut receiver, &mut health, Instant::now(), &fleet).await, Seen::Health);
+    assert!(!changed.has_changed().unwrap());
+    drop(sender);
+    assert_eq!(take_in(&mut receiver, &mut health, Instant::now(), &fleet).await, Seen::End);
+}
+
+fn write(path: &std::path::Path, gpus: &Value) {
+    fs::write(path, json!({"gpus": gpus}).to_string()).unwrap();
+}
+
+/// A second GPU appears; the first stays sick.
+#[tokio::test]
+async fn other_devices_are_adopted_and_health_is_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("gpus.json");
+    let sick = json!({"uuid": "GPU-a", "minor": 0, "memory": "4Gi", "health": "Xid 79"});
+    write(&path, &json!([sick]));
+    let source = Source::File(FileSource { path: path.clone(), node: "n1".to_owned(), interval: Duration::from_millis(20) });
+    let inventory = discover(&source).await.unwrap();
+    let number: Number = Box::new(|inventory| Ok(IdScheme::new(&inventory.gpus, 100, MemoryUnit::MIB)?));
+    let first = Fleet::new(inventory.clone(), number(&inventory).unwrap());
+    let health = Health::new(Policy::default(), inventory.gpus.iter().map(|gpu| gpu.uuid.clone()));
+    let (sender, mut fleet) = watch::channel(Arc::new(first));
+    tokio::spawn(watch_devices(source, inventory, health, number, sender));
+    let mut wait = async |is_so: fn(&Arc<Fleet>) -> bool| {
+        timeout(Duration::from_secs(20), fleet.wait_for(is_so)).await.expect("no change").unwrap().clone()
+    };
+    wait(|fleet| !fleet.gpus[0].is_healthy).await;
+    write(&path, &json!([sick, {"uuid": "GPU-b", "minor": 1, "memory": "4Gi"}]));
+    let now = wait(|fleet| fleet.gpus.len() == 2).await;
+    assert_eq!(now.gpus.iter().map(|entry| entry.is_healthy).collect::<Vec<_>>(), [false, true]);
+}
+
+/// A second GPU cannot be adopted; the trouble of the first is seen all the same.
+#[tokio::test]
+async fn health_goes_on_beside_devices_that_cannot_be_adopted() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("gpus.json");
+    write(&path, &json!([{"uuid": "GPU-a", "minor": 0, "memory": "4Gi"}]));
+    let source = Source::File(FileSource { path: path.clone(), node: "n1".to_owned(), interval: Duration::from_millis(20) });
+    let inventory = discover(&source).await.unwrap();
+    let number: Number = Box::new(|inventory| Ok(IdScheme::new(&inventory.gpus, 100, MemoryUnit::MIB)?));
+    let first = Fleet::new(inventory.clone(), number(&inventory).unwrap());
+    let health = Health::new(Policy::default(), inventory.gpus.iter().map(|gpu| gpu.uuid.clone()));
+    let (sender, mut fleet) = watch::channel(Arc::new(first));
+    tokio::spawn(watch_devices(source, inventory, health, number, sender));
+    let huge = json!({"uuid": "GPU-b", "minor": 1, "memory": "4Ti"});
+    write(&path, &json!([{"uuid": "GPU-a", "minor": 0, "memory": "4Gi", "health": "Xid 79"}, huge]));
+    let sick = timeout(Duration::from_secs(20), fleet.wait_for(|fleet| !fleet.gpus[0].is_healthy)).await;
+    assert_eq!(sick.expect("blind").unwrap().gpus.len(), 1);
+}
+
+fn follower(discovery: Discovery) -> (Follower, watch::Receiver<Arc<Fleet>>) {
+    let inventory =
+        Inventory { gpus: vec![builders::gpu(0), builders::gpu(1)], excluded: Vec::new(), driver_version: None, vendor: "v".to_owned() };
+    let number: Number = Box::new(|inventory| Ok(IdScheme::new(&inventory.gpus, 100, MemoryUnit::GIB)?));
+    let health = Health::new(Policy::default(), inventory.gpus.iter().map(|gpu| gpu.uuid.clone()));
+    let (fleet, seen) = watch::channel(Arc::new(Fleet::new(inventory.clone(), number(&inventory).unwrap())));
+    (Follower { discovery, inventory, health, number, fleet, began: Instant::now() }, seen)
+}
+
+fn no_file() -> Source {
+    Source::File(FileSource { path: "/nowhere".into(), node: "n1".to_owned(), interval: Duration::from_secs(1) })
+}
+
+/// The feed hangs in the driver, then goes on.
+#[tokio::test(start_paused = true)]
+async fn silence_fails_all_devices_until_they_answer_again() {
+    let (mut follower, mut fleet) = follower(Discovery { source: no_file(), running: None });
+    let (sender, receiver) = mpsc::channel(64);
+    let began = Instant::now();
+    tokio::spawn(async move { follower.follow(receiver, Duration::from_secs(70)).await });
+    sleep(Duration::from_secs(50)).await;
+    sender.send(seen(0, ObservationKind::Answered)).await.unwrap();
+    let failed = fleet.wait_for(|fleet| !fleet.gpus[0].is_healthy).await.unwrap().clone();
+    assert_eq!(began.elapsed().as_secs(), 120, "counted from the last observation");
+    let told = failed.gpus.iter().map(|entry| (entry.is_healthy, entry.reason, entry.message.as_str()));
+    let message = "the device does not answer: the driver has not answered for 70 s";
+    assert_eq!(told.collect::<Vec<_>>(), [(false, Some(Reason::ProbeFailed), message); 2]);
+    for _ in 0..7 {
+        sleep(Duration::from_secs(10)).await;
+        for minor in [0, 1] {
+            sender.send(seen(minor, ObservationKind::Answered)).await.unwrap();
+        }
+    }
+    let recovered = timeout(Duration::from_secs(1), fleet.wait_for(|fleet| fleet.gpus.iter().all(|entry| entry.is_healthy)));
+    assert!(recovered.await.is_ok());
+}
+
+/// Of a source whose next word is an hour away no more is heard than its first.
+#[tokio::test(start_paused = true)]
+async fn feed_that_is_late_is_noticed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("gpus.json");
+    write(&path, &json!([{"uuid": "GPU-a", "minor": 0, "memory": "4Gi"}]));
+    let source = Source::File(FileSource { path, node: "n1".to_owned(), interval: Duration::from_secs(3600) });
+    let inventory = source.discover().unwrap();
+    let number: Number = Box::new(|inventory| Ok(IdScheme::new(&inventory.gpus, 100, MemoryUnit::GIB)?));
+    let health = Health::new(Policy::default(), inventory.gpus.iter().map(|gpu| gpu.uuid.clone()));
+    let (sender, mut fleet) = watch::channel(Arc::new(Fleet::new(inventory.clone(), number(&inventory).unwrap())));
+    let began = Instant::now();
+    tokio::spawn(watch_devices(source, inventory, health, number, sender));
+    fleet.wait_for(|fleet| !fleet.gpus[0].is_healthy).await.unwrap();
+    assert!(began.elapsed() >= Duration::from_secs(3660), "{:?}", began.elapsed());
+}
+
+/// However often it is looked, one thread hangs, and the devices stay those that are known.
+#[tokio::test(start_paused = true)]
+async fn look_that_hangs_is_not_begun_again() {
+    let (answer, hanging) = std::sync::mpsc::channel::<Inventory>();
+    let running = Some(spawn_blocking(move || Ok(hanging.recv().unwrap())));
+    let (mut follower, _fleet) = follower(Discovery { source: no_file(), running });
+    // The clock stands still for as long as a blocking task runs.
+    for _ in 0..3 {
+        let mut look = Box::pin(follower.look_again());
+        assert!(futures::poll!(&mut look).is_pending());
+        tokio::time::advance(LOOK_LIMIT + Duration::from_secs(1)).await;
+        assert!(!look.await);
+    }
+    answer.send(follower.inventory.clone()).unwrap();
+    assert!(follower.look_again().await, "the look of before has ended");
+    assert!(!follower.look_again().await, "the next one finds no file");
+}
+
+#[test]
+fn devices_that_kubelet_could_not_be_told_of_are_not_adopted() {
+    let number: Number = Box::new(|inventory| Ok(IdScheme::new(&inventory.gpus, 100, MemoryUnit::MIB)?));
+    let of = |gpus| Inventory { gpus, excluded: Vec::new(), driver_version: None, vendor: "nvidia".to_owned() };
+    let mut inventory = of(vec![builders::gpu(0)]);
+    let (sender, fleet) = watch::channel(Arc::new(builders::fleet(1)));
+    let huge = crate::inventory::Gpu { memory_bytes: 1 << 40, ..builders::gpu(1) };
+    let mut health = Health::new(Policy::default(), []);
+    assert!(!adopt(of(vec![huge]), &mut inventory, &mut health, &number, &sender));
+    assert_eq!((inventory.gpus[0].minor, fleet.has_changed().unwrap()), (0, false));
+}
