@@ -4,9 +4,11 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::pod::null_as_default;
 use crate::quantity::Quantity;
+use crate::resource::canonical;
 
 /// Koordinator's record, JSON of [`DeviceAllocations`]; on every pod we place.
 pub const DEVICE_ALLOCATED: &str = "scheduling.koordinator.sh/device-allocated";
@@ -36,8 +38,8 @@ pub type DeviceAllocations = BTreeMap<String, Vec<DeviceAllocation>>;
 pub struct DeviceAllocation {
     /// Minor number of the device.
     pub minor: i32,
-    /// Amounts by resource name.
-    #[serde(default)]
+    /// Amounts by resource name; none on the devices of a pod that sees all GPUs of its node.
+    #[serde(default, alias = "resouurces", deserialize_with = "canonical_names")]
     pub resources: BTreeMap<String, Quantity>,
     /// UUID of a GPU, PCI address of another device; empty in records of old writers.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -140,6 +142,12 @@ fn read_allocations(annotations: &BTreeMap<String, String>) -> Result<Option<Dev
     }
     let allocations = serde_json::from_str(text).map_err(|cause| error(DEVICE_ALLOCATED, text, cause.to_string()))?;
     Ok(Some(allocations))
+}
+
+/// Resources under today's names; `null`, as Go writes an empty map, is none.
+fn canonical_names<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, Quantity>, D::Error> {
+    let resources: BTreeMap<String, Quantity> = null_as_default(deserializer)?;
+    Ok(resources.into_iter().map(|(name, amount)| (canonical(&name).to_owned(), amount)).collect())
 }
 
 fn read_gpushare(annotations: &BTreeMap<String, String>) -> Result<Option<GpushareRecord>, RecordError> {

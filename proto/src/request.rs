@@ -1,24 +1,35 @@
-//! What a pod asks for, read from its containers in the terms of both dialects.
+//! What a pod asks for, read from its containers in the terms of every dialect.
 //!
-//! Applies the proposals' rules; knows no node, so memory units and ratios stay what they are.
+//! Applies the proposals' rules; knows no node, so memory units and ratios stay what they are, and so do amounts of
+//! resources that no device has been seen to have.
 
 use std::fmt;
 
-use crate::pod::{Container, Pod, PodSpec};
-use crate::resource::{FPGA, GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, RDMA, ResourceNames, VENDOR_GPUS};
+use crate::pod::{Pod, PodSpec};
+use crate::resource::{FPGA, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, RDMA, ResourceNames, VENDOR_GPUS};
+
+mod amounts;
+mod rules;
 
 /// Most devices that one pod may share.
 const MAX_DEVICES: u64 = 1024;
 /// Largest amount of any kind that is not taken for a mistake: 1 PiB of memory, in bytes.
 const MAX_AMOUNT: u64 = 1 << 50;
 
-/// Whose words a pod uses.
+/// Pod annotation: `true` lets the pod, which asks for `gpu.shared` and no amounts, see every GPU of its node.
+pub const ALL_DEVICES: &str = "gpushare/all-devices";
+
+/// Whose words a pod uses for GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dialect {
     /// `aliyun.com/gpu-mem`: memory units on one device.
     Gpushare,
     /// `koordinator.sh/*`: amounts shared out over `gpu.shared` devices.
     Koordinator,
+    /// `nvidia.com/gpu` and the like: whole devices.
+    Vendor,
+    /// [`ALL_DEVICES`]: all devices of the node, and no amounts of any.
+    AllDevices,
 }
 
 /// Memory in the terms that the pod used.
@@ -32,19 +43,29 @@ pub enum Memory {
     Ratio(u64),
 }
 
-/// What a pod asks for in all: `devices` distinct devices with an equal share of each amount.
+/// The GPUs that a pod asks for: `devices` distinct devices with an equal share of each amount.
 ///
-/// Amounts are those of the pod: app containers and sidecars summed, or the largest init container if that is more.
+/// Amounts are those of the pod: app containers and sidecars summed, or the largest init container if that is more. Whole
+/// devices in a vendor's name are 100 percent of memory and core each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct PodRequest {
+pub struct GpuRequest {
     /// Whose words the pod uses.
     pub dialect: Dialect,
-    /// Number of distinct devices, at least 1.
+    /// Number of distinct devices, at least 1; for [`Dialect::AllDevices`] the shares that kubelet hands out.
     pub devices: u32,
-    /// Memory of all devices together.
+    /// Memory of all devices together; zero bytes for [`Dialect::AllDevices`].
     pub memory: Memory,
     /// Percent of computing power of all devices together; 0 if none was asked for.
     pub core: u64,
+}
+
+/// What a pod asks for in all.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct PodRequest {
+    /// GPUs, if any.
+    pub gpus: Option<GpuRequest>,
+    /// Amounts of every other extended resource, by name: whether devices have it, only Device objects say.
+    pub others: Vec<(String, u64)>,
 }
 
 /// How a container relates to the pod's life.
@@ -77,23 +98,18 @@ pub struct ContainerRequest {
     pub fpga: u64,
 }
 
-impl ContainerRequest {
-    /// Whether kubelet asks the plugin for nothing.
-    fn is_empty(&self) -> bool {
-        [self.memory_units, self.shared, self.whole, self.rdma, self.fpga] == [0; 5]
-    }
-}
-
 /// A request that can never be placed, with the rule that it breaks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
     /// A container asks for amounts but for nothing that makes kubelet call the plugin.
-    #[error("container {container:?} asks for {resource} but not for {GPU_SHARED}; without it kubelet does not ask for a device")]
+    #[error("container {container:?} asks for {resource} ({value}) but not for {GPU_SHARED}; without it kubelet does not ask for a device")]
     NotServed {
         /// The container.
         container: String,
         /// One of the amounts that it asks for.
         resource: String,
+        /// How much of it.
+        value: String,
     },
     /// A pod speaks two dialects.
     #[error("the pod asks for both {one} and {other}; use the resources of one dialect only")]
@@ -121,28 +137,35 @@ pub enum RequestError {
         /// The rule, with names and values.
         rule: String,
     },
+    /// All GPUs of a node, where the cluster does not allow that.
+    #[error("the pod: annotation {ALL_DEVICES} is forbidden in this cluster")]
+    AllDevicesForbidden,
 }
 
 impl PodRequest {
-    /// Reads a pod; `None` if it asks for nothing that gpushare places.
+    /// Reads a pod that may be running already; `None` if it asks for nothing that a device might have.
+    ///
+    /// Amounts without `gpu.shared` are understood as Koordinator does: 100 percent are a device. New pods that nobody would
+    /// serve are what [`validate`] refuses besides.
     ///
     /// # Errors
     /// The first rule that a container, or the pod as a whole, breaks.
-    pub fn of(spec: &PodSpec, names: &ResourceNames) -> Result<Option<Self>, RequestError> {
-        let mut totals = Totals::default();
-        for container in &spec.init_containers {
-            let amounts = Amounts::of(container, names)?;
-            if container.is_sidecar() {
-                totals.add_sidecar(&amounts);
-            } else {
-                totals.add_init(&amounts);
-            }
-        }
-        for container in &spec.containers {
-            totals.add_app(&Amounts::of(container, names)?);
-        }
-        refuse_mixed_dialects(spec, names)?;
-        totals.peak().request()
+    pub fn of(pod: &Pod, names: &ResourceNames) -> Result<Option<Self>, RequestError> {
+        let sees_all = sees_all_devices(pod)?;
+        rules::refuse_mixed_dialects(&pod.spec, names)?;
+        let request = amounts::Amounts::of_pod(&pod.spec, names, sees_all)?.request(sees_all)?;
+        Ok(Some(request).filter(|request| *request != Self::default()))
+    }
+
+    /// Reads a pod that is to be placed; `None` if it asks for nothing that a device might have.
+    ///
+    /// # Errors
+    /// As [`validate`].
+    pub fn of_new(pod: &Pod, names: &ResourceNames) -> Result<Option<Self>, RequestError> {
+        sees_all_devices(pod)?;
+        rules::refuse_mixed_dialects(&pod.spec, names)?;
+        rules::refuse_unserved(pod, names)?;
+        Self::of(pod, names)
     }
 }
 
@@ -151,7 +174,22 @@ impl PodRequest {
 /// # Errors
 /// The first rule that the pod breaks, in words that name the container, the resource, the value and the rule.
 pub fn validate(pod: &Pod, names: &ResourceNames) -> Result<(), RequestError> {
-    PodRequest::of(&pod.spec, names).map(drop)
+    PodRequest::of_new(pod, names).map(drop)
+}
+
+/// Whether a pod is marked to see all GPUs of its node.
+///
+/// # Errors
+/// The mark is neither `true` nor `false`.
+pub fn sees_all_devices(pod: &Pod) -> Result<bool, RequestError> {
+    match pod.metadata.annotations.as_ref().and_then(|annotations| annotations.get(ALL_DEVICES)).map(String::as_str) {
+        None | Some("false") => Ok(false),
+        Some("true") => Ok(true),
+        Some(other) => {
+            let shown: String = other.chars().take(64).collect();
+            Err(rules::of_pod(format!("annotation {ALL_DEVICES} is {shown:?}, neither true nor false")))
+        }
+    }
 }
 
 /// What kubelet will ask the plugin for, container by container in kubelet's order; empty if nothing.
@@ -163,7 +201,7 @@ pub fn containers(spec: &PodSpec, names: &ResourceNames) -> Vec<ContainerRequest
     inits
         .chain(apps)
         .map(|(container, kind)| {
-            let count = |resource: &str| amount(container, resource).ok().flatten().unwrap_or(0);
+            let count = |resource: &str| amounts::amount(container, resource).ok().flatten().unwrap_or(0);
             ContainerRequest {
                 name: container.name.clone(),
                 kind,
@@ -178,165 +216,50 @@ pub fn containers(spec: &PodSpec, names: &ResourceNames) -> Vec<ContainerRequest
         .collect()
 }
 
-/// Amounts of one container, or of a pod.
-#[derive(Clone, Copy, Debug, Default)]
-struct Amounts {
-    units: u64,
-    shared: u64,
-    bytes: u64,
-    ratio: u64,
-    core: u64,
-}
-
-impl Amounts {
-    /// Reads one container and applies the rules that hold per container.
-    fn of(container: &Container, names: &ResourceNames) -> Result<Self, RequestError> {
-        let read = |resource| amount(container, resource);
-        let whole = read(GPU)?;
-        let bytes = read(GPU_MEMORY)?;
-        let (ratio, core) = (read(GPU_MEMORY_RATIO)?, read(GPU_CORE)?);
-        let (shared, units) = (read(GPU_SHARED)?, read(&names.memory)?);
-        let rule = |rule: String| RequestError::Rule { place: format!("container {:?}", container.name), rule };
-        if whole.is_some() && (bytes.is_some() || ratio.is_some() || core.is_some()) {
-            return Err(rule(format!(
-                "{GPU} already says {GPU_CORE} and {GPU_MEMORY_RATIO}; do not ask for it together with them or {GPU_MEMORY}"
-            )));
-        }
-        let (ratio, core) = (whole.or(ratio), whole.or(core));
-        let asked = [(whole, GPU), (bytes, GPU_MEMORY), (ratio, GPU_MEMORY_RATIO), (core, GPU_CORE)];
-        let asked = asked.iter().find_map(|(value, name)| value.map(|_| *name));
-        if let (Some(resource), None, None) = (asked, shared, units) {
-            return Err(RequestError::NotServed { container: container.name.clone(), resource: resource.to_owned() });
-        }
-        if let (Some(bytes), Some(ratio)) = (bytes, ratio) {
-            return Err(rule(format!("{GPU_MEMORY} ({bytes}) and {GPU_MEMORY_RATIO} ({ratio}) exclude each other; ask for one of them")));
-        }
-        if units.is_none() && bytes.is_none() && ratio.is_none() {
-            if let Some(core) = core {
-                return Err(rule(format!("{GPU_CORE} ({core}) needs {GPU_MEMORY} or {GPU_MEMORY_RATIO} beside it")));
-            }
-            if let Some(shared) = shared {
-                return Err(rule(format!("{GPU_SHARED} ({shared}) needs {GPU_MEMORY} or {GPU_MEMORY_RATIO} beside it")));
-            }
-        }
-        let or_zero = Option::unwrap_or_default;
-        Ok(Self { units: or_zero(units), shared: or_zero(shared), bytes: or_zero(bytes), ratio: or_zero(ratio), core: or_zero(core) })
-    }
-
-    fn combine(self, other: Self, combine: impl Fn(u64, u64) -> u64) -> Self {
-        Self {
-            units: combine(self.units, other.units),
-            shared: combine(self.shared, other.shared),
-            bytes: combine(self.bytes, other.bytes),
-            ratio: combine(self.ratio, other.ratio),
-            core: combine(self.core, other.core),
-        }
-    }
-
-    /// Applies the rules that hold for the pod as a whole.
-    fn request(self) -> Result<Option<PodRequest>, RequestError> {
-        if self.units > 0 {
-            return Ok(Some(PodRequest { dialect: Dialect::Gpushare, devices: 1, memory: Memory::Units(self.units), core: 0 }));
-        }
-        if self.shared == 0 {
-            return Ok(None);
-        }
-        let rule = |rule: String| RequestError::Rule { place: "the pod".to_owned(), rule };
-        let devices = u32::try_from(self.shared).ok().filter(|_| self.shared <= MAX_DEVICES);
-        let devices = devices.ok_or_else(|| rule(format!("{GPU_SHARED} ({}) is more than {MAX_DEVICES}", self.shared)))?;
-        let memory = match (self.bytes, self.ratio) {
-            (bytes, 0) => Memory::Bytes(bytes),
-            (0, ratio) => Memory::Ratio(ratio),
-            (bytes, ratio) => {
-                return Err(rule(format!(
-                    "{GPU_MEMORY} ({bytes}) and {GPU_MEMORY_RATIO} ({ratio}) exclude each other, also in different containers"
-                )));
-            }
-        };
-        for (name, value) in [(GPU_CORE, self.core), (GPU_MEMORY_RATIO, self.ratio)] {
-            if !value.is_multiple_of(self.shared) {
-                return Err(rule(format!("{name} ({value}) does not divide evenly over {GPU_SHARED} ({devices})")));
-            }
-            if value / self.shared > 100 {
-                return Err(rule(format!("{name} ({value}) over {GPU_SHARED} ({devices}) is more than 100 per device")));
-            }
-        }
-        Ok(Some(PodRequest { dialect: Dialect::Koordinator, devices, memory, core: self.core }))
+impl ContainerRequest {
+    /// Whether kubelet asks the plugin for nothing.
+    fn is_empty(&self) -> bool {
+        [self.memory_units, self.shared, self.whole, self.rdma, self.fpga] == [0; 5]
     }
 }
 
-/// Sums a pod's containers as Kubernetes does: init containers run one after another, sidecars stay.
-#[derive(Default)]
-struct Totals {
-    running: Amounts,
-    sidecars: Amounts,
-    init_peak: Amounts,
-}
-
-impl Totals {
-    fn add_app(&mut self, amounts: &Amounts) {
-        self.running = self.running.combine(*amounts, u64::saturating_add);
-    }
-
-    fn add_sidecar(&mut self, amounts: &Amounts) {
-        self.sidecars = self.sidecars.combine(*amounts, u64::saturating_add);
-        self.add_app(amounts);
-    }
-
-    fn add_init(&mut self, amounts: &Amounts) {
-        let now = self.sidecars.combine(*amounts, u64::saturating_add);
-        self.init_peak = self.init_peak.combine(now, u64::max);
-    }
-
-    fn peak(&self) -> Amounts {
-        self.running.combine(self.init_peak, u64::max)
+impl GpuRequest {
+    /// Whether others may be on the pod's devices beside it: it asks for bytes or units, or for less than whole devices.
+    pub fn is_shared(&self) -> bool {
+        match self.memory {
+            Memory::Units(_) | Memory::Bytes(_) => true,
+            Memory::Ratio(ratio) => ratio < 100 * u64::from(self.devices),
+        }
     }
 }
 
-/// The whole number that a container asks for of a resource; none if it does not name it.
-fn amount(container: &Container, resource: &str) -> Result<Option<u64>, RequestError> {
-    let resources = &container.resources;
-    let Some(text) = resources.limits.get(resource).or_else(|| resources.requests.get(resource)) else {
-        return Ok(None);
-    };
-    let fail = |value: String| RequestError::Quantity {
-        container: container.name.clone(),
-        resource: resource.to_owned(),
-        value: value.chars().take(64).collect(),
-    };
-    let quantity = text.quantity().map_err(|text| fail(text.into_owned()))?;
-    let value = quantity.unsigned().filter(|value| (1..=MAX_AMOUNT).contains(value));
-    value.map(Some).ok_or_else(|| fail(quantity.to_string()))
-}
-
-fn refuse_mixed_dialects(spec: &PodSpec, names: &ResourceNames) -> Result<(), RequestError> {
-    let asks = |resource: &str| {
-        let mut containers = spec.init_containers.iter().chain(&spec.containers);
-        containers.any(|c| c.resources.limits.contains_key(resource) || c.resources.requests.contains_key(resource))
-    };
-    let koordinator = [GPU_SHARED, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_CORE, GPU].into_iter().find(|name| asks(name));
-    let units = asks(&names.memory).then_some(names.memory.as_str());
-    let vendor = VENDOR_GPUS.into_iter().find(|name| asks(name));
-    let mut present = [units, koordinator, vendor].into_iter().flatten();
-    match (present.next(), present.next()) {
-        (Some(one), Some(other)) => Err(RequestError::MixedDialects { one: one.to_owned(), other: other.to_owned() }),
-        _ => Ok(()),
+impl fmt::Display for GpuRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let plural = if self.devices == 1 { "" } else { "s" };
+        match (self.dialect, self.memory) {
+            (Dialect::AllDevices, _) => return f.write_str("all GPUs of the node and no amounts of them"),
+            (Dialect::Vendor, _) => return write!(f, "{} whole GPU{plural}", self.devices),
+            (_, Memory::Units(units)) => write!(f, "{units} memory units")?,
+            (_, Memory::Bytes(bytes)) => write!(f, "{bytes} bytes of memory")?,
+            (_, Memory::Ratio(ratio)) => write!(f, "{ratio} % of memory")?,
+        }
+        if self.core > 0 {
+            write!(f, " and {} % of core", self.core)?;
+        }
+        write!(f, " on {} device{plural}", self.devices)
     }
 }
 
 impl fmt::Display for PodRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.memory {
-            Memory::Units(units) => write!(f, "{units} memory units")?,
-            Memory::Bytes(bytes) => write!(f, "{bytes} bytes of memory")?,
-            Memory::Ratio(ratio) => write!(f, "{ratio} % of memory")?,
-        }
-        if self.core > 0 {
-            write!(f, " and {} % of core", self.core)?;
-        }
-        write!(f, " on {} device{}", self.devices, if self.devices == 1 { "" } else { "s" })
+        let gpus = self.gpus.map(|gpus| gpus.to_string());
+        let others = self.others.iter().map(|(resource, amount)| format!("{resource} {amount}"));
+        f.write_str(&gpus.into_iter().chain(others).collect::<Vec<_>>().join(", "))
     }
 }
+
+/// The names in which a pod may ask for amounts of GPUs besides units.
+const AMOUNTS: [&str; 4] = [crate::resource::GPU, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_CORE];
 
 #[cfg(test)]
 mod tests;

@@ -32,8 +32,38 @@ pub const OLD_NAMES: [(&str, &str); 6] = [
     ("kubernetes.io/fpga", FPGA),
 ];
 
+/// Pod and node label: what limits a container that shares a GPU at run time, e.g. `HAMi-core` (Koordinator).
+pub const ISOLATION_PROVIDER: &str = "koordinator.sh/gpu-isolation-provider";
+/// Label of the Device object: `true` where this project's plugin serves the vendor's resource too.
+pub const SERVES_VENDOR: &str = "gpushare/serves-vendor";
+/// Label of one device in the Device object: `disabled` leaves the device to the vendor's plugin.
+pub const SHARING: &str = "gpushare/sharing";
+
+/// What [`RDMA`] and [`FPGA`] say of one device.
+pub const WHOLE_PERCENT: u64 = 100;
+
 /// Shares that one device offers unless a flag says otherwise (proposal "Enhance the GPU Share API").
 pub const DEFAULT_SLOTS: u32 = 100;
+
+/// Two more spellings in the first proposal's example of an allocation record.
+const SHORT_NAMES: [(&str, &str); 2] = [("kubernetes.io/gpu-mem", GPU_MEMORY), ("kubernetes.io/gpu-mem-ratio", GPU_MEMORY_RATIO)];
+
+/// Today's name of a resource in a Device object or an allocation record, where deprecated names are understood.
+pub fn canonical(name: &str) -> &str {
+    OLD_NAMES.iter().chain(&SHORT_NAMES).find(|(old, _)| *old == name).map_or(name, |(_, now)| now)
+}
+
+/// Whether a name speaks of GPUs in one of the ways that are known without looking at any device.
+pub fn is_gpu_resource(name: &str, names: &ResourceNames) -> bool {
+    let fixed = [GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, GPU_MEM, GPU_COUNT];
+    fixed.contains(&name) || VENDOR_GPUS.contains(&name) || name == names.memory
+}
+
+/// Whether a name may be that of a device's resource: Kubernetes' own names, and names without a domain, are not.
+pub fn is_extended(name: &str) -> bool {
+    let domain = name.split_once('/').map(|(domain, _)| domain);
+    domain.is_some_and(|domain| domain != "kubernetes.io" && !domain.ends_with(".kubernetes.io"))
+}
 
 /// The resource names that are a cluster's choice.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use proto::device::TYPE_GPU;
 use proto::pod::Pod;
 use proto::quantity::Quantity;
 use proto::record::{DeviceAllocation, DeviceAllocations, GpushareRecord, Record};
-use proto::request::{Dialect, Memory, PodRequest, RequestError};
+use proto::request::{Dialect, GpuRequest, Memory, PodRequest, RequestError};
 use proto::resource::{GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, ResourceNames};
 
 /// What is kept of a pod that asks for our resources; small, as there may be very many.
@@ -30,7 +30,7 @@ pub struct PodFacts {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Ask {
     /// Something that can be compared with devices.
-    Request(PodRequest),
+    Request(GpuRequest),
     /// Something that breaks a rule.
     Invalid(Box<RequestError>),
 }
@@ -80,12 +80,13 @@ pub struct Account {
 impl PodFacts {
     /// Reads a pod; `None` if it asks for nothing of ours.
     pub fn of(pod: &Pod, names: &ResourceNames) -> Option<Self> {
-        let ask = match PodRequest::of(&pod.spec, names) {
-            Ok(None) => return None,
-            Ok(Some(request)) => Ask::Request(request),
+        let is_bound = pod.spec.node_name.as_deref().is_some_and(|node| !node.is_empty());
+        let request = if is_bound { PodRequest::of(pod, names) } else { PodRequest::of_new(pod, names) };
+        let ask = match request.map(|request| request.and_then(|request| request.gpus)) {
+            Ok(Some(request)) if matches!(request.dialect, Dialect::Gpushare | Dialect::Koordinator) => Ask::Request(request),
+            Ok(_) => return None,
             Err(error) => Ask::Invalid(Box::new(error)),
         };
-        let is_bound = pod.spec.node_name.as_deref().is_some_and(|node| !node.is_empty());
         // kubelet hands such a pod no device, so it holds none; before it is bound it is refused by its rule.
         if is_bound && asks_for_zero_only(pod, names) {
             return None;
@@ -190,7 +191,7 @@ impl RecordedShare {
 }
 
 /// The request in the engine's terms: what each of its devices must have.
-pub fn per_device(request: &PodRequest) -> Request {
+pub fn per_device(request: &GpuRequest) -> Request {
     let n = u64::from(request.devices.max(1));
     let memory = match request.memory {
         Memory::Units(units) => MemoryAsk::Units(units.div_ceil(n)),
@@ -208,7 +209,7 @@ pub fn refusal(error: &RequestError) -> Reason {
     match error {
         RequestError::NotServed { .. } => Reason::NotServed,
         RequestError::MixedDialects { .. } => Reason::MixedDialects,
-        RequestError::Quantity { .. } | RequestError::Rule { .. } => Reason::InvalidRequest,
+        RequestError::Quantity { .. } | RequestError::Rule { .. } | RequestError::AllDevicesForbidden => Reason::InvalidRequest,
     }
 }
 

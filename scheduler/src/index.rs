@@ -204,7 +204,7 @@ pub struct NodeAsk<'a> {
 
 impl<'a> NodeAsk<'a> {
     /// The question that a pod's request poses.
-    pub fn new(uid: &'a str, request: &proto::request::PodRequest) -> Self {
+    pub fn new(uid: &'a str, request: &proto::request::GpuRequest) -> Self {
         let in_units = matches!(request.memory, proto::request::Memory::Units(_));
         Self { uid, request: crate::accounting::per_device(request), in_units }
     }

@@ -71,6 +71,21 @@ fn a_record_of_koordinator_is_understood() {
     assert_eq!(again, record);
 }
 
+/// The first proposal's names, its own misspelling, bare numbers, no IDs.
+#[test]
+fn a_record_in_deprecated_words_is_understood() {
+    let text = r#"{"gpu":[{"minor":1,"resouurces":{"kubernetes.io/gpu-core":100,"kubernetes.io/gpu-mem-ratio":100,"kubernetes.io/gpu-mem":"16Gi"}}],
+        "rdma":[{"minor":0,"resources":{"kubernetes.io/rdma":"50"}}],"fpga":[{"minor":0,"resources":null}]}"#;
+    let record = Record::read(&annotations(&[(DEVICE_ALLOCATED, text)])).unwrap().unwrap();
+    let amounts = |kind: &str| {
+        let resources = &record.allocations[kind][0].resources;
+        resources.iter().map(|(name, amount)| format!("{name}={amount}")).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(amounts("gpu"), "koordinator.sh/gpu-core=100 koordinator.sh/gpu-memory=16Gi koordinator.sh/gpu-memory-ratio=100");
+    assert_eq!((amounts("rdma").as_str(), amounts("fpga").as_str()), ("koordinator.sh/rdma=50", ""));
+    assert_eq!((record.allocations["gpu"][0].minor, record.allocations["gpu"][0].id.as_str()), (1, ""));
+}
+
 #[rstest]
 #[case::not_json(DEVICE_ALLOCATED, "gpu 0", "annotation scheduling.koordinator.sh/device-allocated is \"gpu 0\"")]
 #[case::wrong_shape(DEVICE_ALLOCATED, r#"{"gpu":0}"#, "annotation scheduling.koordinator.sh/device-allocated")]
@@ -108,5 +123,17 @@ proptest! {
         let mut all = gpushare_record().annotations();
         all.insert(keys[key].to_owned(), value);
         let _ = Record::read(&all);
+    }
+
+    /// JSON of the right outline with anything at all where a value should be: read and written back, or refused.
+    #[test]
+    fn no_record_panics(kind in "[a-z]{0,5}", minor in any::<i64>(), name in "(kubernetes.io/gpu-core|[a-z./]{0,9})", amount in prop_oneof![
+        any::<i64>().prop_map(serde_json::Value::from), any::<f64>().prop_map(serde_json::Value::from),
+        "[-+0-9.eEGiMnk]{0,24}".prop_map(serde_json::Value::from), Just(serde_json::Value::Null),
+    ]) {
+        let text = serde_json::json!({kind: [{"minor": minor, "resources": {name: amount}}]}).to_string();
+        if let Ok(Some(record)) = Record::read(&annotations(&[(DEVICE_ALLOCATED, &text)])) {
+            prop_assert_eq!(Record::read(&record.annotations()).unwrap(), Some(record));
+        }
     }
 }

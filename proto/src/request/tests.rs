@@ -4,8 +4,8 @@ use proptest::prelude::*;
 use rstest::rstest;
 use serde_json::json;
 
-use super::{ContainerKind, Dialect, Memory, PodRequest, RequestError, containers};
-use crate::pod::PodSpec;
+use super::{ALL_DEVICES, ContainerKind, Dialect, GpuRequest, Memory, PodRequest, RequestError, containers, validate};
+use crate::pod::{Pod, PodSpec};
 use crate::resource::ResourceNames;
 
 fn spec(value: serde_json::Value) -> PodSpec {
@@ -19,12 +19,37 @@ fn pod(limits: &[serde_json::Value]) -> PodSpec {
     spec(json!({"containers": list}))
 }
 
+fn whole(spec: &PodSpec) -> Pod {
+    Pod { spec: spec.clone(), ..Pod::default() }
+}
+
+/// A pod that is marked to see all GPUs of its node.
+fn marked(spec: &PodSpec, mark: &str) -> Pod {
+    let mut pod = whole(spec);
+    pod.metadata.annotations = Some([(ALL_DEVICES.to_owned(), mark.to_owned())].into());
+    pod
+}
+
+/// As the filter reads a new pod.
 fn read(spec: &PodSpec) -> Result<Option<PodRequest>, RequestError> {
-    PodRequest::of(spec, &ResourceNames::default())
+    PodRequest::of_new(&whole(spec), &ResourceNames::default())
+}
+
+/// As the engine reads a pod that is there.
+fn read_bound(spec: &PodSpec) -> Result<Option<PodRequest>, RequestError> {
+    PodRequest::of(&whole(spec), &ResourceNames::default())
+}
+
+fn gpus(dialect: Dialect, devices: u32, memory: Memory, core: u64) -> PodRequest {
+    PodRequest { gpus: Some(GpuRequest { dialect, devices, memory, core }), others: Vec::new() }
 }
 
 fn koordinator(devices: u32, memory: Memory, core: u64) -> PodRequest {
-    PodRequest { dialect: Dialect::Koordinator, devices, memory, core }
+    gpus(Dialect::Koordinator, devices, memory, core)
+}
+
+fn memory(request: Result<Option<PodRequest>, RequestError>) -> Memory {
+    request.unwrap().unwrap().gpus.unwrap().memory
 }
 
 #[rstest]
@@ -41,15 +66,91 @@ fn koordinator(devices: u32, memory: Memory, core: u64) -> PodRequest {
 #[case::old_name(json!({"koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu": 50}), koordinator(1, Memory::Ratio(50), 50))]
 #[case::gpushare(
     json!({"aliyun.com/gpu-mem": 8138}),
-    PodRequest { dialect: Dialect::Gpushare, devices: 1, memory: Memory::Units(8138), core: 0 }
+    gpus(Dialect::Gpushare, 1, Memory::Units(8138), 0)
 )]
 fn accepted(#[case] limits: serde_json::Value, #[case] expected: PodRequest) {
     assert_eq!(read(&pod(&[limits])), Ok(Some(expected)));
 }
 
 #[rstest]
+#[case::nvidia(json!({"nvidia.com/gpu": 2}), gpus(Dialect::Vendor, 2, Memory::Ratio(200), 200))]
+#[case::hygon(json!({"dcu.com/gpu": 1}), gpus(Dialect::Vendor, 1, Memory::Ratio(100), 100))]
+#[case::amd(json!({"amd.com/gpu": "1"}), gpus(Dialect::Vendor, 1, Memory::Ratio(100), 100))]
+#[case::rdma(json!({"koordinator.sh/rdma": 200}), PodRequest { gpus: None, others: vec![("koordinator.sh/rdma".to_owned(), 200)] })]
+#[case::fpga(json!({"koordinator.sh/fpga": 50}), PodRequest { gpus: None, others: vec![("koordinator.sh/fpga".to_owned(), 50)] })]
+#[case::unheard_of(json!({"example.com/npu": 3}), PodRequest { gpus: None, others: vec![("example.com/npu".to_owned(), 3)] })]
+fn accepted_as_devices(#[case] limits: serde_json::Value, #[case] expected: PodRequest) {
+    assert_eq!(read(&pod(&[limits])), Ok(Some(expected)));
+}
+
+/// Koordinator counts these by percent; nobody would serve them here, so that only pods that are placed already may ask so.
+#[rstest]
+#[case::one_of_both(json!({"koordinator.sh/gpu": 50}), koordinator(1, Memory::Ratio(50), 50))]
+#[case::several_of_both(json!({"koordinator.sh/gpu": 200}), koordinator(2, Memory::Ratio(200), 200))]
+#[case::ratio(json!({"koordinator.sh/gpu-memory-ratio": 300}), koordinator(3, Memory::Ratio(300), 0))]
+#[case::ratio_decides(json!({"koordinator.sh/gpu-memory-ratio": 200, "koordinator.sh/gpu-core": 50}), koordinator(2, Memory::Ratio(200), 50))]
+#[case::bytes(json!({"koordinator.sh/gpu-memory": "8Gi"}), koordinator(1, Memory::Bytes(8 << 30), 0))]
+#[case::core_decides(
+    json!({"koordinator.sh/gpu-memory": "8Gi", "koordinator.sh/gpu-core": 200}),
+    koordinator(2, Memory::Bytes(8 << 30), 200)
+)]
+fn amounts_without_shares_are_understood_of_bound_pods_only(#[case] limits: serde_json::Value, #[case] expected: PodRequest) {
+    let spec = pod(&[limits]);
+    assert_eq!(read_bound(&spec), Ok(Some(expected)));
+    assert!(matches!(read(&spec), Err(RequestError::NotServed { .. })));
+}
+
+#[rstest]
+#[case::both(json!({"koordinator.sh/gpu": 101}), "the pod: koordinator.sh/gpu (101) is more than one device, so it must be a multiple of 100")]
+#[case::ratio(json!({"koordinator.sh/gpu-memory-ratio": 150}), "koordinator.sh/gpu-memory-ratio (150) is more than one device")]
+#[case::core(json!({"koordinator.sh/gpu-memory": 1, "koordinator.sh/gpu-core": 150}), "koordinator.sh/gpu-core (150) is more than one device")]
+#[case::core_alone(json!({"koordinator.sh/gpu-core": 50}), "koordinator.sh/gpu-core (50) needs koordinator.sh/gpu-memory or")]
+#[case::rdma(json!({"koordinator.sh/rdma": 101}), "koordinator.sh/rdma (101) is more than one device, so it must be a multiple of 100")]
+#[case::fpga(json!({"koordinator.sh/fpga": 250}), "koordinator.sh/fpga (250) is more than one device")]
+#[case::no_rdma(json!({"koordinator.sh/rdma": 0}), "container \"c0\": koordinator.sh/rdma is \"0\", which is not a whole number from 1")]
+#[case::half_an_fpga(json!({"koordinator.sh/fpga": "500m"}), "koordinator.sh/fpga is \"500m\"")]
+#[case::vendor_and_share(json!({"nvidia.com/gpu": 1, "koordinator.sh/gpu.shared": 1}), "the pod asks for both koordinator.sh/gpu.shared and nvidia.com/gpu")]
+#[case::two_vendors(json!({"nvidia.com/gpu": 1, "amd.com/gpu": 1}), "the pod asks for both nvidia.com/gpu and amd.com/gpu")]
+#[case::absurdly_many(json!({"nvidia.com/gpu": 2000}), "a vendor's GPUs (2000) is more than 1024")]
+fn broken_rules_make_bound_pods_doubtful_too(#[case] limits: serde_json::Value, #[case] words: &str) {
+    let spec = pod(&[limits]);
+    let message = read_bound(&spec).unwrap_err().to_string();
+    assert!(message.contains(words), "{message}");
+    assert!(validate(&whole(&spec), &ResourceNames::default()).is_err());
+}
+
+#[test]
+fn a_marked_pod_sees_all_devices_and_names_no_amounts() {
+    let names = ResourceNames::default();
+    let shared = |n: u64| pod(&[json!({"koordinator.sh/gpu.shared": n}), json!({"cpu": 1})]);
+    let expected = gpus(Dialect::AllDevices, 1, Memory::Bytes(0), 0);
+    assert_eq!(PodRequest::of_new(&marked(&shared(1), "true"), &names), Ok(Some(expected)));
+    let refused = |pod: &Pod| validate(pod, &names).unwrap_err().to_string();
+    assert_eq!(refused(&marked(&shared(1), "yes")), "the pod: annotation gpushare/all-devices is \"yes\", neither true nor false");
+    assert!(refused(&marked(&shared(1), "false")).contains("koordinator.sh/gpu.shared (1) needs koordinator.sh/gpu-memory"));
+    let unserved = pod(&[json!({"cpu": 1})]);
+    assert!(refused(&marked(&unserved, "true")).contains("annotation gpushare/all-devices needs koordinator.sh/gpu.shared"));
+    let greedy = pod(&[json!({"koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu-memory": 7})]);
+    assert!(refused(&marked(&greedy, "true")).contains("annotation gpushare/all-devices excludes amounts"));
+}
+
+#[test]
+fn other_devices_are_summed_like_amounts_of_gpus() {
+    let spec = spec(json!({
+        "initContainers": [{"name": "i", "resources": {"limits": {"koordinator.sh/rdma": 100}}}],
+        "containers": [
+            {"name": "a", "resources": {"limits": {"koordinator.sh/rdma": 30, "example.com/npu": 2}}},
+            {"name": "b", "resources": {"limits": {"koordinator.sh/rdma": 30}}},
+        ],
+    }));
+    let others = read(&spec).unwrap().unwrap().others;
+    assert_eq!(others, [("example.com/npu".to_owned(), 2), ("koordinator.sh/rdma".to_owned(), 100)]);
+}
+
+#[rstest]
 #[case::nothing(json!({"cpu": "1", "memory": "1Gi"}))]
-#[case::whole_gpus_of_the_vendor(json!({"nvidia.com/gpu": 1}))]
+#[case::deprecated_names(json!({"kubernetes.io/gpu-memory": 1, "batch.kubernetes.io/x": 2}))]
+#[case::no_number_of_something_unknown(json!({"example.com/dongle": "500m"}))]
 fn not_ours(#[case] limits: serde_json::Value) {
     assert_eq!(read(&pod(&[limits])), Ok(None));
 }
@@ -57,11 +158,11 @@ fn not_ours(#[case] limits: serde_json::Value) {
 #[rstest]
 #[case::memory_without_shared(
     json!({"koordinator.sh/gpu-memory": "8Gi"}),
-    "container \"c0\" asks for koordinator.sh/gpu-memory but not for koordinator.sh/gpu.shared"
+    "container \"c0\" asks for koordinator.sh/gpu-memory (8Gi) but not for koordinator.sh/gpu.shared"
 )]
-#[case::ratio_without_shared(json!({"koordinator.sh/gpu-memory-ratio": 100}), "asks for koordinator.sh/gpu-memory-ratio but not for")]
-#[case::core_without_shared(json!({"koordinator.sh/gpu-core": 50}), "asks for koordinator.sh/gpu-core but not for")]
-#[case::gpu_without_shared(json!({"koordinator.sh/gpu": 100}), "asks for koordinator.sh/gpu but not for")]
+#[case::ratio_without_shared(json!({"koordinator.sh/gpu-memory-ratio": 100}), "asks for koordinator.sh/gpu-memory-ratio (100) but not for")]
+#[case::core_without_shared(json!({"koordinator.sh/gpu-core": 50}), "asks for koordinator.sh/gpu-core (50) but not for")]
+#[case::gpu_without_shared(json!({"koordinator.sh/gpu": 100}), "asks for koordinator.sh/gpu (100) but not for")]
 #[case::core_only(
     json!({"koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu-core": 50}),
     "container \"c0\": koordinator.sh/gpu-core (50) needs koordinator.sh/gpu-memory or"
@@ -73,7 +174,7 @@ fn not_ours(#[case] limits: serde_json::Value) {
 )]
 #[case::gpu_and_core(
     json!({"koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu": 50, "koordinator.sh/gpu-core": 50}),
-    "koordinator.sh/gpu already says"
+    "koordinator.sh/gpu (50) already says"
 )]
 #[case::uneven_core(
     json!({"koordinator.sh/gpu.shared": 2, "koordinator.sh/gpu-memory": 2, "koordinator.sh/gpu-core": 101}),
@@ -129,7 +230,7 @@ fn containers_are_summed_and_init_containers_raise_the_sum() {
         "containers": [{"name": "a", "resources": limits(4)}, {"name": "b", "resources": limits(4)}, {"name": "plain"}],
     }));
     // The sidecar runs beside the second init container (3 + 9) and beside the app containers (3 + 4 + 4).
-    assert_eq!(read(&spec).unwrap().unwrap().memory, Memory::Units(12));
+    assert_eq!(memory(read(&spec)), Memory::Units(12));
     let kinds: Vec<_> = containers(&spec, &ResourceNames::default()).into_iter().map(|c| (c.name, c.kind, c.memory_units)).collect();
     let expected = [
         ("first", ContainerKind::Init, 2),
@@ -144,29 +245,36 @@ fn containers_are_summed_and_init_containers_raise_the_sum() {
 #[test]
 fn requests_count_where_limits_are_missing() {
     let spec = spec(json!({"containers": [{"name": "c", "resources": {"requests": {"aliyun.com/gpu-mem": "5"}, "limits": null}}]}));
-    assert_eq!(read(&spec).unwrap().unwrap().memory, Memory::Units(5));
+    assert_eq!(memory(read(&spec)), Memory::Units(5));
 }
 
 #[test]
 fn the_memory_resource_can_have_another_name() {
     let names = ResourceNames { memory: "example.com/vram".to_owned() };
-    let request = PodRequest::of(&pod(&[json!({"example.com/vram": 5})]), &names).unwrap().unwrap();
-    assert_eq!(request.memory, Memory::Units(5));
+    let request = PodRequest::of_new(&whole(&pod(&[json!({"example.com/vram": 5})])), &names);
+    assert_eq!(memory(request), Memory::Units(5));
     assert_eq!(names.memory_unit_annotation(), "example.com/vram-unit");
 }
 
 proptest! {
     /// Whatever the quantities, the answer is a request within its documented ranges or a refusal.
     #[test]
-    fn any_quantities_are_judged(quantities in prop::collection::vec(("[-+]?[0-9]{1,22}(Gi|Mi|k|m|E|)", 0..6_usize), 0..6)) {
+    fn any_quantities_are_judged(quantities in prop::collection::vec(("[-+]?[0-9]{1,22}(Gi|Mi|k|m|E|)", 0..9_usize), 0..6), mark in prop::option::of("true|false|[a-z]{0,3}")) {
         let names = ["koordinator.sh/gpu.shared", "koordinator.sh/gpu-memory", "koordinator.sh/gpu-memory-ratio",
-            "koordinator.sh/gpu-core", "koordinator.sh/gpu", "aliyun.com/gpu-mem"];
+            "koordinator.sh/gpu-core", "koordinator.sh/gpu", "aliyun.com/gpu-mem", "nvidia.com/gpu", "koordinator.sh/rdma", "example.com/npu"];
         let limits: serde_json::Map<_, _> = quantities.into_iter().map(|(text, name)| (names[name].to_owned(), json!(text))).collect();
         let spec = pod(&[json!(limits), json!(limits)]);
-        if let Ok(Some(request)) = read(&spec) {
-            prop_assert!(request.devices >= 1 && request.devices <= 1024);
-            prop_assert!(request.core <= 100 * u64::from(request.devices));
-            prop_assert!(!containers(&spec, &ResourceNames::default()).is_empty());
+        let pod = mark.map_or_else(|| whole(&spec), |mark| marked(&spec, &mark));
+        let names = ResourceNames::default();
+        let read = PodRequest::of_new(&pod, &names);
+        prop_assert_eq!(validate(&pod, &names), read.clone().map(drop));
+        if let Ok(Some(request)) = read {
+            prop_assert!(PodRequest::of(&pod, &names).is_ok());
+            prop_assert!(request.others.iter().all(|(_, amount)| *amount > 0));
+            let Some(gpus) = request.gpus else { return Ok(()) };
+            prop_assert!(gpus.devices >= 1 && gpus.devices <= 1024);
+            prop_assert!(gpus.core <= 100 * u64::from(gpus.devices));
+            prop_assert!(!containers(&spec, &names).is_empty());
         }
     }
 
@@ -174,6 +282,18 @@ proptest! {
     fn no_json_panics(text in "\\PC{0,80}") {
         if let Ok(spec) = serde_json::from_str::<PodSpec>(&text) {
             let _ = read(&spec);
+        }
+    }
+
+    /// JSON of the right outline with anything at all where a name or an amount should be.
+    #[test]
+    fn no_container_panics(name in "(koordinator.sh/(gpu|rdma|gpu-memory)|[a-z./]{0,12})", amount in prop_oneof![
+        any::<i64>().prop_map(|number| json!(number)), any::<f64>().prop_map(|number| json!(number)),
+        "\\PC{0,12}".prop_map(|text| json!(text)), Just(json!(null)), Just(json!([{}])),
+    ]) {
+        let limits = json!({"containers": [{"name": "c", "resources": {"requests": {name: amount}}}]});
+        if let Ok(spec) = serde_json::from_value::<PodSpec>(limits) {
+            let _ = (read(&spec), read_bound(&spec), containers(&spec, &ResourceNames::default()));
         }
     }
 }

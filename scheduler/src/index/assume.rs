@@ -7,7 +7,7 @@ use placement::{Hints, Inventory, OwnerId, Placement, Reason, ReserveError};
 use proto::device::TYPE_GPU;
 use proto::quantity::Quantity;
 use proto::record::{DeviceAllocation, GpushareRecord, Record};
-use proto::request::{Dialect, Memory, PodRequest};
+use proto::request::{Dialect, GpuRequest, Memory};
 use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO};
 
 use super::pods::PodEntry;
@@ -144,7 +144,7 @@ impl Index {
     }
 
     /// Chooses and reserves. Room that is hinted at is taken only if there is no other.
-    fn choose(&mut self, pod: &PodId, request: &PodRequest, node: &str) -> Result<Placement, AssumeError> {
+    fn choose(&mut self, pod: &PodId, request: &GpuRequest, node: &str) -> Result<Placement, AssumeError> {
         let no_room = |reason| AssumeError::NoRoom { node: node.to_owned(), reason };
         let ask = NodeAsk::new(&pod.uid, request);
         let id = self.fleet.node_id(node).ok_or_else(|| no_room(Reason::NoDevice))?;
@@ -159,7 +159,7 @@ impl Index {
     }
 
     /// What the pod's annotations will say.
-    fn record(&self, request: &PodRequest, node: &str, placement: &Placement, stamp: u64) -> Record {
+    fn record(&self, request: &GpuRequest, node: &str, placement: &Placement, stamp: u64) -> Record {
         let state = self.nodes.get(node);
         let opaque = state.is_some_and(NodeState::is_opaque);
         let view = self.fleet.node_id(node).and_then(|node| self.fleet.view(node));

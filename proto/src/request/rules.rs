@@ -1,0 +1,61 @@
+//! Rules that hold across resources and containers, and how a broken one is told.
+
+use super::{ALL_DEVICES, AMOUNTS, RequestError, sees_all_devices};
+use crate::pod::{Container, Pod, PodSpec, QuantityText};
+use crate::resource::{GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, ResourceNames, VENDOR_GPUS};
+
+/// A rule that the pod as a whole breaks.
+pub(super) fn of_pod(rule: String) -> RequestError {
+    RequestError::Rule { place: "the pod".to_owned(), rule }
+}
+
+/// A rule that one container breaks.
+pub(super) fn of_container(container: &Container, rule: String) -> RequestError {
+    RequestError::Rule { place: format!("container {:?}", container.name), rule }
+}
+
+/// Memory units, Koordinator's names and each vendor's name exclude one another.
+pub(super) fn refuse_mixed_dialects(spec: &PodSpec, names: &ResourceNames) -> Result<(), RequestError> {
+    let asks = |resource: &str| {
+        let mut containers = spec.init_containers.iter().chain(&spec.containers);
+        containers.any(|container| text(container, resource).is_some())
+    };
+    let koordinator = [GPU_SHARED, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_CORE, GPU].into_iter().find(|name| asks(name));
+    let units = asks(&names.memory).then_some(names.memory.as_str());
+    let vendors = VENDOR_GPUS.into_iter().filter(|name| asks(name));
+    let mut present = [units, koordinator].into_iter().flatten().chain(vendors);
+    match (present.next(), present.next()) {
+        (Some(one), Some(other)) => Err(RequestError::MixedDialects { one: one.to_owned(), other: other.to_owned() }),
+        _ => Ok(()),
+    }
+}
+
+/// kubelet calls a plugin only for resources that the plugin serves: amounts alone would bring a container no device.
+pub(super) fn refuse_unserved(pod: &Pod, names: &ResourceNames) -> Result<(), RequestError> {
+    let containers = || pod.spec.init_containers.iter().chain(&pod.spec.containers);
+    for container in containers() {
+        let asked = AMOUNTS.into_iter().find_map(|name| Some((name, text(container, name)?)));
+        let is_served = [GPU_SHARED, &names.memory].into_iter().any(|name| text(container, name).is_some());
+        if let (Some((resource, value)), false) = (asked, is_served) {
+            let (container, resource) = (container.name.clone(), resource.to_owned());
+            return Err(RequestError::NotServed { container, resource, value: shown(value) });
+        }
+    }
+    if sees_all_devices(pod)? && !containers().any(|container| text(container, GPU_SHARED).is_some()) {
+        return Err(of_pod(format!("annotation {ALL_DEVICES} needs {GPU_SHARED} in the container that is to see the devices")));
+    }
+    Ok(())
+}
+
+fn text<'a>(container: &'a Container, resource: &str) -> Option<&'a QuantityText> {
+    container.resources.limits.get(resource).or_else(|| container.resources.requests.get(resource))
+}
+
+fn shown(text: &QuantityText) -> String {
+    let shown = match text {
+        QuantityText::Text(text) => text.clone(),
+        QuantityText::Number(number) => number.to_string(),
+        QuantityText::Other(value) => value.to_string(),
+    };
+    shown.chars().take(64).collect()
+}
