@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use crate::pod::{Pod, PodSpec};
+use crate::pod::{ALL_DEVICES, Pod, PodSpec};
 use crate::resource::{FPGA, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, RDMA, ResourceNames, VENDOR_GPUS};
 
 mod amounts;
@@ -16,9 +16,6 @@ const MAX_DEVICES: u64 = 1024;
 /// Largest amount of any kind that is not taken for a mistake: 1 PiB of memory, in bytes.
 const MAX_AMOUNT: u64 = 1 << 50;
 
-/// Pod annotation: `true` lets the pod, which asks for `gpu.shared` and no amounts, see every GPU of its node.
-pub const ALL_DEVICES: &str = "gpushare/all-devices";
-
 /// Whose words a pod uses for GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dialect {
@@ -28,7 +25,7 @@ pub enum Dialect {
     Koordinator,
     /// `nvidia.com/gpu` and the like: whole devices.
     Vendor,
-    /// [`ALL_DEVICES`]: all devices of the node, and no amounts of any.
+    /// The annotation [`ALL_DEVICES`]: all devices of the node, and no amounts of any.
     AllDevices,
 }
 
@@ -137,8 +134,14 @@ pub enum RequestError {
         /// The rule, with names and values.
         rule: String,
     },
+    /// The mark for all GPUs of a node cannot be read.
+    #[error("annotation {ALL_DEVICES} is {value:?}, neither true nor false")]
+    Mark {
+        /// What the pod's author wrote.
+        value: String,
+    },
     /// All GPUs of a node, where the cluster does not allow that.
-    #[error("the pod: annotation {ALL_DEVICES} is forbidden in this cluster")]
+    #[error("annotation {ALL_DEVICES}: no pod may share all devices of its node in this cluster")]
     AllDevicesForbidden,
 }
 
@@ -185,10 +188,7 @@ pub fn sees_all_devices(pod: &Pod) -> Result<bool, RequestError> {
     match pod.metadata.annotations.as_ref().and_then(|annotations| annotations.get(ALL_DEVICES)).map(String::as_str) {
         None | Some("false") => Ok(false),
         Some("true") => Ok(true),
-        Some(other) => {
-            let shown: String = other.chars().take(64).collect();
-            Err(rules::of_pod(format!("annotation {ALL_DEVICES} is {shown:?}, neither true nor false")))
-        }
+        Some(other) => Err(RequestError::Mark { value: other.chars().take(64).collect() }),
     }
 }
 

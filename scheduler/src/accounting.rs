@@ -209,7 +209,7 @@ pub fn refusal(error: &RequestError) -> Reason {
     match error {
         RequestError::NotServed { .. } => Reason::NotServed,
         RequestError::MixedDialects { .. } => Reason::MixedDialects,
-        RequestError::Quantity { .. } | RequestError::Rule { .. } | RequestError::AllDevicesForbidden => Reason::InvalidRequest,
+        _ => Reason::InvalidRequest,
     }
 }
 

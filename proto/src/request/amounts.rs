@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::rules::{of_container, of_pod};
-use super::{ALL_DEVICES, Dialect, GpuRequest, MAX_AMOUNT, MAX_DEVICES, Memory, PodRequest, RequestError};
-use crate::pod::{Container, PodSpec};
+use super::{Dialect, GpuRequest, MAX_AMOUNT, MAX_DEVICES, Memory, PodRequest, RequestError};
+use crate::pod::{ALL_DEVICES, Container, PodSpec};
 use crate::resource::{
     FPGA, GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, RDMA, ResourceNames, VENDOR_GPUS, WHOLE_PERCENT, is_extended,
     is_gpu_resource,

@@ -1,7 +1,7 @@
 //! Rules that hold across resources and containers, and how a broken one is told.
 
-use super::{ALL_DEVICES, AMOUNTS, RequestError, sees_all_devices};
-use crate::pod::{Container, Pod, PodSpec, QuantityText};
+use super::{AMOUNTS, RequestError, sees_all_devices};
+use crate::pod::{ALL_DEVICES, Container, Pod, PodSpec, QuantityText};
 use crate::resource::{GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, ResourceNames, VENDOR_GPUS};
 
 /// A rule that the pod as a whole breaks.

@@ -4,8 +4,8 @@ use proptest::prelude::*;
 use rstest::rstest;
 use serde_json::json;
 
-use super::{ALL_DEVICES, ContainerKind, Dialect, GpuRequest, Memory, PodRequest, RequestError, containers, validate};
-use crate::pod::{Pod, PodSpec};
+use super::{ContainerKind, Dialect, GpuRequest, Memory, PodRequest, RequestError, containers, validate};
+use crate::pod::{ALL_DEVICES, Pod, PodSpec};
 use crate::resource::ResourceNames;
 
 fn spec(value: serde_json::Value) -> PodSpec {
@@ -126,7 +126,7 @@ fn a_marked_pod_sees_all_devices_and_names_no_amounts() {
     let expected = gpus(Dialect::AllDevices, 1, Memory::Bytes(0), 0);
     assert_eq!(PodRequest::of_new(&marked(&shared(1), "true"), &names), Ok(Some(expected)));
     let refused = |pod: &Pod| validate(pod, &names).unwrap_err().to_string();
-    assert_eq!(refused(&marked(&shared(1), "yes")), "the pod: annotation gpushare/all-devices is \"yes\", neither true nor false");
+    assert_eq!(refused(&marked(&shared(1), "yes")), "annotation gpushare/all-devices is \"yes\", neither true nor false");
     assert!(refused(&marked(&shared(1), "false")).contains("koordinator.sh/gpu.shared (1) needs koordinator.sh/gpu-memory"));
     let unserved = pod(&[json!({"cpu": 1})]);
     assert!(refused(&marked(&unserved, "true")).contains("annotation gpushare/all-devices needs koordinator.sh/gpu.shared"));

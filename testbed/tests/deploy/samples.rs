@@ -5,7 +5,7 @@ use std::fs;
 use proto::memory_unit::MemoryUnit;
 use proto::pod::Pod;
 use proto::quantity::Quantity;
-use proto::request::{Memory, PodRequest};
+use proto::request::{GpuRequest, Memory, PodRequest};
 use proto::resource::ResourceNames;
 use rstest::rstest;
 use serde::Deserialize;
@@ -14,9 +14,10 @@ use serde_json::Value;
 use crate::render::{documents, render};
 use crate::{deploy, read, texts};
 
-fn request(pod: &Value) -> PodRequest {
+fn request(pod: &Value) -> GpuRequest {
     let typed = Pod::deserialize(pod).unwrap();
-    PodRequest::of(&typed.spec, &ResourceNames::default()).unwrap().unwrap_or_else(|| panic!("{} asks for no GPU", typed.display_name()))
+    let request = PodRequest::of_new(&typed, &ResourceNames::default()).unwrap();
+    request.and_then(|request| request.gpus).unwrap_or_else(|| panic!("{} asks for no GPU", typed.display_name()))
 }
 
 #[test]
