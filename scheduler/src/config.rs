@@ -18,6 +18,9 @@ pub struct Args {
     /// Address to serve on.
     #[arg(long, env = "GPUSHARE_LISTEN", default_value = "0.0.0.0:12345")]
     listen: SocketAddr,
+    /// Address to serve /healthz, /readyz, /metrics and /version on without TLS, such as 0.0.0.0:8081; nowhere if left out.
+    #[arg(long, env = "GPUSHARE_HEALTH_LISTEN", value_name = "ADDRESS")]
+    health_listen: Option<SocketAddr>,
     /// Path that the extender's verbs are under; the `urlPrefix` of kube-scheduler's configuration ends with it.
     #[arg(long, env = "GPUSHARE_PREFIX", default_value = "/gpushare-scheduler", value_parser = prefix)]
     prefix: String,
@@ -116,6 +119,8 @@ pub struct Scheduling {
 pub struct Serving {
     /// Address to serve on.
     pub listen: SocketAddr,
+    /// Address to serve probes and metrics on too, never over TLS.
+    pub health_listen: Option<SocketAddr>,
     /// Path that the verbs are under: empty, or with a slash in front and none behind.
     pub prefix: String,
     /// Largest request body, in bytes.
@@ -171,6 +176,7 @@ impl TryFrom<Args> for Config {
             },
             serving: Serving {
                 listen: args.listen,
+                health_listen: args.health_listen,
                 prefix: args.prefix,
                 max_body: args.max_body,
                 read_timeout: args.read_timeout,

@@ -192,17 +192,25 @@ pub fn router(extender: Arc<Extender>, registry: Arc<Registry>, serving: &Servin
         .route(&format!("{prefix}/filter"), post(filter))
         .route(&format!("{prefix}/prioritize"), post(prioritize))
         .route(&format!("{prefix}/bind"), post(bind));
-    let mut views = Router::new()
-        .route(&format!("{prefix}/inspect"), get(inspect_all))
-        .route(&format!("{prefix}/inspect/{{node}}"), get(inspect_node))
-        .route("/version", get(version))
-        .route("/healthz", get(|| async { "ok\n" }))
-        .route("/readyz", get(readyz))
-        .route("/metrics", get(move || metrics(registry.clone())));
+    let mut views =
+        Router::new().route(&format!("{prefix}/inspect"), get(inspect_all)).route(&format!("{prefix}/inspect/{{node}}"), get(inspect_node));
     if !prefix.is_empty() {
         views = views.route(&format!("{prefix}/version"), get(version));
     }
-    verbs.merge(views).with_state(extender)
+    verbs.merge(views).merge(health_routes(registry)).with_state(extender)
+}
+
+/// The routes for probes and metrics alone.
+pub fn health_router(extender: Arc<Extender>, registry: Arc<Registry>) -> Router {
+    health_routes(registry).with_state(extender)
+}
+
+fn health_routes(registry: Arc<Registry>) -> Router<Arc<Extender>> {
+    Router::new()
+        .route("/version", get(version))
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(readyz))
+        .route("/metrics", get(move || metrics(registry.clone())))
 }
 
 async fn version() -> String {

@@ -8,6 +8,7 @@ use std::time::Instant;
 use placement::Reason;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::ConstGauge;
@@ -15,6 +16,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::index::{Census, Shared};
+use crate::watch::heard::Heard;
 
 /// Upper bounds of the buckets of request times, in seconds: fine where filters are, wide enough for binds.
 const BUCKETS: [f64; 17] =
@@ -140,6 +142,27 @@ impl Drop for Timer<'_> {
     }
 }
 
+/// Registers how long ago something was heard of each kind.
+pub fn register_watches(registry: &mut Registry, watches: Vec<Heard>) {
+    registry.register_collector(Box::new(Watches(watches)));
+}
+
+/// Reads when something was last heard.
+#[derive(Debug)]
+struct Watches(Vec<Heard>);
+
+impl Collector for Watches {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let help = "Time since the API server last sent an object, an event or a bookmark of a kind";
+        let mut family = encoder.encode_descriptor("watch_age", help, Some(&Unit::Seconds), MetricType::Gauge)?;
+        for heard in &self.0 {
+            let gauge = ConstGauge::new(heard.age().as_secs_f64());
+            gauge.encode(family.encode_family(&KindLabels { kind: heard.kind() })?)?;
+        }
+        Ok(())
+    }
+}
+
 /// Reads gauges from the index.
 #[derive(Debug)]
 struct State(Shared<crate::index::Index>);
@@ -179,8 +202,7 @@ impl Collector for State {
 }
 
 fn per_kind(encoder: &mut DescriptorEncoder<'_>, census: &Census) -> Result<(), fmt::Error> {
-    let kind = prometheus_client::metrics::MetricType::Gauge;
-    let mut family = encoder.encode_descriptor("synced", "Whether a kind of object has been seen whole", None, kind)?;
+    let mut family = encoder.encode_descriptor("synced", "Whether a kind of object has been seen whole", None, MetricType::Gauge)?;
     for (kind, synced) in census.synced {
         ConstGauge::new(i64::from(synced)).encode(family.encode_family(&KindLabels { kind })?)?;
     }
@@ -194,8 +216,7 @@ fn per_gpu(
     help: &str,
     value: impl Fn(&crate::index::GpuCensus) -> u64,
 ) -> Result<(), fmt::Error> {
-    let kind = prometheus_client::metrics::MetricType::Gauge;
-    let mut family = encoder.encode_descriptor(name, help, None, kind)?;
+    let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
     for gpu in &census.gpus {
         let labels = GpuLabels { node: gpu.node.clone(), minor: gpu.minor, uuid: gpu.uuid.clone() };
         let gauge = ConstGauge::new(i64::try_from(value(gpu)).unwrap_or(i64::MAX));

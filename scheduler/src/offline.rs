@@ -45,6 +45,7 @@ where
 pub fn serving() -> Serving {
     Serving {
         listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+        health_listen: None,
         prefix: "/gpushare-scheduler".to_owned(),
         max_body: 32 << 20,
         read_timeout: Duration::from_secs(10),

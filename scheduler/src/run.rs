@@ -1,16 +1,21 @@
 //! Puts the daemon together: configuration, log, client, watches, routes; runs until told to stop.
 
+use std::fmt::Debug;
 use std::io::IsTerminal;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use futures::FutureExt;
+use futures::future::OptionFuture;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client};
 use placement::{DevicePolicy, NodePolicy, Policies};
 use prometheus_client::registry::Registry;
 use proto::node::Node;
 use proto::pod::Pod;
+use serde::de::DeserializeOwned;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::info;
@@ -18,11 +23,12 @@ use tracing_subscriber::EnvFilter;
 
 use crate::bind::Binder;
 use crate::config::{Args, Config, Log, LogFormat, PolicyName, Scheduling};
-use crate::extender::{Extender, router};
+use crate::extender::{Extender, health_router, router};
 use crate::index::{Index, RawDevice, Shared};
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, register_watches};
 use crate::serve::{serve, tls_acceptor};
-use crate::watch::watch;
+use crate::watch::heard::Heard;
+use crate::watch::{Follow, watch};
 
 /// How long a connection to the API server may take to stand.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -36,7 +42,7 @@ const READ_TIMEOUT: Duration = Duration::from_secs(300);
 pub async fn run(args: Args) -> anyhow::Result<()> {
     let config = Config::try_from(args)?;
     start_log(&config.log)?;
-    let stop = stop_signal()?;
+    let stop = stop_signal()?.shared();
     let client = client(&config).await?;
     let index = Shared::new(Index::new(config.scheduling.names.clone(), policies(&config.scheduling), config.scheduling.hint_ttl));
     let mut registry = Registry::with_prefix("gpushare_scheduler");
@@ -44,21 +50,39 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let binder = Binder::new(client.clone(), config.scheduling.bind_timeout);
     let extender = Arc::new(Extender::new(index.clone(), metrics, binder, &config.serving));
     let tls = config.serving.tls.as_ref().map(tls_acceptor).transpose()?;
-    let address = config.serving.listen;
-    let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
-    info!(address = %listener.local_addr().unwrap_or(address), prefix = config.serving.prefix, tls = tls.is_some(), "serving");
-    watch_all(&client, &index);
+    let listener = listen(config.serving.listen).await?;
+    let health = OptionFuture::from(config.serving.health_listen.map(listen)).await.transpose()?;
+    info!(prefix = config.serving.prefix, tls = tls.is_some(), "serving");
+    register_watches(&mut registry, watch_all(&client, &index));
     tokio::spawn(Arc::clone(&extender).sweep());
-    let router = router(extender, Arc::new(registry), &config.serving);
-    serve(listener, router, tls, config.serving.read_timeout, stop).await;
+    let registry = Arc::new(registry);
+    let read_timeout = config.serving.read_timeout;
+    let routes = router(Arc::clone(&extender), Arc::clone(&registry), &config.serving);
+    let health = health.map(|listener| serve(listener, health_router(extender, registry), None, read_timeout, stop.clone()));
+    tokio::join!(serve(listener, routes, tls, read_timeout, stop.clone()), OptionFuture::from(health));
     info!("stopped");
     Ok(())
 }
 
-fn watch_all(client: &Client, index: &Shared<Index>) {
-    tokio::spawn(watch(Api::<Node>::all(client.clone()), index.clone()));
-    tokio::spawn(watch(Api::<RawDevice>::all(client.clone()), index.clone()));
-    tokio::spawn(watch(Api::<Pod>::all(client.clone()), index.clone()));
+async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
+    info!(address = %listener.local_addr().unwrap_or(address), "listening");
+    Ok(listener)
+}
+
+/// Follows every kind; says when each was last heard of.
+fn watch_all(client: &Client, index: &Shared<Index>) -> Vec<Heard> {
+    vec![watch_kind::<Node>(client, index), watch_kind::<RawDevice>(client, index), watch_kind::<Pod>(client, index)]
+}
+
+fn watch_kind<K>(client: &Client, index: &Shared<Index>) -> Heard
+where
+    K: kube::Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
+    Index: Follow<K>,
+{
+    let heard = Heard::new(<Index as Follow<K>>::KIND);
+    tokio::spawn(watch(Api::<K>::all(heard.listen(client)), index.clone()));
+    heard
 }
 
 fn policies(scheduling: &Scheduling) -> Policies {

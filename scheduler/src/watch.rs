@@ -2,6 +2,8 @@
 //!
 //! Level-based: after a list has been read anew, whatever it did not name is gone. Knows no kind and decides nothing.
 
+pub mod heard;
+
 use std::fmt::Debug;
 
 use futures::{Stream, StreamExt, pin_mut};

@@ -6,6 +6,8 @@
 mod api;
 #[path = "extender/bind_outcomes.rs"]
 mod bind_outcomes;
+#[path = "extender/bind_races.rs"]
+mod bind_races;
 #[path = "extender/golden.rs"]
 mod golden;
 #[path = "extender/histories.rs"]
@@ -17,5 +19,7 @@ mod old_extender_bugs;
 mod requests;
 #[path = "extender/served.rs"]
 mod served;
+#[path = "extender/views.rs"]
+mod views;
 #[path = "extender/world.rs"]
 mod world;

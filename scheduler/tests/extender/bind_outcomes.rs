@@ -1,6 +1,5 @@
 //! What becomes of a bind when the API server refuses, hesitates, lies or hangs. Time is simulated.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use rstest::rstest;
@@ -8,26 +7,26 @@ use serde_json::Value;
 use tokio::time::{sleep, timeout};
 
 use crate::api::Fault;
-use crate::objects::{device, node, old_node, on, phase, shared, units};
+use crate::objects::{on, phase, units};
 use crate::world::World;
 
 /// One node, two GPUs of 16,276 MiB.
-fn world() -> World {
+pub(crate) fn world() -> World {
     World::new().with_node("n1", &[16_276, 16_276]).with_node("n2", &[16_276])
 }
 
 /// Number of pods that are decided and not yet seen.
-fn n_assumed(world: &World) -> u64 {
+pub(crate) fn n_assumed(world: &World) -> u64 {
     world.index.read().census().n_assumed
 }
 
-fn stamp(binding: &Value) -> u64 {
+pub(crate) fn stamp(binding: &Value) -> u64 {
     let stamp = &binding["metadata"]["annotations"]["scheduling.koordinator.sh/bind-timestamp"];
     stamp.as_str().unwrap().parse().unwrap()
 }
 
 /// Waits, in simulated time, until nothing is assumed any more.
-async fn settled(world: &World) {
+pub(crate) async fn settled(world: &World) {
     let done = async {
         while n_assumed(world) > 0 {
             sleep(Duration::from_millis(100)).await;
@@ -173,160 +172,6 @@ async fn an_error_after_the_write_is_success_if_a_look_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn repeated_bind_writes_the_same_devices_and_time() {
-    let pod = shared("p", 2, 4096);
-    let world = world().with_pod(&pod);
-    world.api.fail_posts([Fault::Hang]);
-    assert_ne!(world.bind(&pod, "n1").await, "");
-    assert_eq!(world.bind(&pod, "n1").await, "");
-    let bindings = world.api.bindings();
-    assert_eq!(bindings.len(), 2);
-    assert_eq!(bindings[0], bindings[1]);
-    sleep(Duration::from_secs(60)).await;
-    assert_eq!(n_assumed(&world), 1, "the first one's search does not take back the second one's success");
-    world.see(&pod);
-    assert_eq!(world.used("n1").await, [2048, 2048]);
-}
-
-#[tokio::test(start_paused = true)]
-async fn refusal_of_a_repeat_does_not_take_back_what_may_be_written() {
-    let pod = units("p", 8138);
-    let world = world().with_pod(&pod);
-    world.api.fail_posts([Fault::HangAfterwards, Fault::Status(403)]);
-    world.api.fail_gets([Fault::Status(500), Fault::Status(500)]);
-    assert_ne!(world.bind(&pod, "n1").await, "");
-    assert_ne!(world.bind(&pod, "n1").await, "");
-    assert_eq!(world.used("n1").await, [8138, 0]);
-    world.see(&pod);
-    assert_eq!((n_assumed(&world), world.used("n1").await), (0, vec![8138, 0]));
-}
-
-#[tokio::test(start_paused = true)]
-async fn another_node_waits_until_the_first_is_known() {
-    let pod = units("p", 8138);
-    let world = world().with_pod(&pod);
-    world.api.fail_posts([Fault::Hang]);
-    assert_ne!(world.bind(&pod, "n1").await, "");
-    let error = world.bind(&pod, "n2").await;
-    assert_eq!(error, "an earlier bind of the pod to node \"n1\" is not settled yet");
-    settled(&world).await;
-    assert_eq!(world.bind(&pod, "n2").await, "");
-    assert_eq!((world.used("n1").await, world.used("n2").await), (vec![0, 0], vec![8138]));
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_late_write_is_waited_for() {
-    let pod = units("p", 8138);
-    let world = world().with_pod(&pod);
-    world.api.fail_posts([Fault::Hang]);
-    assert_ne!(world.bind(&pod, "n1").await, "");
-    // The pod is still unbound to every look so soon after; then the write, which was under way, lands.
-    sleep(Duration::from_secs(2)).await;
-    assert!(world.api.n_gets() > 0);
-    assert_eq!(n_assumed(&world), 1);
-    let mut bound = on(pod.clone(), "n1");
-    bound["metadata"]["annotations"] = world.api.bindings()[0]["metadata"]["annotations"].clone();
-    world.api.put(&bound);
-    sleep(Duration::from_secs(60)).await;
-    assert_eq!((n_assumed(&world), world.used("n1").await), (1, vec![8138, 0]));
-}
-
-#[tokio::test(start_paused = true)]
-async fn concurrent_binds_of_one_pod_are_one_decision() {
-    let pod = units("p", 8138);
-    let world = world().with_pod(&pod);
-    world.api.fail_posts([Fault::Slow(Duration::from_secs(1))]);
-    let (one, other) = tokio::join!(world.bind(&pod, "n1"), world.bind(&pod, "n1"));
-    assert_eq!((one.as_str(), other.as_str()), ("", ""));
-    assert_eq!(world.used("n1").await, [8138, 0]);
-    let stamps: Vec<u64> = world.api.bindings().iter().map(stamp).collect();
-    assert!(stamps.iter().all(|time| *time == stamps[0]), "{stamps:?}");
-}
-
-#[tokio::test(start_paused = true)]
-async fn binds_of_other_pods_do_not_wait() {
-    let (slow, quick) = (units("slow", 1), units("quick", 1));
-    let world = world().with_pod(&slow).with_pod(&quick);
-    world.api.fail_posts([Fault::Slow(Duration::from_secs(3))]);
-    let begun = tokio::time::Instant::now();
-    let quick = async {
-        tokio::task::yield_now().await;
-        let error = world.bind(&quick, "n1").await;
-        (error, begun.elapsed())
-    };
-    let (slow, (quick, taken)) = tokio::join!(world.bind(&slow, "n1"), quick);
-    assert_eq!((slow.as_str(), quick.as_str()), ("", ""));
-    assert!(taken < Duration::from_secs(1), "{taken:?}");
-}
-
-/// kubelet sees pods in the order of the writes, and is answered in the order of the stamps: the two must agree.
-#[tokio::test(start_paused = true)]
-async fn writes_of_one_node_are_in_the_order_of_their_stamps() {
-    let pods = [units("a", 1), units("b", 1), units("c", 1)];
-    let world = pods.iter().fold(world(), World::with_pod);
-    world.api.fail_posts([Fault::Slow(Duration::from_millis(300)), Fault::Slow(Duration::from_millis(100))]);
-    let begun = tokio::time::Instant::now();
-    let errors = futures::future::join_all(pods.iter().map(|pod| world.bind(pod, "n1"))).await;
-    assert_eq!(errors, ["", "", ""]);
-    assert!(begun.elapsed() >= Duration::from_millis(400), "no write begins before the one before it is done");
-    let written = world.api.bindings();
-    let stamps: Vec<u64> = written.iter().map(stamp).collect();
-    assert!(written.len() == 3 && stamps.is_sorted(), "{stamps:?}");
-}
-
-/// kube-scheduler hangs up after its own timeout; the decision must still come to an end.
-#[tokio::test(start_paused = true)]
-async fn bind_runs_on_when_the_caller_hangs_up() {
-    let pod = units("p", 8138);
-    let world = world().with_pod(&pod);
-    world.api.fail_posts([Fault::Slow(Duration::from_secs(2))]);
-    assert!(timeout(Duration::from_secs(1), world.bind(&pod, "n1")).await.is_err());
-    sleep(Duration::from_secs(2)).await;
-    assert_eq!(world.api.pod(&pod)["spec"]["nodeName"], "n1");
-    world.see(&pod);
-    assert_eq!((n_assumed(&world), world.used("n1").await), (0, vec![8138, 0]));
-}
-
-#[tokio::test(start_paused = true)]
-async fn deletion_during_a_bind_leaves_nothing() {
-    let pod = units("p", 8138);
-    let world = world().with_pod(&pod);
-    world.api.fail_posts([Fault::Hang]);
-    assert_ne!(world.bind(&pod, "n1").await, "");
-    world.api.remove(&pod);
-    world.delete_pod(&pod);
-    sleep(Duration::from_secs(60)).await;
-    assert_eq!((n_assumed(&world), world.used("n1").await), (0, vec![0, 0]));
-}
-
-/// A bind that succeeded and is never seen, as its pod was deleted while the watch was down, does not leak.
-#[tokio::test(start_paused = true)]
-async fn decisions_that_nobody_sees_are_looked_for() {
-    let pod = units("p", 8138);
-    let world = world().with_pod(&pod);
-    tokio::spawn(Arc::clone(&world.extender).sweep());
-    assert_eq!(world.bind(&pod, "n1").await, "");
-    world.api.remove(&pod);
-    sleep(Duration::from_secs(200)).await;
-    assert_eq!(n_assumed(&world), 1);
-    settled(&world).await;
-    assert_eq!(world.used("n1").await, [0, 0]);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_list_older_than_the_pod_does_not_drop_its_decision() {
-    let pod = units("p", 8138);
-    let world = world();
-    world.api.put(&pod);
-    world.filter(&pod, &["n1"]).await;
-    assert_eq!(world.bind(&pod, "n1").await, "");
-    world.list::<proto::pod::Pod>(&[]);
-    assert_eq!((n_assumed(&world), world.used("n1").await), (1, vec![8138, 0]));
-    world.see(&pod);
-    assert_eq!((n_assumed(&world), world.used("n1").await), (0, vec![8138, 0]));
-}
-
-#[tokio::test(start_paused = true)]
 async fn pod_that_nobody_has_shown_is_read() {
     let pod = units("p", 8138);
     let world = world();
@@ -383,35 +228,6 @@ async fn terminal_pod_frees_its_room_and_a_deleting_one_does_not() {
     assert_eq!(world.used("n1").await, [0, 0]);
 }
 
-/// The decision names a minor and units; the new plugin knows UUIDs and bytes. The pod takes the same room all along.
-#[tokio::test(start_paused = true)]
-async fn the_plugin_is_replaced_while_a_bind_is_under_way() {
-    let pod = units("p", 8);
-    let world = World::new().with_pod(&pod);
-    world.apply_node(&old_node("n", 2, 32));
-    assert_eq!(world.bind(&pod, "n").await, "");
-    assert_eq!(world.used("n").await, [8, 0]);
-    world.apply_node(&node("n", "GiB"));
-    world.apply_device(&device("n", &[16_384, 16_384]));
-    assert_eq!((n_assumed(&world), world.used("n").await), (1, vec![8, 0]));
-    world.see(&pod);
-    assert_eq!((n_assumed(&world), world.used("n").await), (0, vec![8, 0]));
-}
-
-/// The server gives up when the bind does, and room that a late write may still take is kept for far longer.
-#[tokio::test(start_paused = true)]
-async fn late_writes_are_cut_off_and_waited_out() {
-    let (pod, other) = (units("p", 16_276), units("other", 16_276));
-    let world = world().with_pod(&pod).with_pod(&other);
-    world.api.fail_posts([Fault::Hang]);
-    assert_ne!(world.bind(&pod, "n2").await, "");
-    assert_eq!(world.api.queries(), ["timeout=4s"]);
-    sleep(Duration::from_secs(50)).await;
-    assert_ne!(world.bind(&other, "n2").await, "", "the first write may land yet");
-    settled(&world).await;
-    assert_eq!(world.bind(&other, "n2").await, "");
-}
-
 #[tokio::test(start_paused = true)]
 async fn pauses_beyond_the_end_of_time_are_not_waited_for() {
     let pod = units("p", 8138);
@@ -438,134 +254,4 @@ async fn impossible_names_are_refused(#[case] namespace: &str, #[case] name: &st
     assert!(error.contains("are those of no pod") && error.len() <= 500, "{error}");
     let census = world.index.read().census();
     assert_eq!((census.n_assumed, census.n_hints, world.api.bindings().len()), (0, 0, 0));
-}
-
-/// Whatever a bind waits for, it is answered in time, and nothing is written once time is up.
-#[tokio::test(start_paused = true)]
-async fn one_deadline_covers_all_that_a_bind_waits_for() {
-    let pod = units("p", 8138);
-    let world = world();
-    world.api.put(&pod);
-    world.api.fail_gets([Fault::Slow(Duration::from_millis(3900))]);
-    world.api.fail_posts([Fault::Hang]);
-    let begun = tokio::time::Instant::now();
-    let (one, other) = tokio::join!(world.bind(&pod, "n1"), world.bind(&pod, "n1"));
-    assert!(one.contains("it is not known whether"), "{one}");
-    assert_eq!(other, "nothing is written: there is no time left after waiting for the pod's other bind");
-    assert_eq!((begun.elapsed(), world.api.bindings().len()), (Duration::from_secs(4), 1));
-}
-
-/// However often a bind is repeated, one search goes on for it.
-#[tokio::test(start_paused = true)]
-async fn repeats_do_not_multiply_searches() {
-    let pod = units("p", 8138);
-    let world = world().with_pod(&pod);
-    world.api.fail_posts(std::iter::repeat_n(Fault::Status(500), 40));
-    world.api.fail_gets(std::iter::repeat_n(Fault::Status(500), 1000));
-    for _ in 0..20 {
-        assert_ne!(world.bind(&pod, "n1").await, "");
-    }
-    let before = world.api.n_gets();
-    sleep(Duration::from_secs(100)).await;
-    assert!(world.api.n_gets() - before <= 15, "{}", world.api.n_gets() - before);
-}
-
-/// A search that hangs holds up no bind of its pod.
-#[tokio::test(start_paused = true)]
-async fn a_search_does_not_hold_up_the_repeat() {
-    let pod = units("p", 8138);
-    let world = world().with_pod(&pod);
-    world.api.fail_posts([Fault::Break]);
-    world.api.fail_gets([Fault::Status(500), Fault::Hang]);
-    assert_ne!(world.bind(&pod, "n1").await, "");
-    sleep(Duration::from_secs(1)).await;
-    let begun = tokio::time::Instant::now();
-    assert_eq!((world.bind(&pod, "n1").await.as_str(), begun.elapsed()), ("", Duration::ZERO));
-}
-
-/// The room that an open decision holds is its own pod's: the filter leads back to that node, so that the bind is repeated.
-#[tokio::test(start_paused = true)]
-async fn filter_leads_a_retry_to_the_node_of_the_open_decision() {
-    let pod = units("p", 16_276);
-    let world = world().with_pod(&pod);
-    world.api.fail_posts([Fault::Break]);
-    assert_ne!(world.bind(&pod, "n2").await, "");
-    assert_eq!(world.fitting(&pod, &["n1", "n2"]).await, ["n2"]);
-    let nodes = [node("n1", "MiB"), node("n2", "MiB")];
-    let whole = world.filter_whole(&pod, &nodes).await;
-    assert_eq!(whole["Nodes"]["items"].as_array().unwrap().len(), 1);
-    assert_eq!(whole["Nodes"]["items"][0]["metadata"]["name"], "n2");
-    assert_eq!(world.fitting(&pod, &["n1"]).await, ["n1"], "without that node the others are judged as ever");
-    assert_eq!(world.bind(&pod, "n2").await, "");
-}
-
-/// An earlier scheduler bound the pod to the same node, and to other devices.
-#[tokio::test(start_paused = true)]
-async fn record_of_another_scheduler_on_the_same_node_is_believed() {
-    let pod = units("p", 8138);
-    let world = world().with_pod(&pod);
-    world.api.put(&crate::objects::placed_by_old_extender(pod.clone(), "n1", 1, 8138, 16_276));
-    assert_eq!(world.bind(&pod, "n1").await, "");
-    assert_eq!((n_assumed(&world), world.used("n1").await), (1, vec![0, 8138]));
-    world.see(&pod);
-    assert_eq!((n_assumed(&world), world.used("n1").await), (0, vec![0, 8138]));
-}
-
-/// Writes of the scheduler before this one may be under way for the pods that were pending when this one began.
-#[rstest]
-#[case::pending(units("old", 1), true)]
-#[case::bound(on(units("old", 1), "n1"), false)]
-#[case::not_ours(crate::objects::pod("old", &serde_json::json!({"cpu": "1"})), false)]
-#[tokio::test(start_paused = true)]
-async fn binds_wait_after_a_start(#[case] listed: Value, #[case] waits: bool) {
-    let pod = units("p", 1);
-    let world = World::unsynced(&scheduler::offline::serving());
-    world.list::<proto::node::Node>(&[node("n1", "MiB")]);
-    world.list::<scheduler::index::RawDevice>(&[device("n1", &[16_276])]);
-    world.list::<proto::pod::Pod>(&[listed]);
-    let world = world.with_pod(&pod);
-    assert_eq!(world.fitting(&pod, &["n1"]).await, ["n1"]);
-    sleep(Duration::from_millis(4900)).await;
-    assert_eq!(world.bind(&pod, "n1").await.starts_with("starting: "), waits);
-    sleep(Duration::from_millis(100)).await;
-    assert_eq!(world.bind(&pod, "n1").await, "");
-}
-
-/// A pod that was bound and deleted while the watch was down is missed at once.
-#[tokio::test(start_paused = true)]
-async fn written_decision_that_a_list_leaves_out_is_looked_for() {
-    let pod = units("p", 8138);
-    let world = world().with_pod(&pod);
-    tokio::spawn(Arc::clone(&world.extender).sweep());
-    assert_eq!(world.bind(&pod, "n1").await, "");
-    world.api.remove(&pod);
-    world.list::<proto::pod::Pod>(&[]);
-    assert_eq!(n_assumed(&world), 1, "the list may be older than the pod");
-    sleep(Duration::from_secs(10)).await;
-    let census = world.index.read().census();
-    assert_eq!((census.n_assumed, census.n_pending, census.n_pods), (0, 0, 0));
-}
-
-/// Binds that hang hold up no filter.
-#[tokio::test(start_paused = true)]
-async fn filters_do_not_wait_for_binds() {
-    let pods = [units("a", 1), units("b", 1)];
-    let mut serving = scheduler::offline::serving();
-    serving.concurrency = 1;
-    let world = World::unsynced(&serving);
-    world.list::<proto::node::Node>(&[node("n1", "MiB")]);
-    world.list::<scheduler::index::RawDevice>(&[device("n1", &[16_276])]);
-    world.list::<proto::pod::Pod>(&[]);
-    let world = pods.iter().fold(world, World::with_pod);
-    world.api.fail_posts([Fault::Hang]);
-    let begun = tokio::time::Instant::now();
-    let filter = async {
-        while world.api.bindings().is_empty() {
-            tokio::task::yield_now().await;
-        }
-        (world.fitting(&pods[1], &["n1"]).await, begun.elapsed())
-    };
-    let (_, (fitting, taken), second) = tokio::join!(world.bind(&pods[0], "n1"), filter, world.bind(&pods[1], "n1"));
-    assert_eq!((fitting, taken), (vec!["n1".to_owned()], Duration::ZERO));
-    assert!(second.starts_with("nothing is written: there is no time left"), "{second}");
 }

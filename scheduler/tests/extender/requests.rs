@@ -1,17 +1,16 @@
-//! Requests and answers of every route, as JSON.
+//! Requests and answers of the verbs, as JSON.
 
 use http::StatusCode;
 use insta::{assert_json_snapshot, assert_snapshot};
-use proto::node::Node;
 use rstest::rstest;
 use scheduler::offline;
 use serde_json::{Value, json};
 
-use crate::objects::{annotated, device, node, old_node, on, pod, shared, units};
+use crate::objects::{device, node, old_node, pod, shared, units};
 use crate::world::World;
 
 /// The proposal's filter figure: two GPUs of 16,276 MiB on each of three nodes.
-async fn filter_figure() -> World {
+pub(crate) async fn filter_figure() -> World {
     let world = ["n1", "n2", "n3"].into_iter().fold(World::new(), |world, name| world.with_node(name, &[16_276, 16_276]));
     for (name, node, mib) in
         [("a", "n1", 16_276), ("b", "n1", 12_207), ("c", "n2", 12_207), ("d", "n2", 12_207), ("e", "n3", 16_276), ("f", "n3", 8138)]
@@ -216,57 +215,6 @@ async fn three_thirds_fit() {
 }
 
 #[tokio::test]
-async fn inspect_in_the_old_extenders_json() {
-    let world = filter_figure().await;
-    let all = world.inspect(None).await;
-    let names: Vec<&Value> = all["nodes"].as_array().unwrap().iter().map(|node| &node["name"]).collect();
-    assert_eq!(names, ["n1", "n2", "n3"]);
-    let (_, text) = world.send("GET", "/gpushare-scheduler/inspect/n3", "").await;
-    assert_snapshot!(text, @r#"{"nodes":[{"name":"n3","totalGPU":32552,"usedGPU":24414,"devs":[{"id":0,"totalGPU":16276,"usedGPU":16276,"pods":[{"name":"e","namespace":"default","usedGPU":16276,"uid":"uid-e","usedBytes":17066622976,"assumed":false}],"uuid":"GPU-n3-0","healthy":true,"totalBytes":17066622976,"usedBytes":17066622976,"totalCore":100,"usedCore":0,"totalSlots":100,"usedSlots":0},{"id":1,"totalGPU":16276,"usedGPU":8138,"pods":[{"name":"f","namespace":"default","usedGPU":8138,"uid":"uid-f","usedBytes":8533311488,"assumed":false}],"uuid":"GPU-n3-1","healthy":true,"totalBytes":17066622976,"usedBytes":8533311488,"totalCore":100,"usedCore":0,"totalSlots":100,"usedSlots":0}],"unit":"MiB","unitBytes":1048576}]}"#);
-}
-
-#[tokio::test]
-async fn inspect_shows_pods_and_why_they_wait() {
-    let world = World::new().with_node("n1", &[100, 200]);
-    world.apply_pod(&units("p", 150));
-    let (_, text) = world.send("GET", "/gpushare-scheduler/inspect?pod=default%2Fp", "").await;
-    assert_json_snapshot!(serde_json::from_str::<Value>(&text).unwrap(), @r#"
-    {
-      "pods": [
-        {
-          "assumed": false,
-          "devices": [
-            {
-              "fits": false,
-              "freeBytes": 104857600,
-              "id": 0,
-              "neededBytes": 157286400,
-              "node": "n1",
-              "reason": "request is larger than the node's GPUs even when they are empty"
-            },
-            {
-              "fits": true,
-              "freeBytes": 209715200,
-              "id": 1,
-              "neededBytes": 157286400,
-              "node": "n1"
-            }
-          ],
-          "name": "p",
-          "namespace": "default",
-          "request": "150 memory units on 1 device",
-          "uid": "uid-p"
-        }
-      ]
-    }
-    "#);
-    let (_, text) = world.send("GET", "/gpushare-scheduler/inspect?pod=default/nobody", "").await;
-    assert_snapshot!(text, @r#"{"pods":[],"error":"there is no pod \"default/nobody\" that asks for a share of a GPU"}"#);
-    let (_, text) = world.send("GET", "/gpushare-scheduler/inspect?pod=nobody", "").await;
-    assert_snapshot!(text, @r#"{"pods":[],"error":"\"nobody\" is not namespace/name"}"#);
-}
-
-#[tokio::test]
 async fn a_hint_keeps_room_until_it_is_used() {
     let world = World::new().with_node("n1", &[100]).with_node("n2", &[60]);
     let (first, second, third) = (units("first", 80), units("second", 50), units("third", 60));
@@ -310,24 +258,6 @@ async fn a_hint_ends_by_time_deletion_or_a_new_answer() {
     assert!(is_free().await, "by a new answer");
 }
 
-#[tokio::test]
-async fn nothing_is_answered_before_everything_is_listed() {
-    let world = World::unsynced(&offline::serving());
-    let body = json!({"Pod": units("p", 1), "NodeNames": ["n1"]}).to_string();
-    world.list::<Node>(&[]);
-    for verb in ["filter", "prioritize"] {
-        let (status, text) = world.send("POST", &format!("/gpushare-scheduler/{verb}"), body.clone()).await;
-        assert_eq!((status, text.as_str()), (StatusCode::SERVICE_UNAVAILABLE, "not ready: waiting for the list of devices, pods\n"));
-    }
-    let (status, text) = world.send("GET", "/readyz", "").await;
-    assert_eq!((status, text.as_str()), (StatusCode::SERVICE_UNAVAILABLE, "not ready: waiting for the list of devices, pods\n"));
-    assert_eq!(world.bind(&units("p", 1), "n1").await, "not ready: waiting for the list of devices, pods");
-    assert_eq!(world.send("GET", "/healthz", "").await.0, StatusCode::OK);
-    world.list::<scheduler::index::RawDevice>(&[]);
-    world.list::<proto::pod::Pod>(&[]);
-    assert_eq!(world.send("GET", "/readyz", "").await.0, StatusCode::OK);
-}
-
 #[rstest]
 #[case::not_json("filter", "nonsense", "filter request: expected ident at line 1 column 2")]
 #[case::cut_off("filter", r#"{"Pod": {"#, "filter request: EOF while parsing")]
@@ -364,52 +294,4 @@ async fn oversized_bodies() {
     let (status, text) = world.send("POST", "/gpushare-scheduler/filter", "x".repeat(1025)).await;
     assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
     assert_eq!(text, "the request's body is larger than 1024 bytes; raise --max-body or send node names only (nodeCacheCapable)\n");
-}
-
-#[tokio::test]
-async fn other_methods_and_paths() {
-    let world = World::new();
-    assert_eq!(world.send("GET", "/gpushare-scheduler/filter", "").await.0, StatusCode::METHOD_NOT_ALLOWED);
-    assert_eq!(world.send("GET", "/nothing", "").await.0, StatusCode::NOT_FOUND);
-    for path in ["/version", "/gpushare-scheduler/version"] {
-        assert_eq!(world.send("GET", path, "").await.1, format!("{}\n", env!("CARGO_PKG_VERSION")));
-    }
-}
-
-#[tokio::test]
-async fn prefix_is_configurable() {
-    let mut serving = offline::serving();
-    serving.prefix = String::new();
-    let world = World::unsynced(&serving);
-    assert_eq!(world.send("GET", "/inspect", "").await.0, StatusCode::OK);
-    assert_eq!(world.send("GET", "/version", "").await.0, StatusCode::OK);
-}
-
-#[tokio::test]
-async fn metrics_count_what_happened() {
-    let world = World::new().with_node("n1", &[100]);
-    world.place(&units("p", 60), "n1").await;
-    world.apply_pod(&annotated(on(units("q", 1), "n1"), "ALIYUN_COM_GPU_MEM_IDX", "x"));
-    world.filter(&units("r", 50), &["n1"]).await;
-    let (_, text) = world.send("GET", "/metrics", "").await;
-    let mut lines: Vec<&str> = text.lines().filter(|line| !line.contains("_seconds") && !line.starts_with('#')).collect();
-    lines.sort_unstable();
-    assert_snapshot!(lines.join("\n"), @r#"
-    gpushare_scheduler_assumed_pods 0
-    gpushare_scheduler_conservative_pods 1
-    gpushare_scheduler_gpu_memory_allocated_bytes{node="n1",minor="0",uuid="GPU-n1-0"} 63963136
-    gpushare_scheduler_gpu_memory_total_bytes{node="n1",minor="0",uuid="GPU-n1-0"} 104857600
-    gpushare_scheduler_gpu_nodes 1
-    gpushare_scheduler_hints 0
-    gpushare_scheduler_nodes 1
-    gpushare_scheduler_pending_pods 0
-    gpushare_scheduler_pods 2
-    gpushare_scheduler_refused_nodes_total{reason="memory"} 1
-    gpushare_scheduler_requests_total{verb="bind",outcome="ok"} 1
-    gpushare_scheduler_requests_total{verb="filter",outcome="ok"} 1
-    gpushare_scheduler_synced{kind="devices"} 1
-    gpushare_scheduler_synced{kind="nodes"} 1
-    gpushare_scheduler_synced{kind="pods"} 1
-    "#);
-    assert!(text.contains(r#"gpushare_scheduler_request_seconds_count{verb="filter"} 1"#), "{text}");
 }

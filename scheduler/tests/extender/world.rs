@@ -14,7 +14,7 @@ use proto::pod::Pod;
 use proto::resource::ResourceNames;
 use scheduler::bind::Binder;
 use scheduler::config::Serving;
-use scheduler::extender::{Extender, router};
+use scheduler::extender::{Extender, health_router, router};
 use scheduler::index::{Index, RawDevice, Shared};
 use scheduler::metrics::Metrics;
 use scheduler::offline;
@@ -33,6 +33,7 @@ pub(crate) struct World {
     pub(crate) api: Api,
     pub(crate) index: Shared<Index>,
     pub(crate) router: Router,
+    pub(crate) health: Router,
     pub(crate) extender: Arc<Extender>,
 }
 
@@ -45,8 +46,10 @@ impl World {
         let metrics = Metrics::register(&mut registry, index.clone());
         let binder = Binder::new(api.client(), Duration::from_secs(4));
         let extender = Arc::new(Extender::new(index.clone(), metrics, binder, serving));
-        let router = router(Arc::clone(&extender), Arc::new(registry), serving);
-        Self { api, index, router, extender }
+        let registry = Arc::new(registry);
+        let router = router(Arc::clone(&extender), Arc::clone(&registry), serving);
+        let health = health_router(Arc::clone(&extender), registry);
+        Self { api, index, router, health, extender }
     }
 
     /// A world in which everything has been listed, and there is nothing.
@@ -125,8 +128,13 @@ impl World {
 
     /// One request over the routes.
     pub(crate) async fn send(&self, method: &str, path: &str, body: impl Into<Body>) -> (StatusCode, String) {
+        self.send_to(&self.router, method, path, body).await
+    }
+
+    /// One request over these routes.
+    pub(crate) async fn send_to(&self, router: &Router, method: &str, path: &str, body: impl Into<Body>) -> (StatusCode, String) {
         let request = Request::builder().method(method).uri(path).body(body.into()).unwrap();
-        let reply = self.router.clone().oneshot(request).await.unwrap();
+        let reply = router.clone().oneshot(request).await.unwrap();
         let status = reply.status();
         let body = reply.into_body().collect().await.unwrap().to_bytes();
         (status, String::from_utf8(body.to_vec()).unwrap())
