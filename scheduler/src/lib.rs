@@ -5,6 +5,7 @@
 pub mod accounting;
 pub mod admission;
 pub mod bind;
+pub mod certificates;
 pub mod config;
 pub mod extender;
 pub mod index;

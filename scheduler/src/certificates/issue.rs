@@ -1,0 +1,55 @@
+//! A client certificate for kube-scheduler by the authority in the Secret, written to files.
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use anyhow::Context;
+use k8s_openapi::api::core::v1::Secret;
+use kube::{Api, Client};
+
+use super::material::Material;
+
+/// What is to be issued.
+#[derive(Clone, Debug)]
+pub struct Order {
+    /// The Secret that holds the authority.
+    pub secret: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// The client's name.
+    pub name: String,
+    /// How long the certificate is valid.
+    pub lifetime: Duration,
+}
+
+/// Writes `ca.crt`, `client.crt` and `client.key` into a folder; changes nothing in the cluster.
+///
+/// # Errors
+/// If there is no authority yet, or a file cannot be written.
+pub async fn issue(client: Client, order: &Order, folder: &Path) -> anyhow::Result<()> {
+    let api: Api<Secret> = Api::namespaced(client, &order.namespace);
+    let place = || format!("Secret {}/{}", order.namespace, order.secret);
+    let secret = api.get(&order.secret).await.with_context(place)?;
+    let material = Material::read(&secret.data.unwrap_or_default()).with_context(place)?;
+    let material = material.with_context(|| format!("{} is empty: the scheduler has not filled it yet", place()))?;
+    let (certificate, key) = material.client_certificate(&order.name, order.lifetime, SystemTime::now())?;
+    fs::create_dir_all(folder).with_context(|| format!("folder {}", folder.display()))?;
+    for (file, text) in [("ca.crt", material.authorities()), ("client.crt", certificate), ("client.key", key)] {
+        let path = folder.join(file);
+        write(&path, &text).with_context(|| format!("file {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Replaces a file by one that nobody else may read.
+fn write(path: &Path, text: &str) -> std::io::Result<()> {
+    let new = path.with_extension("new");
+    let _ = fs::remove_file(&new);
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    fs::rename(new, path)
+}

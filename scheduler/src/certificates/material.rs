@@ -1,0 +1,369 @@
+//! An authority, its successor, and the certificate that it signed: what there is, and what is due.
+//!
+//! Pure but for the making of keys: whoever calls brings the time. Clients such as kube-scheduler never read an authority
+//! again, so it lives long, and its successor is published a year before it signs anything.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use k8s_openapi::ByteString;
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+};
+use rustls::RootCertStore;
+use rustls::client::{verify_server_cert_signed_by_trust_anchor, verify_server_name};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::server::ParsedCertificate;
+use rustls::sign::CertifiedKey;
+
+use super::validity::not_after;
+
+/// Authorities to trust (PEM); the first one signs, the second one will where [`NEXT_KEY`] is there.
+pub const AUTHORITIES: &str = "ca.crt";
+/// Key of the authority that signs.
+pub const KEY: &str = "ca.key";
+/// Key of its successor.
+pub const NEXT_KEY: &str = "ca-next.key";
+/// What servers show.
+pub const CERTIFICATE: &str = "tls.crt";
+/// Its key.
+pub const CERTIFICATE_KEY: &str = "tls.key";
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+/// How far a client's clock may be behind.
+const SKEW: Duration = Duration::from_secs(3600);
+
+/// How long things are valid.
+#[derive(Clone, Copy, Debug)]
+pub struct Terms {
+    /// An authority.
+    pub authority: Duration,
+    /// How long before its end an authority's successor is published.
+    pub overlap: Duration,
+    /// A certificate; it is renewed when a third of that is left.
+    pub certificate: Duration,
+}
+
+impl Terms {
+    /// Ten years for an authority, so much for a certificate.
+    pub fn new(certificate: Duration) -> Self {
+        Self { authority: 3650 * DAY, overlap: 365 * DAY, certificate }
+    }
+}
+
+/// Certificates and keys that belong together.
+#[derive(Clone)]
+pub struct Material {
+    /// The authority that signs.
+    signer: Authority,
+    /// The one that will sign next, published so that clients know it by then.
+    successor: Option<Authority>,
+    /// Those that signed before and are valid still.
+    former: Vec<Certificate>,
+    /// What servers show; `None` until it is made.
+    leaf: Option<Leaf>,
+}
+
+#[derive(Clone)]
+struct Certificate {
+    pem: String,
+    der: CertificateDer<'static>,
+    ends: SystemTime,
+}
+
+#[derive(Clone)]
+struct Authority {
+    certificate: Certificate,
+    key: Arc<KeyPair>,
+}
+
+#[derive(Clone)]
+struct Leaf {
+    certificate: Certificate,
+    key_pem: String,
+}
+
+/// What was due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// There was no authority.
+    NewAuthority,
+    /// The authority's end is near: its successor is there.
+    NewSuccessor,
+    /// The successor signs from now on.
+    Succession,
+    /// A new certificate to show.
+    NewCertificate,
+}
+
+/// Why there is no material.
+#[derive(Debug, thiserror::Error)]
+pub enum MaterialError {
+    /// A part of the Secret is not what it should be.
+    #[error("{part} {rule}")]
+    Part {
+        /// Its name in the Secret.
+        part: &'static str,
+        /// What is wrong.
+        rule: String,
+    },
+    /// A certificate cannot be made.
+    #[error("cannot make {what}")]
+    Make {
+        /// Which.
+        what: &'static str,
+        /// Why.
+        #[source]
+        source: rcgen::Error,
+    },
+    /// What was made is not accepted.
+    #[error("the certificate for {hosts} is not accepted with {AUTHORITIES}: is {KEY} its key?")]
+    Unverified {
+        /// Names that it was made for.
+        hosts: String,
+        /// Why.
+        #[source]
+        source: rustls::Error,
+    },
+}
+
+fn making(what: &'static str) -> impl Fn(rcgen::Error) -> MaterialError {
+    move |source| MaterialError::Make { what, source }
+}
+
+impl fmt::Debug for Material {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Material").field("signer_ends", &self.signer.certificate.ends).finish_non_exhaustive()
+    }
+}
+
+impl Material {
+    /// Reads a Secret's data; `None` if none of it is ours.
+    ///
+    /// # Errors
+    /// Names the first part that cannot be read. A certificate to show that cannot be read is made anew instead.
+    pub fn read(data: &BTreeMap<String, ByteString>) -> Result<Option<Self>, MaterialError> {
+        if ![AUTHORITIES, KEY, NEXT_KEY, CERTIFICATE, CERTIFICATE_KEY].iter().any(|part| data.contains_key(*part)) {
+            return Ok(None);
+        }
+        let fail = |part, rule: &str| MaterialError::Part { part, rule: rule.to_owned() };
+        let bytes = |part: &'static str| data.get(part).map(|bytes| bytes.0.as_slice());
+        let mut certificates = read_certificates(bytes(AUTHORITIES).unwrap_or_default())
+            .ok_or_else(|| fail(AUTHORITIES, "holds something that is no certificate"))?
+            .into_iter();
+        let key = |part, pem: &[u8]| {
+            let key = std::str::from_utf8(pem).ok().and_then(|pem| KeyPair::from_pem(pem).ok());
+            key.map(Arc::new).ok_or_else(|| fail(part, "is no private key"))
+        };
+        let certificate = certificates.next().ok_or_else(|| fail(AUTHORITIES, "is missing or empty"))?;
+        let signer = Authority { certificate, key: key(KEY, bytes(KEY).ok_or_else(|| fail(KEY, "is missing"))?)? };
+        let successor = match bytes(NEXT_KEY) {
+            None => None,
+            Some(pem) => {
+                let certificate = certificates.next().ok_or_else(|| fail(AUTHORITIES, "lacks the certificate of ca-next.key"))?;
+                Some(Authority { certificate, key: key(NEXT_KEY, pem)? })
+            }
+        };
+        let leaf = bytes(CERTIFICATE).zip(bytes(CERTIFICATE_KEY)).and_then(|(certificate, key)| Leaf::read(certificate, key));
+        Ok(Some(Self { signer, successor, former: certificates.collect(), leaf }))
+    }
+
+    /// The data of a Secret that says all this.
+    pub fn data(&self) -> BTreeMap<String, ByteString> {
+        let mut data = BTreeMap::new();
+        let mut put = |part: &str, text: String| {
+            data.insert(part.to_owned(), ByteString(text.into_bytes()));
+        };
+        put(AUTHORITIES, self.authorities());
+        put(KEY, self.signer.key.serialize_pem());
+        if let Some(successor) = &self.successor {
+            put(NEXT_KEY, successor.key.serialize_pem());
+        }
+        if let Some(leaf) = &self.leaf {
+            put(CERTIFICATE, leaf.certificate.pem.clone());
+            put(CERTIFICATE_KEY, leaf.key_pem.clone());
+        }
+        data
+    }
+
+    /// Does what is due, which is nothing most of the time.
+    ///
+    /// # Errors
+    /// If something cannot be made, or is not accepted once made.
+    pub fn kept(held: Option<Self>, hosts: &[String], terms: Terms, now: SystemTime) -> Result<(Self, Vec<Change>), MaterialError> {
+        let mut changes = Vec::new();
+        let mut material = if let Some(material) = held {
+            material
+        } else {
+            changes.push(Change::NewAuthority);
+            Self { signer: Authority::new(terms.authority, now)?, successor: None, former: Vec::new(), leaf: None }
+        };
+        let left = material.signer.certificate.left(now);
+        if left < terms.overlap && material.successor.is_none() {
+            material.successor = Some(Authority::new(terms.authority, now)?);
+            changes.push(Change::NewSuccessor);
+        }
+        if left < terms.certificate
+            && let Some(successor) = material.successor.take()
+        {
+            let former = std::mem::replace(&mut material.signer, successor);
+            material.former.insert(0, former.certificate);
+            changes.push(Change::Succession);
+        }
+        material.former.retain(|certificate| !certificate.left(now).is_zero());
+        if !material.leaf.as_ref().is_some_and(|leaf| leaf.will_do(&material.signer, hosts, terms, now)) {
+            let leaf = material.signer.issue(hosts, terms.certificate, ExtendedKeyUsagePurpose::ServerAuth, now)?;
+            let refused = |source| MaterialError::Unverified { hosts: hosts.join(", "), source };
+            leaf.verify(&material.signer, hosts, now).map_err(refused)?;
+            material.leaf = Some(leaf);
+            changes.push(Change::NewCertificate);
+        }
+        Ok((material, changes))
+    }
+
+    /// Authorities that clients should trust (PEM).
+    pub fn authorities(&self) -> String {
+        self.trusted().map(|certificate| certificate.pem.as_str()).collect()
+    }
+
+    /// The same, for rustls.
+    pub fn roots(&self) -> RootCertStore {
+        let mut roots = RootCertStore::empty();
+        roots.add_parsable_certificates(self.trusted().map(|certificate| certificate.der.clone()));
+        roots
+    }
+
+    fn trusted(&self) -> impl Iterator<Item = &Certificate> {
+        let successor = self.successor.as_ref().map(|successor| &successor.certificate);
+        [&self.signer.certificate].into_iter().chain(successor).chain(&self.former)
+    }
+
+    /// What servers show.
+    ///
+    /// # Errors
+    /// If there is none, or its key does not fit.
+    pub fn certified_key(&self) -> Result<CertifiedKey, MaterialError> {
+        let fail = |rule: String| MaterialError::Part { part: CERTIFICATE_KEY, rule };
+        let leaf = self.leaf.as_ref().ok_or_else(|| fail("is missing".to_owned()))?;
+        let key = PrivateKeyDer::from_pem_slice(leaf.key_pem.as_bytes()).map_err(|error| fail(error.to_string()))?;
+        let provider = rustls::crypto::ring::default_provider();
+        CertifiedKey::from_der(vec![leaf.certificate.der.clone()], key, &provider).map_err(|error| fail(error.to_string()))
+    }
+
+    /// When the authority that signs ends, and when the certificate does.
+    pub fn ends(&self) -> (SystemTime, Option<SystemTime>) {
+        (self.signer.certificate.ends, self.leaf.as_ref().map(|leaf| leaf.certificate.ends))
+    }
+
+    /// A certificate for a client, and its key (PEM).
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub fn client_certificate(&self, name: &str, lifetime: Duration, now: SystemTime) -> Result<(String, String), MaterialError> {
+        let leaf = self.signer.issue(&[name.to_owned()], lifetime, ExtendedKeyUsagePurpose::ClientAuth, now)?;
+        Ok((leaf.certificate.pem.clone(), leaf.key_pem))
+    }
+}
+
+impl Authority {
+    fn new(lifetime: Duration, now: SystemTime) -> Result<Self, MaterialError> {
+        let make = making("an authority");
+        let key = KeyPair::generate().map_err(&make)?;
+        let mut params = Self::params(&key);
+        set_period(&mut params, now, now + lifetime);
+        let certificate = params.self_signed(&key).and_then(|certificate| Certificate::made(&certificate)).map_err(&make)?;
+        Ok(Self { certificate, key: Arc::new(key) })
+    }
+
+    /// Everything of an authority but its times follows from its key, so it need not be read back.
+    fn params(key: &KeyPair) -> CertificateParams {
+        let mut params = CertificateParams::default();
+        let id: String = params.key_identifier(key).iter().take(6).map(|byte| format!("{byte:02x}")).collect();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, format!("gpushare authority {id}"));
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        params
+    }
+
+    fn issue(&self, names: &[String], lifetime: Duration, usage: ExtendedKeyUsagePurpose, now: SystemTime) -> Result<Leaf, MaterialError> {
+        let make = making("a certificate");
+        let key = KeyPair::generate().map_err(&make)?;
+        let mut params = CertificateParams::new(names).map_err(&make)?;
+        set_period(&mut params, now, (now + lifetime).min(self.certificate.ends));
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, names.first().map(String::as_str).unwrap_or_default());
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![usage];
+        params.use_authority_key_identifier_extension = true;
+        let issuer = Issuer::new(Self::params(&self.key), &*self.key);
+        let certificate = params.signed_by(&key, &issuer).and_then(|certificate| Certificate::made(&certificate)).map_err(&make)?;
+        Ok(Leaf { certificate, key_pem: key.serialize_pem() })
+    }
+}
+
+impl Leaf {
+    fn read(certificate: &[u8], key: &[u8]) -> Option<Self> {
+        let certificate = read_certificates(certificate)?.into_iter().next()?;
+        let key_pem = String::from_utf8(key.to_vec()).ok()?;
+        KeyPair::from_pem(&key_pem).ok()?;
+        Some(Self { certificate, key_pem })
+    }
+
+    /// Whether it lives long enough, for all these names, by this authority.
+    fn will_do(&self, signer: &Authority, hosts: &[String], terms: Terms, now: SystemTime) -> bool {
+        self.certificate.left(now) >= terms.certificate / 3 && self.verify(signer, hosts, now).is_ok()
+    }
+
+    fn verify(&self, signer: &Authority, hosts: &[String], now: SystemTime) -> Result<(), rustls::Error> {
+        let certificate = ParsedCertificate::try_from(&self.certificate.der)?;
+        let mut roots = RootCertStore::empty();
+        roots.add(signer.certificate.der.clone())?;
+        let now = UnixTime::since_unix_epoch(now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default());
+        let algorithms = rustls::crypto::ring::default_provider().signature_verification_algorithms;
+        verify_server_cert_signed_by_trust_anchor(&certificate, &roots, &[], now, algorithms.all)?;
+        for host in hosts {
+            let name = ServerName::try_from(host.as_str()).map_err(|error| rustls::Error::General(error.to_string()))?;
+            verify_server_name(&certificate, &name)?;
+        }
+        Ok(())
+    }
+}
+
+impl Certificate {
+    fn new(pem: String) -> Option<Self> {
+        let der = CertificateDer::from_pem_slice(pem.as_bytes()).ok()?;
+        let ends = not_after(&der)?;
+        Some(Self { pem, der, ends })
+    }
+
+    fn made(certificate: &rcgen::Certificate) -> Result<Self, rcgen::Error> {
+        Self::new(certificate.pem()).ok_or(rcgen::Error::CouldNotParseCertificate)
+    }
+
+    fn left(&self, now: SystemTime) -> Duration {
+        self.ends.duration_since(now).unwrap_or_default()
+    }
+}
+
+/// All certificates of a PEM text; `None` if one cannot be read.
+fn read_certificates(pem: &[u8]) -> Option<Vec<Certificate>> {
+    const END: &str = "-----END CERTIFICATE-----\n";
+    let text = std::str::from_utf8(pem).ok()?.replace('\r', "");
+    let blocks = text.split_inclusive(END).map(str::trim_start).filter(|block| !block.is_empty());
+    blocks.map(|block| Certificate::new(block.to_owned())).collect()
+}
+
+/// From a little before now until then.
+fn set_period(params: &mut CertificateParams, now: SystemTime, end: SystemTime) {
+    let epoch = rcgen::date_time_ymd(1970, 1, 1);
+    let since_epoch = |time: SystemTime| time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    params.not_before = epoch + since_epoch(now).saturating_sub(SKEW);
+    params.not_after = epoch + since_epoch(end);
+}
+
+#[cfg(test)]
+mod tests;

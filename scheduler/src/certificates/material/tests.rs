@@ -1,0 +1,186 @@
+//! What is due when, over the years.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
+
+use k8s_openapi::ByteString;
+use proptest::prelude::*;
+use rstest::rstest;
+
+use super::{AUTHORITIES, CERTIFICATE, CERTIFICATE_KEY, Change, DAY, KEY, Material, NEXT_KEY, Terms};
+use crate::certificates::validity::not_after;
+
+const LIFETIME: Duration = Duration::from_secs(90 * 24 * 3600);
+
+fn terms() -> Terms {
+    Terms::new(LIFETIME)
+}
+
+fn hosts() -> Vec<String> {
+    ["gpushare-webhook.gpushare-system.svc", "127.0.0.1"].map(str::to_owned).into()
+}
+
+fn start() -> SystemTime {
+    SystemTime::UNIX_EPOCH + 20_000 * DAY
+}
+
+fn keep(held: Option<Material>, now: SystemTime) -> (Material, Vec<Change>) {
+    Material::kept(held, &hosts(), terms(), now).unwrap()
+}
+
+fn read(material: &Material) -> Material {
+    Material::read(&material.data()).unwrap().unwrap()
+}
+
+/// Whether a client that knows these authorities only accepts what is shown.
+fn accepts(authorities: &Material, shown: &Material, now: SystemTime) -> bool {
+    let leaf = shown.leaf.as_ref().unwrap();
+    let known = authorities.trusted().map(|certificate| certificate.der.clone());
+    let roots = known.map(|der| {
+        let mut signer = shown.signer.clone();
+        signer.certificate.der = der;
+        signer
+    });
+    roots.into_iter().any(|signer| leaf.verify(&signer, &hosts(), now).is_ok())
+}
+
+#[test]
+fn the_first_look_makes_everything_and_the_next_nothing() {
+    let (material, changes) = keep(None, start());
+    assert_eq!(changes, [Change::NewAuthority, Change::NewCertificate]);
+    assert_eq!(material.ends(), (start() + 3650 * DAY, Some(start() + LIFETIME)));
+    let (again, changes) = keep(Some(read(&material)), start() + 59 * DAY);
+    assert_eq!((changes, again.data() == material.data()), (vec![], true));
+    assert_eq!(material.certified_key().unwrap().cert.len(), 1);
+}
+
+#[test]
+fn a_certificate_is_renewed_when_a_third_is_left_and_the_authority_stays() {
+    let (first, _) = keep(None, start());
+    let (second, changes) = keep(Some(read(&first)), start() + 61 * DAY);
+    assert_eq!(changes, [Change::NewCertificate]);
+    assert_eq!(
+        (first.data()[AUTHORITIES].clone(), first.data()[KEY].clone()),
+        (second.data()[AUTHORITIES].clone(), second.data()[KEY].clone())
+    );
+    assert_ne!(first.data()[CERTIFICATE], second.data()[CERTIFICATE]);
+    assert!(accepts(&first, &second, start() + 61 * DAY));
+}
+
+#[test]
+fn other_names_need_another_certificate() {
+    let (material, _) = keep(None, start());
+    let (more, changes) = Material::kept(Some(material), &["other.example".to_owned()], terms(), start()).unwrap();
+    assert_eq!(changes, [Change::NewCertificate]);
+    let (_, changes) = Material::kept(Some(read(&more)), &["other.example".to_owned()], terms(), start()).unwrap();
+    assert_eq!(changes, []);
+}
+
+/// A client that learnt the authorities at any look accepts what is shown for most of a year, whatever happens meanwhile.
+#[test]
+fn thirty_years_of_looks_lose_no_client_that_learns_the_authorities_once_in_two_hundred_days() {
+    let mut now = start();
+    let (mut material, _) = keep(None, now);
+    let mut learnt: Vec<(SystemTime, Material)> = Vec::new();
+    let mut successions = 0;
+    for _ in 0..30 * 365 / 10 {
+        now += 10 * DAY;
+        let (next, changes) = keep(Some(read(&material)), now);
+        successions += changes.iter().filter(|change| **change == Change::Succession).count();
+        if changes.contains(&Change::NewSuccessor) {
+            assert!(!changes.contains(&Change::Succession), "published before it signs");
+        }
+        material = next;
+        learnt.retain(|(then, _)| *then + 200 * DAY > now);
+        learnt.push((now, material.clone()));
+        assert!(learnt.iter().all(|(_, known)| accepts(known, &material, now)), "{now:?}");
+        assert!(material.trusted().count() <= 2);
+    }
+    assert_eq!(successions, 3);
+}
+
+#[test]
+fn nobody_looked_for_twenty_years() {
+    let (material, _) = keep(None, start());
+    let now = start() + 20 * 365 * DAY;
+    let (material, changes) = keep(Some(read(&material)), now);
+    assert_eq!(changes, [Change::NewSuccessor, Change::Succession, Change::NewCertificate]);
+    assert!(accepts(&material, &material, now));
+    assert_eq!(material.trusted().count(), 1, "what has ended is dropped");
+}
+
+#[rstest]
+#[case::no_authority(AUTHORITIES, None, "ca.crt is missing or empty")]
+#[case::authority(
+    AUTHORITIES,
+    Some("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"),
+    "ca.crt holds something that is no certificate"
+)]
+#[case::no_key(KEY, None, "ca.key is missing")]
+#[case::key(KEY, Some("secret"), "ca.key is no private key")]
+#[case::successor(NEXT_KEY, Some("secret"), "ca.crt lacks the certificate of ca-next.key")]
+fn nonsense_is_named(#[case] part: &str, #[case] value: Option<&str>, #[case] expected: &str) {
+    let mut data = keep(None, start()).0.data();
+    match value {
+        Some(text) => drop(data.insert(part.to_owned(), ByteString(text.into()))),
+        None => drop(data.remove(part)),
+    }
+    assert_eq!(Material::read(&data).unwrap_err().to_string(), expected);
+}
+
+#[test]
+fn a_key_of_another_authority_is_noticed() {
+    let (mut data, other) = (keep(None, start()).0.data(), keep(None, start()).0.data());
+    data.insert(KEY.to_owned(), other[KEY].clone());
+    data.remove(CERTIFICATE);
+    let error = Material::kept(Material::read(&data).unwrap(), &hosts(), terms(), start()).unwrap_err();
+    assert!(error.to_string().ends_with("is not accepted with ca.crt: is ca.key its key?"), "{error}");
+}
+
+#[rstest]
+fn a_certificate_that_is_lost_or_broken_is_made_anew(
+    #[values(CERTIFICATE, CERTIFICATE_KEY)] part: &str,
+    #[values(true, false)] lost: bool,
+) {
+    let (material, _) = keep(None, start());
+    let mut data = material.data();
+    data.insert(part.to_owned(), ByteString(b"nonsense".to_vec()));
+    if lost {
+        data.remove(part);
+    }
+    let (mended, changes) = keep(Material::read(&data).unwrap(), start());
+    assert_eq!(changes, [Change::NewCertificate]);
+    assert_eq!(mended.authorities(), material.authorities());
+}
+
+#[test]
+fn an_empty_secret_is_there_to_be_filled() {
+    assert!(Material::read(&BTreeMap::new()).unwrap().is_none());
+    assert!(Material::read(&BTreeMap::from([("note".to_owned(), ByteString::default())])).unwrap().is_none());
+}
+
+#[test]
+fn debug_output_holds_no_key() {
+    let (material, _) = keep(None, start());
+    assert!(!format!("{material:?}").contains("PRIVATE"));
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_make_the_times_panic(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+        let _ = not_after(&bytes);
+    }
+
+    /// A certificate with a few bytes changed.
+    #[test]
+    fn no_damage_makes_the_times_panic(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8), cut in any::<prop::sample::Index>()) {
+        let (material, _) = keep(None, start());
+        let mut bytes = material.signer.certificate.der.to_vec();
+        for (place, byte) in changes {
+            let place = place.index(bytes.len());
+            bytes[place] = byte;
+        }
+        let _ = not_after(&bytes);
+        let _ = not_after(&bytes[..cut.index(bytes.len())]);
+    }
+}

@@ -1,0 +1,71 @@
+//! Reads from an X.509 certificate until when it is valid, and nothing else.
+//!
+//! rustls checks certificates but does not tell their times. Takes any bytes; trusts none of them.
+
+use std::time::{Duration, SystemTime};
+
+use chrono::NaiveDateTime;
+
+const INTEGER: u8 = 0x02;
+const SEQUENCE: u8 = 0x30;
+const UTC_TIME: u8 = 0x17;
+const GENERALIZED_TIME: u8 = 0x18;
+/// Tag of the version, which version 1 leaves out.
+const VERSION: u8 = 0xa0;
+
+/// When a certificate (DER) ends; `None` if it is none.
+pub fn not_after(certificate: &[u8]) -> Option<SystemTime> {
+    let (certificate, _) = element(certificate, SEQUENCE)?;
+    let (mut fields, _) = element(certificate, SEQUENCE)?;
+    if let Some((_, rest)) = element(fields, VERSION) {
+        fields = rest;
+    }
+    // Serial number, signature algorithm, issuer.
+    for tag in [INTEGER, SEQUENCE, SEQUENCE] {
+        (_, fields) = element(fields, tag)?;
+    }
+    let (validity, _) = element(fields, SEQUENCE)?;
+    let (_, rest) = time(validity)?;
+    time(rest).map(|(time, _)| time)
+}
+
+/// The content of an element with this tag, and what follows it.
+fn element(bytes: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
+    let (found, rest) = bytes.split_first()?;
+    let (length, rest) = length(rest)?;
+    if *found != tag {
+        return None;
+    }
+    rest.split_at_checked(length)
+}
+
+fn length(bytes: &[u8]) -> Option<(usize, &[u8])> {
+    let (first, rest) = bytes.split_first()?;
+    if *first < 0x80 {
+        return Some((usize::from(*first), rest));
+    }
+    let (digits, rest) = rest.split_at_checked(usize::from(first & 0x7f))?;
+    if digits.is_empty() || digits.len() > 4 {
+        return None;
+    }
+    Some((digits.iter().fold(0, |length, digit| length << 8 | usize::from(*digit)), rest))
+}
+
+fn time(bytes: &[u8]) -> Option<(SystemTime, &[u8])> {
+    let (text, rest) = match bytes.first()? {
+        &UTC_TIME => {
+            let (text, rest) = element(bytes, UTC_TIME)?;
+            let text = std::str::from_utf8(text).ok()?;
+            // RFC 5280: two digits of the year stand for 1950 to 2049.
+            let century = if text.get(..2)? < "50" { "20" } else { "19" };
+            (format!("{century}{text}"), rest)
+        }
+        _ => {
+            let (text, rest) = element(bytes, GENERALIZED_TIME)?;
+            (std::str::from_utf8(text).ok()?.to_owned(), rest)
+        }
+    };
+    let time = NaiveDateTime::parse_from_str(&text, "%Y%m%d%H%M%SZ").ok()?;
+    let seconds = u64::try_from(time.and_utc().timestamp()).ok()?;
+    SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds)).map(|time| (time, rest))
+}
