@@ -9,10 +9,12 @@ pub mod material;
 mod publish;
 pub mod validity;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use anyhow::Context;
+use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::PostParams;
@@ -119,27 +121,19 @@ impl Keeper {
         anyhow::bail!("the Secret changed whenever it was written")
     }
 
-    async fn write(
-        &self,
-        api: &Api<Secret>,
-        there: Option<Secret>,
-        data: std::collections::BTreeMap<String, k8s_openapi::ByteString>,
-    ) -> anyhow::Result<Written> {
-        let written = match there {
-            Some(mut secret) => {
-                secret.data = Some(data);
-                // The resource version that was read goes along: a write over anything newer is refused.
-                api.replace(&self.settings.secret, &PostParams::default(), &secret).await
-            }
-            None => {
-                let metadata = ObjectMeta {
-                    name: Some(self.settings.secret.clone()),
-                    namespace: Some(self.settings.namespace.clone()),
-                    labels: Some([("app.kubernetes.io/part-of".to_owned(), "gpushare".to_owned())].into()),
-                    ..ObjectMeta::default()
-                };
-                api.create(&PostParams::default(), &Secret { metadata, data: Some(data), ..Secret::default() }).await
-            }
+    async fn write(&self, api: &Api<Secret>, there: Option<Secret>, data: BTreeMap<String, ByteString>) -> anyhow::Result<Written> {
+        let written = if let Some(mut secret) = there {
+            secret.data = Some(data);
+            // The resource version that was read goes along: a write over anything newer is refused.
+            api.replace(&self.settings.secret, &PostParams::default(), &secret).await
+        } else {
+            let metadata = ObjectMeta {
+                name: Some(self.settings.secret.clone()),
+                namespace: Some(self.settings.namespace.clone()),
+                labels: Some([("app.kubernetes.io/part-of".to_owned(), "gpushare".to_owned())].into()),
+                ..ObjectMeta::default()
+            };
+            api.create(&PostParams::default(), &Secret { metadata, data: Some(data), ..Secret::default() }).await
         };
         match written {
             Ok(_) => Ok(Written::Yes),

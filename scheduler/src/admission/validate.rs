@@ -4,8 +4,8 @@
 //! finalizers removed.
 
 use proto::admission::{AdmissionRequest, Operation};
-use proto::pod::{ALL_DEVICES, Pod};
-use proto::request;
+use proto::pod::Pod;
+use proto::request::{self, RequestError};
 use proto::resource::OLD_NAMES;
 
 use super::asks::{Asks, all_devices, is_mirror, names_it};
@@ -81,14 +81,9 @@ fn refuse_old_names(pod: &Pod) -> Result<(), Refusal> {
 
 /// Refuses a wish for all devices that cannot be read or is not granted in this cluster.
 pub(super) fn refuse_all_devices(rules: &Rules, pod: &Pod) -> Result<(), Refusal> {
-    match all_devices(pod) {
-        Some("true") if rules.forbid_all_devices => {
-            Err(Refusal::Forbidden(format!("annotation {ALL_DEVICES}: no pod may share all devices of its node in this cluster")))
-        }
-        None | Some("true" | "false") => Ok(()),
-        Some(other) => {
-            let excerpt: String = other.chars().take(64).collect();
-            Err(Refusal::Invalid(format!("annotation {ALL_DEVICES} is {excerpt:?}, neither true nor false")))
-        }
+    match request::sees_all_devices(pod) {
+        Ok(true) if rules.forbid_all_devices => Err(Refusal::Forbidden(RequestError::AllDevicesForbidden.to_string())),
+        Ok(_) => Ok(()),
+        Err(error) => Err(Refusal::Invalid(error.to_string())),
     }
 }

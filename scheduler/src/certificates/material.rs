@@ -281,9 +281,9 @@ impl Authority {
     /// Everything of an authority but its times follows from its key, so it need not be read back.
     fn params(key: &KeyPair) -> CertificateParams {
         let mut params = CertificateParams::default();
-        let id: String = params.key_identifier(key).iter().take(6).map(|byte| format!("{byte:02x}")).collect();
+        let id = params.key_identifier(key).iter().take(6).fold(0_u64, |id, byte| id << 8 | u64::from(*byte));
         params.distinguished_name = DistinguishedName::new();
-        params.distinguished_name.push(DnType::CommonName, format!("gpushare authority {id}"));
+        params.distinguished_name.push(DnType::CommonName, format!("gpushare authority {id:012x}"));
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         params

@@ -52,18 +52,14 @@ fn length(bytes: &[u8]) -> Option<(usize, &[u8])> {
 }
 
 fn time(bytes: &[u8]) -> Option<(SystemTime, &[u8])> {
-    let (text, rest) = match bytes.first()? {
-        &UTC_TIME => {
-            let (text, rest) = element(bytes, UTC_TIME)?;
-            let text = std::str::from_utf8(text).ok()?;
-            // RFC 5280: two digits of the year stand for 1950 to 2049.
-            let century = if text.get(..2)? < "50" { "20" } else { "19" };
-            (format!("{century}{text}"), rest)
-        }
-        _ => {
-            let (text, rest) = element(bytes, GENERALIZED_TIME)?;
-            (std::str::from_utf8(text).ok()?.to_owned(), rest)
-        }
+    let (text, rest) = if let Some((text, rest)) = element(bytes, UTC_TIME) {
+        let text = std::str::from_utf8(text).ok()?;
+        // RFC 5280: two digits of the year stand for 1950 to 2049.
+        let century = if text.get(..2)? < "50" { "20" } else { "19" };
+        (format!("{century}{text}"), rest)
+    } else {
+        let (text, rest) = element(bytes, GENERALIZED_TIME)?;
+        (std::str::from_utf8(text).ok()?.to_owned(), rest)
     };
     let time = NaiveDateTime::parse_from_str(&text, "%Y%m%d%H%M%SZ").ok()?;
     let seconds = u64::try_from(time.and_utc().timestamp()).ok()?;

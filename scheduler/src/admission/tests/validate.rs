@@ -6,7 +6,7 @@ use proto::resource::ResourceNames;
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::{annotated, container, creation, pod, refusal, request as review, validated, with};
+use super::{annotated, container, creation, mutated, pod, refusal, request as review, validated, with};
 use crate::admission::{Rules, Verdict};
 
 #[rstest]
@@ -80,6 +80,14 @@ fn koordinator_s_own_annotations_parse(#[case] key: &str, #[case] value: &str) {
 fn pods_that_ask_for_nothing_may_carry_anything() {
     let pod = annotated(pod(&json!({})), "scheduling.koordinator.sh/device-allocated", "garbage");
     assert_eq!(validated(&Rules::default(), &creation(&pod)), Verdict::ALLOWED);
+}
+
+#[test]
+fn what_the_mutating_webhook_makes_of_a_pod_that_sees_all_devices_is_allowed() {
+    let pod = annotated(pod(&json!({})), "gpushare/all-devices", "true");
+    let message = refusal(validated(&Rules::default(), &creation(&pod)));
+    assert!(message.contains("annotation gpushare/all-devices needs koordinator.sh/gpu.shared"), "{message}");
+    assert_eq!(validated(&Rules::default(), &creation(&mutated(&Rules::default(), &pod))), Verdict::ALLOWED);
 }
 
 #[test]
