@@ -1,13 +1,14 @@
 //! An in-process Kubernetes API server: real clients talk to it over HTTP on loopback.
 //!
 //! It has the rules of the API (resource versions, watches, patches, apply, grace, binding, ...) over untyped
-//! objects in memory. It has no authorisation, no admission plugins or webhooks, no garbage collector, no
-//! controllers and no persistence.
+//! objects in memory, and calls admission webhooks. It has no authorisation, no admission plugins or policies, no
+//! garbage collector, no controllers and no persistence.
 //!
 //! `store`, `event_log`, `selector`, `patch`, `pod` and `verbs` are synchronous and touch no network; `http` is a
 //! thin layer over them, and [`Cluster`] the same thing for callers in this process.
 
 mod access;
+mod admission;
 mod cluster;
 mod decode;
 mod discovery;

@@ -31,18 +31,19 @@ mod status_writer;
 mod sync_loop;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, atomic};
 use std::time::Duration;
 
 use tokio::sync::{broadcast, watch};
 
 pub use admission::Admission;
-pub use config::{Delays, Faults, KubeletConfig, LogSink, OrderRule, Ordering};
+pub use config::{Delays, Faults, KubeletConfig, LogSink, OrderRule, Ordering, Start, StartHook};
 pub use pod::{ContainerKind, EXIT_AFTER};
 pub use process::StartupError;
 pub use runtime::{Container, RunState};
 
 use admission::AdmissionLog;
+use config::Hold;
 use pod_worker::Command;
 use process::{Lasting, Process};
 use runtime::Runtime;
@@ -86,6 +87,8 @@ impl Kubelet {
             runtime: Arc::new(Runtime::new(changed.clone())),
             admissions: Arc::new(AdmissionLog::empty()),
             changed,
+            hold: watch::Sender::default(),
+            counts: Arc::default(),
         };
         let process = Process::start(lasting.clone())?;
         Ok(Self { lasting, process })
@@ -147,6 +150,26 @@ impl Kubelet {
     /// Whether the pods that were there at the last start have been worked through.
     pub fn has_synced(&self) -> bool {
         self.process.sources_ready()
+    }
+
+    /// Lets no pod be admitted from now on: those that arrive wait, across restarts of kubelet too.
+    pub fn hold(&self) {
+        self.lasting.hold.send_replace(Hold { is_held: true, order: None });
+    }
+
+    /// How many pods wait because of [`Kubelet::hold`].
+    pub fn n_held(&self) -> usize {
+        self.lasting.counts.n_held.load(atomic::Ordering::Acquire)
+    }
+
+    /// Admits the pods that wait, as one batch in this order; `seed` decides what is random in it.
+    pub fn release(&self, rule: OrderRule, seed: u64) {
+        self.lasting.hold.send_replace(Hold { is_held: false, order: Some((rule, seed)) });
+    }
+
+    /// How many calls of Allocate have begun.
+    pub fn n_allocate_calls(&self) -> usize {
+        self.lasting.counts.n_allocate_calls.load(atomic::Ordering::Acquire)
     }
 
     /// All admissions so far, in order.

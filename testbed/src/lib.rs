@@ -20,3 +20,4 @@ pub mod observer;
 pub mod pods;
 pub mod rbac;
 pub mod scenario;
+pub mod vendor_plugin;

@@ -17,6 +17,22 @@ pub struct User {
     pub groups: Vec<String>,
 }
 
+impl User {
+    /// The user's groups with those that authentication adds by itself.
+    pub(crate) fn all_groups(&self) -> Vec<String> {
+        let mut groups = self.groups.clone();
+        if let Some((namespace, _)) = self.name.strip_prefix("system:serviceaccount:").and_then(|rest| rest.split_once(':')) {
+            groups.extend(["system:serviceaccounts".to_owned(), format!("system:serviceaccounts:{namespace}")]);
+        }
+        let all = if self.name == ANONYMOUS { "system:unauthenticated" } else { "system:authenticated" };
+        groups.push(all.to_owned());
+        groups
+    }
+}
+
+/// Who calls where no token is asked for.
+const ANONYMOUS: &str = "system:anonymous";
+
 /// One kind of access that somebody has used.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Access {
@@ -52,13 +68,13 @@ impl Tokens {
     }
 
     /// The caller behind an Authorization header.
-    pub(crate) fn authenticate(&self, header: Option<&str>) -> Result<String, ApiError> {
+    pub(crate) fn authenticate(&self, header: Option<&str>) -> Result<User, ApiError> {
         let tokens = self.0.read().unwrap_or_else(PoisonError::into_inner);
         if tokens.is_empty() {
-            return Ok("system:anonymous".to_owned());
+            return Ok(User { name: ANONYMOUS.to_owned(), groups: Vec::new() });
         }
         let token = header.and_then(|h| h.strip_prefix("Bearer ")).map(str::trim);
-        let user = token.and_then(|t| tokens.get(t)).map(|u| u.name.clone());
+        let user = token.and_then(|t| tokens.get(t)).cloned();
         user.ok_or_else(|| ApiError::new(401, "Unauthorized"))
     }
 }

@@ -1,14 +1,16 @@
 //! The in-process handle to the API: the same rules as over HTTP without the HTTP, for the parts of the testbed.
 //!
-//! Objects are untyped and shared. Access control, audit and injected faults belong to the HTTP layer and do not
+//! Objects are untyped and shared. Access control, admission webhooks, audit and injected faults belong to the HTTP layer and do not
 //! apply here.
 
 use std::borrow::Borrow;
+use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use chrono::Utc;
 use serde_json::{Value, json};
 
+use super::admission::Services;
 use super::patch::Format;
 use super::pod_log::PodLogs;
 use super::read::ListQuery;
@@ -31,6 +33,7 @@ pub struct Cluster {
 struct Inner {
     state: RwLock<State>,
     logs: PodLogs,
+    services: Arc<Services>,
 }
 
 /// Namespaces that every cluster has.
@@ -40,7 +43,7 @@ impl Cluster {
     /// An empty cluster that remembers `event_window` changes per resource.
     pub fn new(event_window: usize) -> Self {
         let state = State { store: Store::new(event_window), registry: Registry::new() };
-        let cluster = Self { inner: Arc::new(Inner { state: RwLock::new(state), logs: PodLogs::new() }) };
+        let cluster = Self { inner: Arc::new(Inner { state: RwLock::new(state), logs: PodLogs::new(), services: Arc::default() }) };
         for name in NAMESPACES {
             let namespace = json!({"metadata": {"name": name}});
             if let Err(error) = cluster.create("namespaces", namespace) {
@@ -60,6 +63,15 @@ impl Cluster {
 
     pub(crate) fn logs(&self) -> &PodLogs {
         &self.inner.logs
+    }
+
+    pub(crate) fn services(&self) -> &Arc<Services> {
+        &self.inner.services
+    }
+
+    /// Says where a Service is served on this machine, for the webhooks that name it.
+    pub fn route_service(&self, namespace: &str, name: &str, port: u16, address: SocketAddr) {
+        self.inner.services.set(namespace, name, port, address);
     }
 
     /// The resource named `plural` or `plural.group`.

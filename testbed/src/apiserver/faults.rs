@@ -130,17 +130,33 @@ impl Injected {
     }
 }
 
-/// The events of watches on a resource, held back until this is dropped.
+/// The events of watches, held back until this is dropped.
 #[derive(Debug)]
 pub struct HeldWatches {
-    resource: String,
+    watches: Watches,
     faults: Faults,
+}
+
+/// Which watches a fault meets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Watches {
+    /// Plural; empty for all.
+    resource: String,
+    /// Empty for everybody.
+    user: String,
+}
+
+impl Watches {
+    pub(crate) fn include(&self, resource: &str, user: &str) -> bool {
+        let is = |wanted: &str, found: &str| wanted.is_empty() || wanted == found;
+        is(&self.resource, resource) && is(&self.user, user)
+    }
 }
 
 impl Drop for HeldWatches {
     fn drop(&mut self) {
         self.faults.0.held.send_modify(|held| {
-            if let Some(at) = held.iter().position(|r| *r == self.resource) {
+            if let Some(at) = held.iter().position(|one| *one == self.watches) {
                 held.swap_remove(at);
             }
         });
@@ -155,8 +171,8 @@ pub struct Faults(Arc<Inner>);
 struct Inner {
     rules: Mutex<BTreeMap<u64, Rule>>,
     next_id: AtomicU64,
-    held: watch::Sender<Vec<String>>,
-    cut: broadcast::Sender<String>,
+    held: watch::Sender<Vec<Watches>>,
+    cut: broadcast::Sender<Watches>,
 }
 
 impl Faults {
@@ -185,14 +201,25 @@ impl Faults {
 
     /// Cuts the connections of all watches on a resource (plural), or of all watches for an empty name.
     pub fn drop_watches(&self, resource: &str) {
+        self.drop_watches_of("", resource);
+    }
+
+    /// Cuts the connections of one user's watches on a resource.
+    pub fn drop_watches_of(&self, user: &str, resource: &str) {
         // Without a running watch there is nobody to tell.
-        let _ = self.0.cut.send(resource.to_owned());
+        let _ = self.0.cut.send(Watches { resource: resource.to_owned(), user: user.to_owned() });
     }
 
     /// Holds back the events of all watches on a resource (plural) until the result is dropped.
     pub fn hold_watches(&self, resource: &str) -> HeldWatches {
-        self.0.held.send_modify(|held| held.push(resource.to_owned()));
-        HeldWatches { resource: resource.to_owned(), faults: self.clone() }
+        self.hold_watches_of("", resource)
+    }
+
+    /// Holds back the events of one user's watches on a resource until the result is dropped.
+    pub fn hold_watches_of(&self, user: &str, resource: &str) -> HeldWatches {
+        let watches = Watches { resource: resource.to_owned(), user: user.to_owned() };
+        self.0.held.send_modify(|held| held.push(watches.clone()));
+        HeldWatches { watches, faults: self.clone() }
     }
 
     /// The fault that meets a request, if any; counts as a hit.
@@ -204,11 +231,11 @@ impl Faults {
         Some(rule.fault)
     }
 
-    pub(crate) fn held(&self) -> watch::Receiver<Vec<String>> {
+    pub(crate) fn held(&self) -> watch::Receiver<Vec<Watches>> {
         self.0.held.subscribe()
     }
 
-    pub(crate) fn cuts(&self) -> broadcast::Receiver<String> {
+    pub(crate) fn cuts(&self) -> broadcast::Receiver<Watches> {
         self.0.cut.subscribe()
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! It decides nothing about objects. Whatever goes wrong is answered as a `Status`.
 
+mod admitted;
 mod answer;
 mod collection;
 mod connection;
@@ -23,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::answer::{Hangup, json_answer};
 use self::route::{Query, Route};
-use super::access::{Access, Audit, Tokens};
+use super::access::{Access, Audit, Tokens, User};
 use super::cluster::Cluster;
 use super::discovery;
 use super::faults::{Call, Fault, Faults, refusal};
@@ -55,6 +56,7 @@ struct ApiRequest {
     accept: String,
     body: Bytes,
     user_agent: String,
+    user: User,
 }
 
 /// The service that answers every path.
@@ -82,17 +84,17 @@ async fn respond(server: Arc<Server>, request: Request) -> Result<Response, ApiE
     let query = Query::parse(request.uri().query().unwrap_or_default());
     let route = Route::parse(&server.cluster, request.method(), &path, &query)?;
     server.audit.record(Access {
-        user,
+        user: user.name.clone(),
         verb: route.verb.to_owned(),
         api_group: route.resource.group.clone(),
         resource: route.resource.plural.clone(),
         subresource: route.subresource.clone(),
     });
-    let request = read_request(request, route, query).await?;
+    let request = read_request(request, route, query, user).await?;
     with_faults(server, request).await
 }
 
-async fn read_request(request: Request, route: Route, query: Query) -> Result<ApiRequest, ApiError> {
+async fn read_request(request: Request, route: Route, query: Query, user: User) -> Result<ApiRequest, ApiError> {
     let (head, body) = request.into_parts();
     let header = |name| head.headers.get(name).and_then(|h| h.to_str().ok()).unwrap_or_default().to_owned();
     let content_type = header(CONTENT_TYPE).split(';').next().unwrap_or_default().trim().to_owned();
@@ -104,7 +106,7 @@ async fn read_request(request: Request, route: Route, query: Query) -> Result<Ap
             ApiError::bad_request(format!("cannot read the request body: {error}"))
         }
     })?;
-    Ok(ApiRequest { route, query, content_type, accept, body: body.to_bytes(), user_agent })
+    Ok(ApiRequest { route, query, content_type, accept, body: body.to_bytes(), user_agent, user })
 }
 
 async fn with_faults(server: Arc<Server>, request: ApiRequest) -> Result<Response, ApiError> {
@@ -121,12 +123,12 @@ async fn with_faults(server: Arc<Server>, request: ApiRequest) -> Result<Respons
         },
         Some(Fault::DropReply) => {
             // The reply is lost, whatever it was.
-            let _ = dispatch(&server, &request);
+            let _ = dispatch(&server, &request).await;
             return Ok(hang_up());
         }
         None => {}
     }
-    dispatch(&server, &request)
+    dispatch(&server, &request).await
 }
 
 fn hang_up() -> Response {
@@ -135,19 +137,19 @@ fn hang_up() -> Response {
     response
 }
 
-fn dispatch(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
+async fn dispatch(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
     match (request.route.verb, request.route.subresource.as_str()) {
         ("list", _) => collection::list(server, request),
         ("watch", _) => collection::watch(server, request),
-        ("deletecollection", _) => collection::delete(server, request),
+        ("deletecollection", _) => collection::delete(server, request).await,
         ("get", "log") => object_verbs::log(server, request),
         ("get", "" | "status") => object_verbs::get(server, request),
-        ("create", "binding") => object_verbs::bind(server, request),
-        ("create", "eviction") => object_verbs::evict(server, request),
-        ("create", "") => object_verbs::create(server, request),
-        ("update", "" | "status" | "finalize") => object_verbs::update(server, request),
-        ("patch", "" | "status") => object_verbs::patch(server, request),
-        ("delete", "") => object_verbs::delete(server, request),
+        ("create", "binding") => object_verbs::bind(server, request).await,
+        ("create", "eviction") => object_verbs::evict(server, request).await,
+        ("create", "") => object_verbs::create(server, request).await,
+        ("update", "" | "status" | "finalize") => object_verbs::update(server, request).await,
+        ("patch", "" | "status") => object_verbs::patch(server, request).await,
+        ("delete", "") => object_verbs::delete(server, request).await,
         (verb, _) => Err(ApiError::method_not_allowed(&request.route.resource.qualified(), verb)),
     }
 }

@@ -148,7 +148,8 @@ const BUILTIN: &[Row] = &[
     ("storage.k8s.io", "v1", "storageclasses", "StorageClass", CLUSTER, "sc", "", PLAIN),
     ("storage.k8s.io", "v1", "volumeattachments", "VolumeAttachment", CLUSTER, "", "", STATUS),
 ];
-const ADMISSION: &str = "admissionregistration.k8s.io";
+/// Group of the webhook configurations.
+pub(crate) const ADMISSION: &str = "admissionregistration.k8s.io";
 const EXT: &str = "api-extensions";
 const RBAC: &str = "rbac.authorization.k8s.io";
 /// Group of custom resource definitions.

@@ -2,6 +2,7 @@
 //!
 //! Any dotted path is accepted as a field; a real API server accepts a few per kind.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1 as meta;
 use serde_json::Value;
 
 use super::status::ApiError;
@@ -56,6 +57,24 @@ impl LabelSelector {
         let parts = split_outside_parentheses(text);
         let parsed: Result<Vec<_>, _> = parts.into_iter().map(parse_label).collect();
         parsed.map(Self).map_err(|why| ApiError::bad_request(format!("unable to parse requirement: {why}")))
+    }
+
+    /// The selector that an object's field holds; an unknown operator matches nothing.
+    pub(crate) fn of(selector: &meta::LabelSelector) -> Self {
+        let equal = selector.match_labels.iter().flatten();
+        let equal = equal.map(|(key, value)| Requirement { key: key.clone(), test: Test::In(vec![value.clone()]) });
+        let expressions = selector.match_expressions.iter().flatten().map(|one| {
+            let values = one.values.clone().unwrap_or_default();
+            let test = match one.operator.as_str() {
+                "NotIn" => Test::NotIn(values),
+                "Exists" => Test::Exists,
+                "DoesNotExist" => Test::Absent,
+                "In" => Test::In(values),
+                _ => Test::In(Vec::new()),
+            };
+            Requirement { key: one.key.clone(), test }
+        });
+        Self(equal.chain(expressions).collect())
     }
 
     pub(crate) fn matches(&self, object: &Value) -> bool {

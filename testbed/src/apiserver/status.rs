@@ -141,6 +141,19 @@ impl ApiError {
         error
     }
 
+    /// 500 for something that went wrong behind the request.
+    pub(crate) fn internal(why: &str) -> Self {
+        let details = json!({"causes": [{"message": why}]});
+        Self { details: Some(Box::new(details)), ..Self::new(500, format!("Internal error occurred: {why}")) }
+    }
+
+    /// The refusal of a webhook, under the code and reason that it gave.
+    pub(crate) fn denied(code: u16, reason: &str, message: String) -> Self {
+        let known = [400, 401, 403, 404, 405, 406, 409, 413, 415, 422, 429, 500, 503, 504].map(reason_of);
+        let known = known.into_iter().chain(["AlreadyExists", "Gone"]).find(|known| *known == reason);
+        Self { reason: known.unwrap_or_default(), ..Self::new(code, message) }
+    }
+
     fn about(mut self, resource: &str, name: &str) -> Self {
         let (plural, group) = resource.split_once('.').unwrap_or((resource, ""));
         let mut details = json!({"name": name, "kind": plural});

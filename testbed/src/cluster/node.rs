@@ -12,8 +12,9 @@ use serde_json::json;
 use super::{PLUGIN_USER, user_client, user_kubeconfig};
 use crate::apiserver::ApiServer;
 use crate::daemons::{Binaries, Daemon, Invocation};
-use crate::kubelet::{Delays, Kubelet, KubeletConfig};
+use crate::kubelet::{Delays, Kubelet, KubeletConfig, StartHook};
 use crate::observer::Snapshot;
+use crate::vendor_plugin::{NVIDIA_GPU, VendorPlugin};
 
 /// One simulated GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,6 +58,10 @@ pub struct NodeSpec {
     pub allocated_resources_status: bool,
     /// Pauses of the kubelet.
     pub delays: Delays,
+    /// Told of every start of a container there.
+    pub started: StartHook,
+    /// Further flags of its plugin.
+    pub plugin_args: Vec<String>,
 }
 
 impl NodeSpec {
@@ -72,6 +77,8 @@ impl NodeSpec {
             allocated_resources_status: true,
             // A real kubelet tries to start a container again after 10 s; nobody wants to watch that.
             delays: Delays { start_retry: Duration::from_millis(500), api_retry: Duration::from_millis(200), ..Delays::default() },
+            started: StartHook::default(),
+            plugin_args: Vec::new(),
         }
     }
 
@@ -88,6 +95,7 @@ pub struct SimulatedNode {
     spec: NodeSpec,
     inventory: PathBuf,
     plugin: Option<Daemon>,
+    vendor: Option<VendorPlugin>,
     kubelet: Kubelet,
 }
 
@@ -102,6 +110,7 @@ impl SimulatedNode {
             labels: spec.labels.clone(),
             seed,
             delays: spec.delays,
+            started: spec.started.clone(),
             allocated_resources_status: spec.allocated_resources_status,
             log: Arc::new(move |namespace, pod, container, text| cluster.append_log(namespace, pod, container, &text)),
             ..KubeletConfig::new(&spec.name, &node_dir, client)
@@ -116,7 +125,7 @@ impl SimulatedNode {
         } else {
             None
         };
-        Ok(Self { spec, inventory, plugin, kubelet })
+        Ok(Self { spec, inventory, plugin, vendor: None, kubelet })
     }
 
     /// Its name.
@@ -136,7 +145,24 @@ impl SimulatedNode {
 
     /// Kills and starts its kubelet; containers go on running.
     pub async fn restart_kubelet(&mut self) -> Result<()> {
-        Ok(self.kubelet.restart().await?)
+        self.kubelet.restart().await?;
+        match &self.vendor {
+            Some(vendor) => vendor.register().await,
+            None => Ok(()),
+        }
+    }
+
+    /// Starts the stand-in for the vendor's plugin, which offers the GPUs of these minors whole; anew if it runs.
+    pub async fn start_vendor_plugin(&mut self, minors: &[u32]) -> Result<()> {
+        let offered = self.spec.gpus.iter().filter(|gpu| minors.contains(&gpu.minor)).map(|gpu| gpu.uuid.clone()).collect();
+        self.vendor = None;
+        self.vendor = Some(VendorPlugin::start(&self.kubelet.config().plugin_dir(), NVIDIA_GPU, offered).await?);
+        Ok(())
+    }
+
+    /// Ends the stand-in for the vendor's plugin.
+    pub fn stop_vendor_plugin(&mut self) {
+        self.vendor = None;
     }
 
     /// Its device plugin, if one was started.
@@ -201,7 +227,7 @@ fn plugin_invocation(
         ("--probe-interval", "200ms".to_owned()),
         ("--recovery-quiet", "1s".to_owned()),
     ];
-    let args = flags.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).collect();
+    let args = flags.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).chain(spec.plugin_args.clone()).collect();
     let name = format!("gpushare-device-plugin of {}", spec.name);
     Invocation { name, program: binaries.device_plugin.clone(), args, log: node_dir.join("device-plugin.log") }
 }

@@ -3,6 +3,7 @@
 //! The state is not locked during calls to plugins; that only one pod is admitted at a time is the caller's duty.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
 
 use proto::kubelet::deviceplugin::ContainerPreferredAllocationRequest;
 use rand::seq::SliceRandom;
@@ -113,6 +114,8 @@ impl Process {
             self.devices().roll_back();
             return Err(AllocationError::UnknownPlugin(wish.resource.to_owned()));
         };
+        self.counts.n_allocate_calls.fetch_add(1, Ordering::AcqRel);
+        self.changed();
         match endpoint.allocate(ids).await {
             Ok(response) => {
                 self.devices().grant(wish, &chosen, response);

@@ -11,6 +11,8 @@ use std::time::Duration;
 
 use kube::Client;
 
+use super::runtime::Container;
+
 /// Where a container's output goes: namespace, pod, container, text.
 pub type LogSink = Arc<dyn Fn(&str, &str, &str, String) + Send + Sync>;
 
@@ -25,6 +27,8 @@ pub struct KubeletConfig {
     pub cdi_dirs: Vec<PathBuf>,
     /// The API server; the only way the kubelet speaks to it.
     pub client: Client,
+    /// Told of every start of a container, at that moment.
+    pub started: StartHook,
     /// Receives each container's environment when it starts, as sorted `NAME=value` lines.
     pub log: LogSink,
     /// Capacity of the node's own resources (`cpu`, `memory`, `pods`, ..), as quantities.
@@ -57,6 +61,7 @@ impl KubeletConfig {
             cdi_dirs: vec![dir.join("cdi")],
             dir,
             client,
+            started: StartHook::default(),
             log: Arc::new(|_, _, _, _| {}),
             capacity: capacity.into_iter().map(|(name, amount)| (name.to_owned(), amount.to_owned())).collect(),
             labels: BTreeMap::new(),
@@ -96,6 +101,42 @@ impl fmt::Debug for KubeletConfig {
     }
 }
 
+type OnStart = dyn Fn(&Start) + Send + Sync;
+
+/// Somebody who is told of every start of a container.
+#[derive(Clone, Default)]
+pub struct StartHook(Option<Arc<OnStart>>);
+
+impl StartHook {
+    /// Calls this at every start; the container starts when it returns.
+    pub fn new(call: impl Fn(&Start) + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(call)))
+    }
+
+    pub(crate) fn call(&self, start: &Start) {
+        if let Some(call) = &self.0 {
+            call(start);
+        }
+    }
+}
+
+impl fmt::Debug for StartHook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "StartHook({})", if self.0.is_some() { "set" } else { "none" })
+    }
+}
+
+/// A container as it starts, and what came before that.
+#[derive(Clone, Debug)]
+pub struct Start {
+    /// The container.
+    pub container: Container,
+    /// Why this start was refused before, each time: by a plugin, or for a CDI device that nobody defines.
+    pub refusals: Vec<String>,
+    /// Time in calls to plugins and in the making of the container, all attempts together, without the pauses between.
+    pub spent: Duration,
+}
+
 /// How pods that wait for admission are ordered.
 ///
 /// A list (at start, after a broken watch) is one batch; watched pods are batches of [`Ordering::batch`].
@@ -113,6 +154,14 @@ impl Default for Ordering {
     fn default() -> Self {
         Self { rule: OrderRule::Creation, batch: 1, linger: Duration::from_millis(20) }
     }
+}
+
+/// How pods that [`Kubelet::hold`](super::Kubelet::hold) has kept waiting go on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Hold {
+    pub(crate) is_held: bool,
+    /// The order of the batch, with a seed of its own; as configured if none.
+    pub(crate) order: Option<(OrderRule, u64)>,
 }
 
 /// The order inside a batch.

@@ -10,9 +10,10 @@ use k8s_openapi::jiff::Timestamp;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::Instant;
 
+use super::config::Start;
 use super::pod::{ContainerKind, ContainerSpec, PodSpec};
 use super::process::Process;
-use super::runtime::{Container, RunState};
+use super::runtime::{Attempts, Container, RunState};
 use super::start::StartError;
 
 /// Exit code of a container that is killed.
@@ -164,14 +165,17 @@ fn never_started(pod: &PodSpec, container: &ContainerSpec, state: RunState) -> C
 
 impl Process {
     /// Records a container as started; those that end by themselves have ended at once.
-    pub(crate) fn record_start(&self, pod: &PodSpec, container: &ContainerSpec, started: Container) {
+    pub(crate) fn record_start(&self, pod: &PodSpec, container: &ContainerSpec, started: Container, attempts: Attempts) {
         let lines = started.env.iter().fold(String::new(), |text, (name, value)| text + name + "=" + value + "\n");
         (self.config.log)(&pod.namespace, &pod.name, &container.name, lines);
         let now = Timestamp::now();
         let ends = container.kind == ContainerKind::Init || (container.kind == ContainerKind::App && container.finishes);
         let state = if ends { RunState::Exited { code: 0, started: now, finished: now } } else { RunState::Running { since: now } };
         let starts = self.runtime.of_pod(&pod.uid).get(&container.name).map_or(0, |before| before.starts) + 1;
-        self.runtime.put(Container { state, starts, ..started });
+        let container = Container { state, starts, ..started };
+        let Attempts { refusals, spent } = attempts;
+        self.config.started.call(&Start { container: container.clone(), refusals, spent });
+        self.runtime.put(container);
     }
 
     /// The turn that a start of this container is, for the dice.

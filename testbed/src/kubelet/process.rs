@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use proto::kubelet::deviceplugin::registration_server::RegistrationServer;
@@ -20,7 +20,7 @@ use tonic::transport::Server;
 use super::active::Pods;
 use super::admission::AdmissionLog;
 use super::checkpoint;
-use super::config::KubeletConfig;
+use super::config::{Hold, KubeletConfig};
 use super::devices::Devices;
 use super::fit::Amounts;
 use super::held::Held;
@@ -53,6 +53,17 @@ pub(crate) struct Lasting {
     pub(crate) runtime: Arc<Runtime>,
     pub(crate) admissions: Arc<AdmissionLog>,
     pub(crate) changed: watch::Sender<()>,
+    pub(crate) hold: watch::Sender<Hold>,
+    pub(crate) counts: Arc<Counts>,
+}
+
+/// Figures that outlive the process.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    /// Pods that wait for [`Hold`] to end.
+    pub(crate) n_held: AtomicUsize,
+    /// Calls of Allocate that have begun.
+    pub(crate) n_allocate_calls: AtomicUsize,
 }
 
 /// A running kubelet process.
@@ -66,6 +77,8 @@ pub(crate) struct Process {
     pub(crate) node_stale: Notify,
     /// There was no checkpoint at the start, so the node counts as new.
     pub(crate) fresh: bool,
+    pub(crate) hold: watch::Sender<Hold>,
+    pub(crate) counts: Arc<Counts>,
     changed: watch::Sender<()>,
     devices: Mutex<Devices>,
     pods: Mutex<Pods>,
@@ -79,7 +92,7 @@ pub(crate) struct Process {
 impl Process {
     /// Clears the plugin directory of sockets, loads the checkpoint, opens the sockets, starts the tasks.
     pub(crate) fn start(lasting: Lasting) -> Result<Arc<Self>, StartupError> {
-        let Lasting { config, runtime, admissions, changed } = lasting;
+        let Lasting { config, runtime, admissions, changed, hold, counts } = lasting;
         let plugin_dir = config.plugin_dir();
         clear_sockets(&plugin_dir).map_err(|source| StartupError::Prepare { path: plugin_dir, source })?;
         let fresh = !config.checkpoint().exists();
@@ -99,6 +112,8 @@ impl Process {
             admissions,
             node_stale: Notify::new(),
             fresh,
+            hold,
+            counts,
             changed,
             pods: Mutex::default(),
             plugins: Mutex::default(),

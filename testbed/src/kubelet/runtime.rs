@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 use tokio::sync::watch;
@@ -65,16 +66,26 @@ pub struct Container {
     pub mounts: Vec<String>,
 }
 
+/// What has been tried to start a container.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Attempts {
+    /// Why it did not start, each time.
+    pub(crate) refusals: Vec<String>,
+    pub(crate) spent: Duration,
+}
+
 /// All containers of the node.
 #[derive(Debug)]
 pub(crate) struct Runtime {
     containers: Mutex<BTreeMap<(String, String), Container>>,
+    /// Starts that have been tried and have not succeeded yet.
+    attempts: Mutex<BTreeMap<(String, String), Attempts>>,
     changed: watch::Sender<()>,
 }
 
 impl Runtime {
     pub(crate) fn new(changed: watch::Sender<()>) -> Self {
-        Self { containers: Mutex::default(), changed }
+        Self { containers: Mutex::default(), attempts: Mutex::default(), changed }
     }
 
     pub(crate) fn state(&self, uid: &str, container: &str) -> Option<RunState> {
@@ -120,8 +131,23 @@ impl Runtime {
         self.changed.send_replace(());
     }
 
+    /// Counts an attempt to start a container, with the error if it failed; all attempts so far.
+    pub(crate) fn attempt(&self, uid: &str, container: &str, spent: Duration, error: Option<String>) -> Attempts {
+        let mut attempts = self.attempts.lock().unwrap_or_else(PoisonError::into_inner);
+        let attempt = attempts.entry((uid.to_owned(), container.to_owned())).or_default();
+        attempt.spent += spent;
+        let has_failed = error.is_some();
+        attempt.refusals.extend(error);
+        let all = attempt.clone();
+        if !has_failed {
+            attempts.remove(&(uid.to_owned(), container.to_owned()));
+        }
+        all
+    }
+
     /// Forgets a pod's containers.
     pub(crate) fn remove(&self, uid: &str) {
+        self.attempts.lock().unwrap_or_else(PoisonError::into_inner).retain(|(of, _), _| of != uid);
         self.lock().retain(|(of, _), _| of != uid);
         self.changed.send_replace(());
     }

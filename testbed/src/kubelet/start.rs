@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 
@@ -43,6 +44,21 @@ impl StartError {
 impl Process {
     /// Starts a container, or says why not.
     pub(crate) async fn start_container(&self, pod: &PodSpec, container: &ContainerSpec) -> Result<(), StartError> {
+        let began = Instant::now();
+        match self.prepare_container(pod, container).await {
+            Ok(started) => {
+                let attempts = self.runtime.attempt(&pod.uid, &container.name, began.elapsed(), None);
+                self.record_start(pod, container, started, attempts);
+                Ok(())
+            }
+            Err(error) => {
+                self.runtime.attempt(&pod.uid, &container.name, began.elapsed(), Some(error.to_string()));
+                Err(error)
+            }
+        }
+    }
+
+    async fn prepare_container(&self, pod: &PodSpec, container: &ContainerSpec) -> Result<Container, StartError> {
         let holder = Holder { pod: pod.uid.clone(), container: container.name.clone() };
         let order = self.in_random_order(pod, container, self.turn(pod, container));
         let mut unallocated = false;
@@ -64,9 +80,7 @@ impl Process {
         let held = grants.iter().map(|(resource, grant)| ((*resource).to_owned(), ids(grant))).collect();
         drop(grants);
         drop(devices);
-        let started = self.compose(pod, container, &responses, held)?;
-        self.record_start(pod, container, started);
-        Ok(())
+        self.compose(pod, container, &responses, held)
     }
 
     async fn pre_start(&self, holder: &Holder, resource: &str) -> Result<(), StartError> {

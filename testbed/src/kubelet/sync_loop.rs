@@ -4,15 +4,17 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::runtime::{WatchStreamExt as _, watcher};
+use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::config::OrderRule;
+use super::config::{Hold, OrderRule};
 use super::dice::dice;
 use super::pod::PodSpec;
 use super::pod_worker::Command;
@@ -67,32 +69,37 @@ async fn take_in(process: &Arc<Process>, mut arrivals: UnboundedReceiver<Arrival
     let mut n_batches = 0_u64;
     while let Some(arrival) = arrivals.recv().await {
         let mut batch = Vec::new();
-        match arrival {
-            Arrival::List(pods) => {
-                process.forget_missing(&pods);
-                batch.extend(pods.into_iter().filter_map(|pod| process.update(pod)));
-                batch = in_order(batch, process.config.ordering.rule, process.config.seed, n_batches);
-                process.admit_all(batch).await;
-                process.set_sources_ready();
+        let is_list = matches!(arrival, Arrival::List(_));
+        process.collect(arrival, &mut batch);
+        if !is_list {
+            process.fill(&mut batch, &mut arrivals).await;
+        }
+        let order = process.while_held(&mut batch, &mut arrivals).await;
+        let (rule, mut rng) = match order {
+            Some((rule, seed)) => {
+                // The shuffle of a release is the seed's alone, whatever order the pods arrived in.
+                if rule == OrderRule::Shuffled {
+                    batch.sort_by_cached_key(|pod| pod.full_name());
+                }
+                (rule, dice(seed, &["release"]))
             }
-            other => {
-                process.collect(other, &mut batch);
-                process.fill(&mut batch, &mut arrivals).await;
-                let batch = in_order(batch, process.config.ordering.rule, process.config.seed, n_batches);
-                process.admit_all(batch).await;
-            }
+            None => (process.config.ordering.rule, dice(process.config.seed, &["batch", &n_batches.to_string()])),
+        };
+        process.admit_all(in_order(batch, rule, &mut rng)).await;
+        if is_list {
+            process.set_sources_ready();
         }
         n_batches += 1;
     }
 }
 
 /// Puts one batch in order; pods of one creation time keep the order of their arrival before the rule applies.
-fn in_order(mut batch: Vec<Arc<PodSpec>>, rule: OrderRule, seed: u64, n_batches: u64) -> Vec<Arc<PodSpec>> {
+fn in_order(mut batch: Vec<Arc<PodSpec>>, rule: OrderRule, rng: &mut StdRng) -> Vec<Arc<PodSpec>> {
     batch.sort_by_key(|pod| pod.created);
     match rule {
         OrderRule::Creation => {}
         OrderRule::Reversed => batch.reverse(),
-        OrderRule::Shuffled => batch.shuffle(&mut dice(seed, &["batch", &n_batches.to_string()])),
+        OrderRule::Shuffled => batch.shuffle(rng),
     }
     batch
 }
@@ -101,6 +108,29 @@ impl Process {
     async fn admit_all(self: &Arc<Self>, batch: Vec<Arc<PodSpec>>) {
         for pod in batch {
             self.admit(pod).await;
+        }
+    }
+
+    /// Collects pods until nobody holds them back; the order that they are then to be admitted in.
+    async fn while_held(
+        self: &Arc<Self>,
+        batch: &mut Vec<Arc<PodSpec>>,
+        arrivals: &mut UnboundedReceiver<Arrival>,
+    ) -> Option<(OrderRule, u64)> {
+        let mut hold = self.hold.subscribe();
+        let mut was_held = false;
+        loop {
+            let Hold { is_held, order } = *hold.borrow_and_update();
+            was_held |= is_held;
+            self.counts.n_held.store(if is_held { batch.len() } else { 0 }, Ordering::Release);
+            self.changed();
+            if !is_held {
+                return order.filter(|_| was_held);
+            }
+            tokio::select! {
+                _ = hold.changed() => {}
+                Some(arrival) = arrivals.recv() => self.collect(arrival, batch),
+            }
         }
     }
 
@@ -202,6 +232,7 @@ mod tests {
 
     use super::in_order;
     use crate::kubelet::config::OrderRule;
+    use crate::kubelet::dice::dice;
     use crate::kubelet::pod::PodSpec;
 
     fn pod(name: &str, second: u32) -> Arc<PodSpec> {
@@ -215,16 +246,18 @@ mod tests {
     #[case::reversed(OrderRule::Reversed, "last late2 late1 early")]
     fn a_batch_is_put_in_order(#[case] rule: OrderRule, #[case] expected: &str) {
         let arrived = vec![pod("late1", 5), pod("last", 9), pod("early", 1), pod("late2", 5)];
-        let ordered: Vec<String> = in_order(arrived, rule, 1, 0).iter().map(|pod| pod.name.clone()).collect();
+        let ordered: Vec<String> = in_order(arrived, rule, &mut dice(1, &[])).iter().map(|pod| pod.name.clone()).collect();
         assert_eq!(ordered.join(" "), expected);
     }
 
     #[test]
     fn each_batch_is_shuffled_anew_by_the_seed() {
         let pods = || (0..20).map(|i| pod(&i.to_string(), i)).collect::<Vec<_>>();
-        let names = |seed, batch| in_order(pods(), OrderRule::Shuffled, seed, batch).iter().map(|pod| pod.name.clone()).collect::<Vec<_>>();
-        assert_eq!(names(1, 0), names(1, 0));
-        assert_ne!(names(1, 0), names(1, 1));
-        assert_ne!(names(1, 0), names(2, 0));
+        let names = |seed, batch| {
+            in_order(pods(), OrderRule::Shuffled, &mut dice(seed, &[batch])).iter().map(|pod| pod.name.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(names(1, "0"), names(1, "0"));
+        assert_ne!(names(1, "0"), names(1, "1"));
+        assert_ne!(names(1, "0"), names(2, "0"));
     }
 }

@@ -1,6 +1,8 @@
 //! The API server as real clients see it, over HTTP on loopback.
 
 #[cfg(test)]
+mod admission;
+#[cfg(test)]
 mod clients;
 #[cfg(test)]
 mod faults;

@@ -5,6 +5,8 @@ mod admission;
 #[cfg(test)]
 mod allocation;
 #[cfg(test)]
+mod hold;
+#[cfg(test)]
 mod node;
 #[cfg(test)]
 mod plugin;
@@ -18,3 +20,5 @@ mod pod_resources;
 mod restart;
 #[cfg(test)]
 mod start;
+#[cfg(test)]
+mod vendor;

@@ -8,14 +8,14 @@ use axum::response::Response;
 use bytes::{Bytes, BytesMut};
 use http::HeaderValue;
 
-use super::answer::{body_answer, bytes_answer};
+use super::admitted::Passed;
+use super::answer::{body_answer, bytes_answer, warned};
 use super::watch_stream::{Plan, WatchStream};
 use super::{ApiRequest, Server};
 use crate::apiserver::read::{self, ListQuery};
 use crate::apiserver::render::{self, View};
 use crate::apiserver::selector::{FieldSelector, Selectors};
 use crate::apiserver::status::ApiError;
-use crate::apiserver::store::Version;
 use crate::apiserver::watch::{Start, Watch};
 
 /// Bytes of a list that are put together at a time.
@@ -112,6 +112,7 @@ pub(super) fn watch(server: &Arc<Server>, request: &ApiRequest) -> Result<Respon
     let plan = Plan {
         view,
         resource,
+        user: request.user.name.clone(),
         bookmarks,
         ends_initial_events: streams_list,
         timeout: request.query.number("timeoutSeconds")?.filter(|s| *s > 0).map(Duration::from_secs),
@@ -120,14 +121,12 @@ pub(super) fn watch(server: &Arc<Server>, request: &ApiRequest) -> Result<Respon
     Ok(body_answer(200, HeaderValue::from_static("application/json"), Body::from_stream(stream.into_stream())))
 }
 
-pub(super) fn delete(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
+pub(super) async fn delete(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
     let options = request.delete_options()?;
     let selectors = request.selectors()?;
     let target = request.route.target();
-    let mut state = server.cluster.state_mut();
-    let deleted: Vec<Arc<Version>> = state.delete_collection(&target, &selectors, &options)?;
-    let revision = state.store.revision();
-    drop(state);
+    let Passed { done: deleted, warnings } = server.delete_all(request, &selectors, &options).await?;
+    let revision = server.cluster.revision();
     let meta = render::list_meta(revision, None, None);
     let (head, tail) = render::envelope(View::Object, &target.resource, &meta);
     let mut body = BytesMut::from(head.as_bytes());
@@ -138,5 +137,5 @@ pub(super) fn delete(server: &Arc<Server>, request: &ApiRequest) -> Result<Respo
         body.extend_from_slice(&render::item(View::Object, &target.resource, version));
     }
     body.extend_from_slice(tail.as_bytes());
-    Ok(bytes_answer(200, body.freeze()))
+    Ok(warned(bytes_answer(200, body.freeze()), &warnings))
 }

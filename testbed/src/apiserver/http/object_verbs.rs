@@ -6,7 +6,8 @@ use axum::response::Response;
 use chrono::Utc;
 use serde_json::{Value, json};
 
-use super::answer::{bytes_answer, json_answer, text_answer};
+use super::admitted::Passed;
+use super::answer::{bytes_answer, json_answer, text_answer, warned};
 use super::{ApiRequest, Server};
 use crate::apiserver::object;
 use crate::apiserver::patch::Format;
@@ -57,27 +58,27 @@ pub(super) fn get(server: &Arc<Server>, request: &ApiRequest) -> Result<Response
     request.one(200, &request.route.resource, &version)
 }
 
-pub(super) fn create(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
+pub(super) async fn create(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
     if !request.route.name.is_empty() {
         return Err(ApiError::method_not_allowed(&request.route.resource.qualified(), "create"));
     }
     if request.route.resource.is("", "bindings") {
-        return bind(server, request);
+        return bind(server, request).await;
     }
     request.view()?;
     let options = WriteOptions { force: false, ..request.write_options() };
-    let written = server.cluster.state_mut().create(&request.route.target(), request.read_body()?, &options)?;
-    request.one(201, &request.route.resource, &written.version)
+    let Passed { done, warnings } = server.create(request, request.read_body()?, &options).await?;
+    Ok(warned(request.one(201, &request.route.resource, &done.version)?, &warnings))
 }
 
-pub(super) fn update(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
+pub(super) async fn update(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
     request.view()?;
     let body = request.read_body()?;
-    let written = server.cluster.state_mut().update(&request.route.target(), body, &request.write_options())?;
-    request.one(200, &request.route.resource, &written.version)
+    let Passed { done, warnings } = server.update(request, body, &request.write_options()).await?;
+    Ok(warned(request.one(200, &request.route.resource, &done.version)?, &warnings))
 }
 
-pub(super) fn patch(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
+pub(super) async fn patch(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
     request.view()?;
     let format = Format::of(&request.content_type).ok_or_else(|| {
         ApiError::new(
@@ -87,31 +88,30 @@ pub(super) fn patch(server: &Arc<Server>, request: &ApiRequest) -> Result<Respon
              application/strategic-merge-patch+json, application/apply-patch+yaml",
         )
     })?;
-    let (target, body) = (request.route.target(), request.read_body()?);
-    let written = server.cluster.state_mut().patch(&target, format, body, &request.write_options())?;
-    let code = if written.created { 201 } else { 200 };
-    request.one(code, &request.route.resource, &written.version)
+    let Passed { done, warnings } = server.patch(request, format, request.read_body()?, &request.write_options()).await?;
+    let code = if done.created { 201 } else { 200 };
+    Ok(warned(request.one(code, &request.route.resource, &done.version)?, &warnings))
 }
 
-pub(super) fn delete(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
+pub(super) async fn delete(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
     let options = request.delete_options()?;
     let resource = &request.route.resource;
-    let deleted = server.cluster.state_mut().delete(&request.route.target(), &options)?;
+    let Passed { done: deleted, warnings } = server.delete(request, &options).await?;
     if !deleted.removed || resource.is_pod() {
-        return request.one(200, resource, &deleted.version);
+        return Ok(warned(request.one(200, resource, &deleted.version)?, &warnings));
     }
     let details = json!({
         "name": request.route.name, "group": resource.group, "kind": resource.plural,
         "uid": object::text(&deleted.version.value, "/metadata/uid"),
     });
-    Ok(json_answer(200, &success(200, Some(details))))
+    Ok(warned(json_answer(200, &success(200, Some(details))), &warnings))
 }
 
-pub(super) fn bind(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
+pub(super) async fn bind(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
     let body = request.read_body()?;
     let target = pod_target(server, request, &body)?;
-    server.cluster.state_mut().bind(&target, &body, &request.write_options())?;
-    Ok(json_answer(201, &success(201, None)))
+    let passed = server.bind(request, &target, body, &request.write_options()).await?;
+    Ok(warned(json_answer(201, &success(201, None)), &passed.warnings))
 }
 
 /// The pod of a binding; `POST bindings` names it in the body only.
@@ -124,10 +124,9 @@ fn pod_target(server: &Arc<Server>, request: &ApiRequest, body: &Value) -> Resul
     Ok(target)
 }
 
-pub(super) fn evict(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
-    let target = request.route.target();
-    server.cluster.state_mut().evict(&target, &request.read_body()?, &request.write_options())?;
-    Ok(json_answer(201, &success(201, None)))
+pub(super) async fn evict(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
+    let passed = server.evict(request, request.read_body()?, &request.write_options()).await?;
+    Ok(warned(json_answer(201, &success(201, None)), &passed.warnings))
 }
 
 pub(super) fn log(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {

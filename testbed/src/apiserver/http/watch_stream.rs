@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Server;
 use crate::apiserver::event_log::Change;
+use crate::apiserver::faults::Watches;
 use crate::apiserver::render::{self, View};
 use crate::apiserver::resource::Resource;
 use crate::apiserver::status::ApiError;
@@ -25,6 +26,8 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 pub(super) struct Plan {
     pub(super) view: View,
     pub(super) resource: Arc<Resource>,
+    /// Who watches.
+    pub(super) user: String,
     pub(super) bookmarks: bool,
     pub(super) ends_initial_events: bool,
     pub(super) timeout: Option<Duration>,
@@ -37,8 +40,8 @@ pub(super) struct WatchStream {
     watch: Result<Watch, ApiError>,
     bookmark: Interval,
     deadline: Instant,
-    cuts: broadcast::Receiver<String>,
-    held: watch::Receiver<Vec<String>>,
+    cuts: broadcast::Receiver<Watches>,
+    held: watch::Receiver<Vec<Watches>>,
     stopping: CancellationToken,
     ended: bool,
 }
@@ -118,15 +121,15 @@ impl WatchStream {
     }
 
     fn is_held(&mut self) -> bool {
-        self.held.borrow_and_update().contains(&self.plan.resource.plural)
+        self.held.borrow_and_update().iter().any(|held| held.include(&self.plan.resource.plural, &self.plan.user))
     }
 
     async fn wait(&mut self, held: bool) -> Woken {
         let Ok(watch) = &mut self.watch else { return Woken::Ended };
-        let plural = &self.plan.resource.plural;
+        let (plural, user) = (&self.plan.resource.plural, &self.plan.user);
         tokio::select! {
             () = self.stopping.cancelled() => Woken::Ended,
-            () = is_cut(&mut self.cuts, plural) => Woken::Cut,
+            () = is_cut(&mut self.cuts, plural, user) => Woken::Cut,
             () = sleep_until(self.deadline) => Woken::Ended,
             Ok(()) = self.held.changed() => Woken::Changed,
             () = watch.changed(), if !held => Woken::Changed,
@@ -154,10 +157,10 @@ impl WatchStream {
     }
 }
 
-async fn is_cut(cuts: &mut broadcast::Receiver<String>, plural: &str) {
+async fn is_cut(cuts: &mut broadcast::Receiver<Watches>, plural: &str, user: &str) {
     loop {
         match cuts.recv().await {
-            Ok(resource) if resource.is_empty() || resource == plural => return,
+            Ok(cut) if cut.include(plural, user) => return,
             Ok(_) | Err(broadcast::error::RecvError::Lagged(_)) => {}
             Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
         }

@@ -6,32 +6,44 @@ use super::{State, Target, WriteOptions, Written, check_kind, settle_types, to_s
 use crate::apiserver::resource::{CRD_GROUP, CRD_PLURAL, NAMESPACES, Resource, established};
 use crate::apiserver::status::{ApiError, FieldError};
 use crate::apiserver::store::Key;
-use crate::apiserver::{name, object, pod};
+use crate::apiserver::{admission, name, object, pod};
 
 impl State {
     /// Creates the object in `body`. The target's name may be empty: the body then names the object.
-    pub(crate) fn create(&mut self, target: &Target, mut body: Value, options: &WriteOptions) -> Result<Written, ApiError> {
+    pub(crate) fn create(&mut self, target: &Target, body: Value, options: &WriteOptions) -> Result<Written, ApiError> {
+        let (target, draft) = self.draft_new(target, body, options)?;
+        check_new(&target, &draft)?;
+        self.store_new(&target, draft, options)
+    }
+
+    /// The new object with its name, system fields and defaults, not validated.
+    pub(crate) fn draft_new(&self, target: &Target, mut body: Value, options: &WriteOptions) -> Result<(Target, Value), ApiError> {
         check_kind(target, &mut body)?;
         to_stored(&target.resource, &mut body);
         object::strip_nulls(&mut body);
         let target = place(target, &mut body)?;
         self.check_namespace(&target)?;
         let resource = &target.resource;
-        if self.store.get(&resource.storage, &target.key()).is_some() {
-            return Err(ApiError::already_exists(&resource.qualified(), &target.name));
-        }
         let managed = object::meta(&mut body).remove("managedFields");
         stamp(resource, &mut body, options);
         settle_types(resource, &mut body)?;
         prepare(resource, &mut body, options);
-        refuse(resource, &target.name, &check(resource, &body))?;
         if let Some(managed) = managed.filter(|_| options.force) {
             object::meta(&mut body).insert("managedFields".to_owned(), managed);
+        }
+        Ok((target, body))
+    }
+
+    /// Stores an object that has been checked, unless its name is taken.
+    pub(crate) fn store_new(&mut self, target: &Target, body: Value, options: &WriteOptions) -> Result<Written, ApiError> {
+        let resource = &target.resource;
+        if self.store.get(&resource.storage, &target.key()).is_some() {
+            return Err(ApiError::already_exists(&resource.qualified(), &target.name));
         }
         if resource.is(CRD_GROUP, CRD_PLURAL) && !options.dry_run {
             self.registry.define(&body);
         }
-        let version = self.keep(&target, body, options.dry_run);
+        let version = self.keep(target, body, options.dry_run);
         Ok(Written { version, created: true })
     }
 
@@ -49,6 +61,11 @@ impl State {
         }
         Ok(())
     }
+}
+
+/// Refuses a new object that breaks a rule.
+pub(crate) fn check_new(target: &Target, draft: &Value) -> Result<(), ApiError> {
+    refuse(&target.resource, &target.name, &check(&target.resource, draft))
 }
 
 /// Refuses an object with rejected fields.
@@ -146,6 +163,7 @@ fn check(resource: &Resource, body: &Value) -> Vec<FieldError> {
     if resource.is(CRD_GROUP, CRD_PLURAL) {
         errors.extend(check_definition(body));
     }
+    errors.extend(admission::check_configuration(resource, body));
     errors
 }
 

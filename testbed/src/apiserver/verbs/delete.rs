@@ -68,21 +68,11 @@ impl State {
         Ok(Deleted { version, removed: false })
     }
 
-    /// Deletes every object of a collection that matches; the versions they had are returned.
-    pub(crate) fn delete_collection(
-        &mut self,
-        target: &Target,
-        selectors: &Selectors,
-        options: &DeleteOptions,
-    ) -> Result<Vec<Arc<Version>>, ApiError> {
-        let mut found = Vec::new();
-        for key in self.keys(&target.resource.storage, Some(&target.namespace).filter(|n| !n.is_empty())) {
-            let one = Target { namespace: key.namespace, name: key.name, ..target.clone() };
-            if selectors.matches(&self.current(&one)?.value) {
-                found.push(self.delete(&one, options)?.version);
-            }
-        }
-        Ok(found)
+    /// The objects of a collection that match.
+    pub(crate) fn select(&self, target: &Target, selectors: &Selectors) -> Vec<Target> {
+        let keys = self.keys(&target.resource.storage, Some(&target.namespace).filter(|n| !n.is_empty()));
+        let targets = keys.into_iter().map(|key| Target { namespace: key.namespace, name: key.name, ..target.clone() });
+        targets.filter(|one| self.current(one).is_ok_and(|version| selectors.matches(&version.value))).collect()
     }
 
     pub(super) fn keys(&self, storage: &str, namespace: Option<&String>) -> Vec<Key> {

@@ -10,11 +10,32 @@ use crate::apiserver::patch::{self, Format};
 use crate::apiserver::render;
 use crate::apiserver::status::ApiError;
 
+/// What a patch comes to.
+#[derive(Debug)]
+pub(crate) enum Draft {
+    /// A creation, with the options for it.
+    New(Value, WriteOptions),
+    /// A change of what is there.
+    Changed {
+        new: Value,
+        /// Whether `new` already says who owns which field.
+        applied: bool,
+    },
+}
+
 impl State {
     /// Patches an object or its status.
     pub(crate) fn patch(&mut self, target: &Target, format: Format, body: Value, options: &WriteOptions) -> Result<Written, ApiError> {
+        match self.draft_patch(target, format, body, options)? {
+            Draft::New(body, options) => self.create(target, body, &options),
+            Draft::Changed { new, applied } => self.commit(target, new, options, applied),
+        }
+    }
+
+    /// What a patch would make of the target, before any rule is applied.
+    pub(crate) fn draft_patch(&self, target: &Target, format: Format, body: Value, options: &WriteOptions) -> Result<Draft, ApiError> {
         if format == Format::Apply {
-            return self.apply(target, body, options);
+            return self.draft_apply(target, body, options);
         }
         let current = self.current(target)?;
         let mut new = render::shown(&target.resource, &current.value);
@@ -33,10 +54,10 @@ impl State {
         if object::text(&new, "/metadata/name") != target.name {
             return Err(name_mismatch(object::text(&new, "/metadata/name"), &target.name));
         }
-        self.commit(target, new, options, false)
+        Ok(Draft::Changed { new, applied: false })
     }
 
-    fn apply(&mut self, target: &Target, mut body: Value, options: &WriteOptions) -> Result<Written, ApiError> {
+    fn draft_apply(&self, target: &Target, mut body: Value, options: &WriteOptions) -> Result<Draft, ApiError> {
         if options.manager.is_empty() {
             return Err(ApiError::bad_request(
                 "PatchOptions.meta.k8s.io is invalid: fieldManager: Required value: is required for apply patch",
@@ -62,13 +83,13 @@ impl State {
         let writer = target.writer(options, &version);
         let new = patch::apply::apply(live, &body, writer, options.force, &schema)?;
         if live.is_some() {
-            return self.commit(target, new, options, true);
+            return Ok(Draft::Changed { new, applied: true });
         }
         // Creation keeps the ownership record only when told that it was made here.
         let made_here = WriteOptions { force: true, ..options.clone() };
         let mut fresh = new;
         object::make_object(&mut fresh).insert("apiVersion".to_owned(), Value::from(target.resource.api_version()));
-        self.create(target, fresh, &made_here)
+        Ok(Draft::New(fresh, made_here))
     }
 }
 

@@ -1,5 +1,7 @@
 //! Replacement of an object: preconditions, isolation of status, immutability, generations, finalizers.
 
+use std::sync::Arc;
+
 use serde_json::Value;
 
 use super::create::{name_mismatch, refuse};
@@ -8,7 +10,8 @@ use crate::apiserver::patch::managers;
 use crate::apiserver::patch::schema::Schema;
 use crate::apiserver::resource::{CRD_GROUP, CRD_PLURAL, Resource};
 use crate::apiserver::status::{ApiError, FieldError};
-use crate::apiserver::{name, object, pod};
+use crate::apiserver::store::Version;
+use crate::apiserver::{admission, name, object, pod};
 
 /// Metadata that no client changes.
 const KEPT: &[&str] = &[
@@ -25,7 +28,13 @@ const KEPT: &[&str] = &[
 
 impl State {
     /// Replaces an object, or its status, by `body`.
-    pub(crate) fn update(&mut self, target: &Target, mut body: Value, options: &WriteOptions) -> Result<Written, ApiError> {
+    pub(crate) fn update(&mut self, target: &Target, body: Value, options: &WriteOptions) -> Result<Written, ApiError> {
+        let new = self.draft_update(target, body)?;
+        self.commit(target, new, options, false)
+    }
+
+    /// What an update would make of the target, before any rule is applied.
+    pub(crate) fn draft_update(&self, target: &Target, mut body: Value) -> Result<Value, ApiError> {
         check_kind(target, &mut body)?;
         to_stored(&target.resource, &mut body);
         object::strip_nulls(&mut body);
@@ -39,12 +48,18 @@ impl State {
             let missing = FieldError::invalid("metadata.resourceVersion", "0", "must be specified for an update");
             refuse(resource, &target.name, &[missing])?;
         }
-        self.commit(target, body, options, false)
+        Ok(body)
     }
 
     /// Stores `new` in place of the target if the rules allow it. `applied` says that `new` already carries the
     /// record of who owns which field.
-    pub(super) fn commit(&mut self, target: &Target, mut new: Value, options: &WriteOptions, applied: bool) -> Result<Written, ApiError> {
+    pub(crate) fn commit(&mut self, target: &Target, new: Value, options: &WriteOptions, applied: bool) -> Result<Written, ApiError> {
+        let settled = self.settle(target, new, options, applied)?;
+        self.store_settled(target, settled, options)
+    }
+
+    /// Works out what `new` in place of the target would be stored as, if the rules allow it.
+    pub(crate) fn settle(&self, target: &Target, mut new: Value, options: &WriteOptions, applied: bool) -> Result<Settled, ApiError> {
         let current = self.current(target)?;
         let old = &*current.value;
         let resource = &target.resource;
@@ -60,15 +75,39 @@ impl State {
             managers::track_update(old, &mut new, writer, &Schema::of(resource));
         }
         if *old == new {
-            return Ok(Written { version: current, created: false });
+            return Ok(Settled { before: current, new: None });
         }
         refuse(resource, &target.name, &check(target, old, &new))?;
         count_generation(resource, old, &mut new);
-        if resource.is(CRD_GROUP, CRD_PLURAL) && !options.dry_run {
+        Ok(Settled { before: current, new: Some(new) })
+    }
+
+    /// Stores what was settled, unless the object has changed since.
+    pub(crate) fn store_settled(&mut self, target: &Target, settled: Settled, options: &WriteOptions) -> Result<Written, ApiError> {
+        if self.current(target)?.rv != settled.before.rv {
+            return Err(ApiError::modified(&target.resource.qualified(), &target.name));
+        }
+        let Some(new) = settled.new else { return Ok(Written { version: settled.before, created: false }) };
+        if target.resource.is(CRD_GROUP, CRD_PLURAL) && !options.dry_run {
             self.registry.define(&new);
         }
         let version = if finished(&new) && !options.dry_run { self.finish(target, new) } else { self.keep(target, new, options.dry_run) };
         Ok(Written { version, created: false })
+    }
+}
+
+/// An update that the rules allow.
+#[derive(Debug, Clone)]
+pub(crate) struct Settled {
+    pub(crate) before: Arc<Version>,
+    /// None if nothing changes.
+    new: Option<Value>,
+}
+
+impl Settled {
+    /// The object as it would be stored.
+    pub(crate) fn after(&self) -> &Value {
+        self.new.as_ref().unwrap_or(&self.before.value)
     }
 }
 
@@ -137,6 +176,7 @@ fn check(target: &Target, old: &Value, new: &Value) -> Vec<FieldError> {
         let why = format!("no new finalizers can be added if the object is being deleted, found new finalizers {added}");
         errors.push(FieldError::forbidden("metadata.finalizers", &why));
     }
+    errors.extend(admission::check_configuration(&target.resource, new));
     if target.resource.is_pod() && !target.status {
         errors.extend(pod::immutable::check_update(old, new));
     }

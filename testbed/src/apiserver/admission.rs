@@ -1,0 +1,194 @@
+//! Admission webhooks: which are called for a request, and what becomes of it.
+//!
+//! As in a real server: mutating webhooks one after the other, in order of their configurations' names, then the
+//! validating ones. `matchConditions` are not evaluated (there is no CEL here): a webhook that has some is called for
+//! every request that the rest of it matches, which is more often than on a real cluster.
+
+mod call;
+mod hook;
+mod review;
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use serde_json::Value;
+
+use self::hook::{Hook, Phase};
+use super::access::User;
+use super::object;
+use super::resource::Resource;
+use super::status::ApiError;
+use super::store::{Key, Version};
+use super::verbs::{State, Target};
+
+pub(crate) use self::hook::check_configuration;
+
+/// Where the Services that webhooks name are served here.
+#[derive(Debug, Default)]
+pub(crate) struct Services(RwLock<HashMap<(String, String, u16), SocketAddr>>);
+
+impl Services {
+    pub(crate) fn set(&self, namespace: &str, name: &str, port: u16, address: SocketAddr) {
+        let key = (namespace.to_owned(), name.to_owned(), port);
+        self.0.write().unwrap_or_else(PoisonError::into_inner).insert(key, address);
+    }
+
+    fn get(&self, namespace: &str, name: &str, port: u16) -> Option<SocketAddr> {
+        let key = (namespace.to_owned(), name.to_owned(), port);
+        self.0.read().unwrap_or_else(PoisonError::into_inner).get(&key).copied()
+    }
+}
+
+/// What a request wants to do with an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Operation {
+    Create,
+    Update,
+    Delete,
+}
+
+impl Operation {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Create => "CREATE",
+            Self::Update => "UPDATE",
+            Self::Delete => "DELETE",
+        }
+    }
+}
+
+/// A write as webhooks are told of it, but for the object.
+#[derive(Debug)]
+pub(crate) struct Request<'a> {
+    pub(crate) operation: Operation,
+    pub(crate) target: &'a Target,
+    /// Empty for the object itself.
+    pub(crate) subresource: &'a str,
+    pub(crate) user: &'a User,
+    pub(crate) dry_run: bool,
+    /// `CreateOptions` and the like.
+    pub(crate) options: Value,
+}
+
+/// The object of a request before and after; null where there is none.
+#[derive(Debug, Clone)]
+pub(crate) struct Objects {
+    pub(crate) old: Arc<Value>,
+    pub(crate) new: Value,
+}
+
+/// The webhooks that one request has to pass.
+#[derive(Debug)]
+pub(crate) struct Gate {
+    mutating: Vec<Hook>,
+    validating: Vec<Hook>,
+    /// The namespace of the request as an object; null for cluster-scoped ones.
+    namespace: Arc<Value>,
+    services: Arc<Services>,
+    /// What webhooks want the client to be told.
+    warnings: Mutex<Vec<String>>,
+}
+
+impl Gate {
+    /// The webhooks whose rules and namespace selector match.
+    pub(crate) fn of(state: &State, services: &Arc<Services>, request: &Request<'_>) -> Self {
+        let resource = &request.target.resource;
+        let own_kind = matches!(resource.plural.as_str(), "mutatingwebhookconfigurations" | "validatingwebhookconfigurations");
+        let hooks = |phase: Phase| {
+            let hooks = if own_kind { Vec::new() } else { hook::all(state, phase) };
+            hooks.into_iter().filter(|hook| hook.matches(request)).collect()
+        };
+        let key = Key::new("", request.target.namespace.clone());
+        let namespace = state.store.get(super::resource::NAMESPACES, &key).map(|version| Arc::clone(&version.value));
+        Self {
+            mutating: hooks(Phase::Mutating),
+            validating: hooks(Phase::Validating),
+            namespace: namespace.unwrap_or_default(),
+            services: Arc::clone(services),
+            warnings: Mutex::default(),
+        }
+    }
+
+    /// Whether nobody has to be asked.
+    pub(crate) fn is_open(&self) -> bool {
+        self.mutating.is_empty() && self.validating.is_empty()
+    }
+
+    /// What the client is to be told.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        self.warnings.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Asks the mutating webhooks; the new object as they leave it.
+    pub(crate) async fn mutate(&self, request: &Request<'_>, mut objects: Objects) -> Result<Value, ApiError> {
+        let mut seen = Vec::new();
+        for hook in &self.mutating {
+            self.mutate_by(hook, request, &mut objects).await?;
+            seen.push(objects.new.clone());
+        }
+        for (hook, seen) in self.mutating.iter().zip(seen) {
+            if hook.reinvoke && seen != objects.new {
+                self.mutate_by(hook, request, &mut objects).await?;
+            }
+        }
+        Ok(objects.new)
+    }
+
+    async fn mutate_by(&self, hook: &Hook, request: &Request<'_>, objects: &mut Objects) -> Result<(), ApiError> {
+        let patch = self.ask(hook, request, objects).await?;
+        let Some(patch) = patch.filter(|_| !objects.new.is_null()) else { return Ok(()) };
+        super::patch::json_patch(&mut objects.new, patch).map_err(|error| ApiError::new(500, format!("Internal error occurred: {error}")))
+    }
+
+    /// Asks the validating webhooks, which are told the object as it would be stored.
+    pub(crate) async fn validate(&self, request: &Request<'_>, objects: &Objects) -> Result<(), ApiError> {
+        let answers = self.validating.iter().map(|hook| self.ask(hook, request, objects));
+        for answer in futures::future::join_all(answers).await {
+            answer?;
+        }
+        Ok(())
+    }
+
+    /// The patch that a webhook answers with.
+    async fn ask(&self, hook: &Hook, request: &Request<'_>, objects: &Objects) -> Result<Option<Value>, ApiError> {
+        if !hook.selects(request, objects, &self.namespace) {
+            return Ok(None);
+        }
+        if request.dry_run && hook.has_side_effects {
+            return Err(ApiError::bad_request(format!("admission webhook \"{}\" does not support dry run", hook.name)));
+        }
+        let uid = super::name::uid();
+        let review = review::request(&uid, request, objects);
+        let called = call::post(&self.services, hook, &review).await.and_then(|answer| review::read(&uid, hook, &answer));
+        match called {
+            Ok(verdict) => {
+                let warnings = verdict.warnings.iter().cloned();
+                self.warnings.lock().unwrap_or_else(PoisonError::into_inner).extend(warnings);
+                verdict.decide(&hook.name)
+            }
+            Err(error) if hook.ignores_failure => {
+                tracing::warn!(webhook = hook.name, %error, "failed calling webhook, failing open");
+                Ok(None)
+            }
+            Err(error) => Err(ApiError::internal(&format!("failed calling webhook \"{}\": {error}", hook.name))),
+        }
+    }
+}
+
+/// The kind of a request's object.
+fn kind_of(resource: &Resource, subresource: &str, new: &Value) -> (String, String, String) {
+    let own = || (resource.group.clone(), resource.version.clone(), resource.kind.clone());
+    let (group, version) = object::text(new, "/apiVersion").rsplit_once('/').unwrap_or(("", object::text(new, "/apiVersion")));
+    match subresource {
+        "binding" => (String::new(), "v1".to_owned(), "Binding".to_owned()),
+        "eviction" if version.is_empty() => ("policy".to_owned(), "v1".to_owned(), "Eviction".to_owned()),
+        "eviction" => (group.to_owned(), version.to_owned(), "Eviction".to_owned()),
+        _ => own(),
+    }
+}
+
+/// The stored version of an object, or null.
+pub(crate) fn value_of(version: Option<&Arc<Version>>) -> Arc<Value> {
+    version.map(|version| Arc::clone(&version.value)).unwrap_or_default()
+}

@@ -1,0 +1,121 @@
+//! A stand-in for a vendor's device plugin: whole GPUs under the vendor's name, picked by kubelet alone.
+//!
+//! As NVIDIA's with `deviceIDStrategy=uuid` and `deviceListStrategy=envvar`: one ID per GPU, the environment names the
+//! UUIDs, and there is no preference that gpushare could steer. It registers once and is not told of kubelet restarts.
+
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+
+use anyhow::{Context, Result};
+use futures::{Stream, StreamExt, stream};
+use hyper_util::rt::TokioIo;
+use proto::kubelet::deviceplugin::device_plugin_server::{DevicePlugin, DevicePluginServer};
+use proto::kubelet::deviceplugin::registration_client::RegistrationClient;
+use proto::kubelet::deviceplugin::{
+    AllocateRequest, AllocateResponse, ContainerAllocateResponse, Device, DevicePluginOptions, Empty, ListAndWatchResponse,
+    PreStartContainerRequest, PreStartContainerResponse, PreferredAllocationRequest, PreferredAllocationResponse, RegisterRequest,
+};
+use proto::kubelet::{DEVICE_PLUGIN_VERSION, HEALTHY};
+use tokio::net::{UnixListener, UnixStream};
+use tokio_stream::wrappers::UnixListenerStream;
+use tokio_util::task::AbortOnDropHandle;
+use tonic::transport::{Endpoint, Server};
+use tonic::{Request, Response, Status};
+
+use crate::invariants::VISIBLE_DEVICES;
+
+/// The resource that NVIDIA's plugin serves.
+pub const NVIDIA_GPU: &str = "nvidia.com/gpu";
+
+/// A running stand-in; dropping it ends it as a crash would.
+#[derive(Debug)]
+pub struct VendorPlugin {
+    plugin_dir: PathBuf,
+    resource: String,
+    _serving: AbortOnDropHandle<()>,
+}
+
+impl VendorPlugin {
+    /// Serves these GPUs to the kubelet of `plugin_dir`, and registers.
+    pub async fn start(plugin_dir: &Path, resource: &str, uuids: Vec<String>) -> Result<Self> {
+        let socket = plugin_dir.join(socket_name(resource));
+        // Left behind by a predecessor; there is often none.
+        let _ = std::fs::remove_file(&socket);
+        let listener = UnixListener::bind(&socket).with_context(|| format!("cannot listen on {}", socket.display()))?;
+        let server = Server::builder().add_service(DevicePluginServer::new(WholeGpus { uuids }));
+        let serving = tokio::spawn(async move {
+            if let Err(error) = server.serve_with_incoming(UnixListenerStream::new(listener)).await {
+                tracing::error!(%error, "the vendor's plugin cannot serve");
+            }
+        });
+        let plugin = Self { plugin_dir: plugin_dir.to_owned(), resource: resource.to_owned(), _serving: AbortOnDropHandle::new(serving) };
+        plugin.register().await?;
+        Ok(plugin)
+    }
+
+    /// Registers, as is needed again after a kubelet restart.
+    pub async fn register(&self) -> Result<()> {
+        let kubelet = self.plugin_dir.join("kubelet.sock");
+        let connector = tower::service_fn(move |_| {
+            let kubelet = kubelet.clone();
+            async move { UnixStream::connect(kubelet).await.map(TokioIo::new) }
+        });
+        let channel = Endpoint::from_static("http://localhost").connect_with_connector(connector).await.context("no kubelet answers")?;
+        let request = RegisterRequest {
+            version: DEVICE_PLUGIN_VERSION.to_owned(),
+            endpoint: socket_name(&self.resource),
+            resource_name: self.resource.clone(),
+            options: Some(DevicePluginOptions::default()),
+        };
+        RegistrationClient::new(channel).register(request).await.with_context(|| format!("kubelet refuses {}", self.resource))?;
+        Ok(())
+    }
+}
+
+fn socket_name(resource: &str) -> String {
+    format!("vendor-{}.sock", resource.replace('/', "-"))
+}
+
+#[derive(Debug)]
+struct WholeGpus {
+    uuids: Vec<String>,
+}
+
+#[tonic::async_trait]
+impl DevicePlugin for WholeGpus {
+    type ListAndWatchStream = Pin<Box<dyn Stream<Item = Result<ListAndWatchResponse, Status>> + Send>>;
+
+    async fn get_device_plugin_options(&self, _: Request<Empty>) -> Result<Response<DevicePluginOptions>, Status> {
+        Ok(Response::new(DevicePluginOptions::default()))
+    }
+
+    async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
+        let device = |uuid: &String| Device { id: uuid.clone(), health: HEALTHY.to_owned(), topology: None };
+        let list = ListAndWatchResponse { devices: self.uuids.iter().map(device).collect() };
+        let forever = stream::once(async { Ok(list) }).chain(stream::pending());
+        Ok(Response::new(Box::pin(forever)))
+    }
+
+    async fn get_preferred_allocation(
+        &self,
+        _: Request<PreferredAllocationRequest>,
+    ) -> Result<Response<PreferredAllocationResponse>, Status> {
+        Err(Status::unimplemented("this plugin has no preference"))
+    }
+
+    async fn allocate(&self, request: Request<AllocateRequest>) -> Result<Response<AllocateResponse>, Status> {
+        let mut container_responses = Vec::new();
+        for container in request.into_inner().container_requests {
+            if let Some(unknown) = container.device_ids.iter().find(|id| !self.uuids.contains(id)) {
+                return Err(Status::unknown(format!("invalid allocation request for '{NVIDIA_GPU}': unknown device: {unknown}")));
+            }
+            let envs = [(VISIBLE_DEVICES.to_owned(), container.device_ids.join(","))].into();
+            container_responses.push(ContainerAllocateResponse { envs, ..ContainerAllocateResponse::default() });
+        }
+        Ok(Response::new(AllocateResponse { container_responses }))
+    }
+
+    async fn pre_start_container(&self, _: Request<PreStartContainerRequest>) -> Result<Response<PreStartContainerResponse>, Status> {
+        Ok(Response::new(PreStartContainerResponse {}))
+    }
+}
