@@ -1,9 +1,9 @@
 //! A stand-in for a vendor's device plugin: whole GPUs under the vendor's name, picked by kubelet alone.
 //!
 //! As NVIDIA's with `deviceIDStrategy=uuid` and `deviceListStrategy=envvar`: one ID per GPU, the environment names the
-//! UUIDs, and there is no preference that gpushare could steer. It registers once and is not told of kubelet restarts.
+//! UUIDs, and there is no preference that gpushare could steer. It does not see when kubelet restarts: start it anew then.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::pin::Pin;
 
 use anyhow::{Context, Result};
@@ -30,8 +30,6 @@ pub const NVIDIA_GPU: &str = "nvidia.com/gpu";
 /// A running stand-in; dropping it ends it as a crash would.
 #[derive(Debug)]
 pub struct VendorPlugin {
-    plugin_dir: PathBuf,
-    resource: String,
     _serving: AbortOnDropHandle<()>,
 }
 
@@ -48,28 +46,27 @@ impl VendorPlugin {
                 tracing::error!(%error, "the vendor's plugin cannot serve");
             }
         });
-        let plugin = Self { plugin_dir: plugin_dir.to_owned(), resource: resource.to_owned(), _serving: AbortOnDropHandle::new(serving) };
-        plugin.register().await?;
+        let plugin = Self { _serving: AbortOnDropHandle::new(serving) };
+        register(plugin_dir, resource).await?;
         Ok(plugin)
     }
+}
 
-    /// Registers, as is needed again after a kubelet restart.
-    pub async fn register(&self) -> Result<()> {
-        let kubelet = self.plugin_dir.join("kubelet.sock");
-        let connector = tower::service_fn(move |_| {
-            let kubelet = kubelet.clone();
-            async move { UnixStream::connect(kubelet).await.map(TokioIo::new) }
-        });
-        let channel = Endpoint::from_static("http://localhost").connect_with_connector(connector).await.context("no kubelet answers")?;
-        let request = RegisterRequest {
-            version: DEVICE_PLUGIN_VERSION.to_owned(),
-            endpoint: socket_name(&self.resource),
-            resource_name: self.resource.clone(),
-            options: Some(DevicePluginOptions::default()),
-        };
-        RegistrationClient::new(channel).register(request).await.with_context(|| format!("kubelet refuses {}", self.resource))?;
-        Ok(())
-    }
+async fn register(plugin_dir: &Path, resource: &str) -> Result<()> {
+    let kubelet = plugin_dir.join("kubelet.sock");
+    let connector = tower::service_fn(move |_| {
+        let kubelet = kubelet.clone();
+        async move { UnixStream::connect(kubelet).await.map(TokioIo::new) }
+    });
+    let channel = Endpoint::from_static("http://localhost").connect_with_connector(connector).await.context("no kubelet answers")?;
+    let request = RegisterRequest {
+        version: DEVICE_PLUGIN_VERSION.to_owned(),
+        endpoint: socket_name(resource),
+        resource_name: resource.to_owned(),
+        options: Some(DevicePluginOptions::default()),
+    };
+    RegistrationClient::new(channel).register(request).await.with_context(|| format!("kubelet refuses {resource}"))?;
+    Ok(())
 }
 
 fn socket_name(resource: &str) -> String {

@@ -96,6 +96,7 @@ pub struct SimulatedNode {
     inventory: PathBuf,
     plugin: Option<Daemon>,
     vendor: Option<VendorPlugin>,
+    vendor_minors: Vec<u32>,
     kubelet: Kubelet,
 }
 
@@ -125,7 +126,7 @@ impl SimulatedNode {
         } else {
             None
         };
-        Ok(Self { spec, inventory, plugin, vendor: None, kubelet })
+        Ok(Self { spec, inventory, plugin, vendor: None, vendor_minors: Vec::new(), kubelet })
     }
 
     /// Its name.
@@ -146,16 +147,18 @@ impl SimulatedNode {
     /// Kills and starts its kubelet; containers go on running.
     pub async fn restart_kubelet(&mut self) -> Result<()> {
         self.kubelet.restart().await?;
-        match &self.vendor {
-            Some(vendor) => vendor.register().await,
-            None => Ok(()),
+        if self.vendor.is_some() {
+            // Kubelet has removed its socket.
+            self.start_vendor_plugin(&self.vendor_minors.clone()).await?;
         }
+        Ok(())
     }
 
     /// Starts the stand-in for the vendor's plugin, which offers the GPUs of these minors whole; anew if it runs.
     pub async fn start_vendor_plugin(&mut self, minors: &[u32]) -> Result<()> {
-        let offered = self.spec.gpus.iter().filter(|gpu| minors.contains(&gpu.minor)).map(|gpu| gpu.uuid.clone()).collect();
+        self.vendor_minors = minors.to_vec();
         self.vendor = None;
+        let offered = self.spec.gpus.iter().filter(|gpu| minors.contains(&gpu.minor)).map(|gpu| gpu.uuid.clone()).collect();
         self.vendor = Some(VendorPlugin::start(&self.kubelet.config().plugin_dir(), NVIDIA_GPU, offered).await?);
         Ok(())
     }

@@ -24,7 +24,8 @@ async fn held_pods_are_admitted_as_one_batch_in_the_order_asked_for() {
     node.kubelet.restart().await.unwrap();
     // The restarted kubelet lists `before` too.
     node.until(|kubelet| kubelet.n_held() == 4).await;
-    plugin.register(node.kubelet.config()).await.unwrap();
+    drop(plugin);
+    let _plugin = node.plugin(slots(20)).await;
     node.kubelet.release(OrderRule::Reversed, 0);
     node.until(|kubelet| kubelet.n_admissions() == 5).await;
     let admitted = node.kubelet.admissions().into_iter().map(|admission| admission.pod.replace("default/", ""));
