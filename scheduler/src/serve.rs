@@ -2,13 +2,12 @@
 //!
 //! Knows nothing about the routes. A client's certificate is checked here and told to the routes as [`ClientCertificate`].
 
+pub mod certificates;
 mod head_limit;
 
 use std::convert::Infallible;
-use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
 use axum::Router;
 use axum::body::Body;
 use http::{Request, Response};
@@ -17,17 +16,12 @@ use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::server::WebPkiClientVerifier;
-use rustls::{RootCertStore, ServerConfig};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt;
 use tracing::{debug, warn};
 
-use crate::config::TlsFiles;
+use certificates::Current;
 use head_limit::{Conversation, HeadLimit};
 
 /// How long requests in work may take to end once the daemon is told to stop.
@@ -45,13 +39,7 @@ const H2: &[u8] = b"h2";
 pub struct ClientCertificate;
 
 /// Serves until `stop` completes, then lets the requests in work end.
-pub async fn serve(
-    listener: TcpListener,
-    router: Router,
-    tls: Option<TlsAcceptor>,
-    read_timeout: Duration,
-    stop: impl Future<Output = ()>,
-) {
+pub async fn serve(listener: TcpListener, router: Router, tls: Option<Current>, read_timeout: Duration, stop: impl Future<Output = ()>) {
     let graceful = GracefulShutdown::new();
     let connection = Connection { router, tls, read_timeout };
     tokio::pin!(stop);
@@ -80,7 +68,7 @@ pub async fn serve(
 #[derive(Clone)]
 struct Connection {
     router: Router,
-    tls: Option<TlsAcceptor>,
+    tls: Option<Current>,
     read_timeout: Duration,
 }
 
@@ -89,7 +77,7 @@ impl Connection {
         if let Err(error) = stream.set_nodelay(true) {
             debug!(%error, "cannot set TCP_NODELAY");
         }
-        let Some(acceptor) = self.tls.clone() else {
+        let Some(acceptor) = self.tls.as_ref().map(Current::acceptor) else {
             return self.http1(stream, false, watcher).await;
         };
         match tokio::time::timeout(self.read_timeout, acceptor.accept(stream)).await {
@@ -146,42 +134,6 @@ async fn answer(router: Router, request: Request<Incoming>, certified: bool) -> 
         request.extensions_mut().insert(ClientCertificate);
     }
     router.oneshot(request).await
-}
-
-/// Reads certificates and keys.
-///
-/// # Errors
-/// Names the file that cannot be read or used.
-pub fn tls_acceptor(files: &TlsFiles) -> anyhow::Result<TlsAcceptor> {
-    let chain = certificates(&files.cert)?;
-    let key = PrivateKeyDer::from_pem_file(&files.key).with_context(|| format!("private key {}", files.key.display()))?;
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = ServerConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions()?;
-    let builder = match &files.client_ca {
-        None => builder.with_no_client_auth(),
-        Some(path) => {
-            let mut roots = RootCertStore::empty();
-            for certificate in certificates(path)? {
-                roots.add(certificate).with_context(|| format!("authority in {}", path.display()))?;
-            }
-            // Probes and metrics come without a certificate, so the verbs refuse, not the handshake.
-            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).allow_unauthenticated();
-            builder.with_client_cert_verifier(verifier.build().with_context(|| format!("authorities in {}", path.display()))?)
-        }
-    };
-    let mut config = builder
-        .with_single_cert(chain, key)
-        .with_context(|| format!("certificate {} with key {}", files.cert.display(), files.key.display()))?;
-    config.alpn_protocols = vec![H2.to_vec(), b"http/1.1".to_vec()];
-    Ok(TlsAcceptor::from(Arc::new(config)))
-}
-
-fn certificates(path: &std::path::Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
-    let open = || format!("certificates {}", path.display());
-    let certificates: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path).with_context(open)?.collect();
-    let certificates = certificates.with_context(open)?;
-    anyhow::ensure!(!certificates.is_empty(), "certificates {}: the file holds none", path.display());
-    Ok(certificates)
 }
 
 #[cfg(test)]

@@ -10,13 +10,14 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use scheduler::config::TlsFiles;
 use scheduler::offline;
-use scheduler::serve::{serve, tls_acceptor};
+use scheduler::serve::certificates::{self, Current};
+use scheduler::serve::serve;
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
-use tokio_rustls::{TlsAcceptor, TlsConnector};
+use tokio_rustls::TlsConnector;
 
 use crate::api::Fault;
 use crate::objects::units;
@@ -29,7 +30,7 @@ struct Server {
     task: JoinHandle<()>,
 }
 
-async fn start(world: &World, tls: Option<TlsAcceptor>, read_timeout: Duration) -> Server {
+async fn start(world: &World, tls: Option<Current>, read_timeout: Duration) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = oneshot::channel();
@@ -156,7 +157,8 @@ async fn verbs_demand_a_client_certificate_and_probes_do_not() {
     let mut serving = offline::serving();
     serving.tls = Some(certificates.files());
     let world = World::unsynced(&serving);
-    let server = start(&world, Some(tls_acceptor(&certificates.files()).unwrap()), Duration::from_secs(5)).await;
+    let tls = certificates::Certificates::load(certificates.files()).unwrap().current();
+    let server = start(&world, Some(tls), Duration::from_secs(5)).await;
     let request = async |client: Option<&Certificates>, method, path: &str| {
         let stream = certificates.connect(server.address, client, &certificates).await?;
         exchange(stream, method, path, "{}").await
@@ -178,7 +180,7 @@ async fn verbs_demand_a_client_certificate_and_probes_do_not() {
 #[test]
 fn unusable_certificates_are_named() {
     let certificates = Certificates::new();
-    let error = |files: &TlsFiles| format!("{:#}", tls_acceptor(files).map(drop).unwrap_err());
+    let error = |files: &TlsFiles| format!("{:#}", certificates::Certificates::load(files.clone()).map(drop).unwrap_err());
     let mut files = certificates.files();
     files.key = certificates.dir.path().join("client-key.pem");
     assert!(error(&files).contains("server.pem with key"), "{}", error(&files));

@@ -1,0 +1,156 @@
+//! Certificates, keys and authorities in files: read at the start, and again whenever they change.
+//!
+//! Files that cannot be used change nothing: what was read last stays in use. Connections that stand keep what they began with.
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
+use rustls::{RootCertStore, ServerConfig};
+use tokio::sync::watch;
+use tokio_rustls::TlsAcceptor;
+use tracing::{info, warn};
+
+use super::H2;
+use crate::config::TlsFiles;
+
+/// How long a change of the files may go unseen.
+const INTERVAL: Duration = Duration::from_secs(30);
+
+/// Reads the files again and again. Names and times tell little of mounted Secrets, so the contents are compared.
+#[derive(Debug)]
+pub struct Certificates {
+    files: TlsFiles,
+    /// What the files were last seen to hold, of use or not.
+    seen: Contents,
+    current: watch::Sender<Arc<ServerConfig>>,
+}
+
+/// What new connections are accepted with.
+#[derive(Clone, Debug)]
+pub struct Current(watch::Receiver<Arc<ServerConfig>>);
+
+impl Current {
+    pub(super) fn acceptor(&self) -> TlsAcceptor {
+        TlsAcceptor::from(Arc::clone(&self.0.borrow()))
+    }
+}
+
+impl Certificates {
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// Names the file that cannot be read or used.
+    pub fn load(files: TlsFiles) -> anyhow::Result<Self> {
+        let seen = Contents::read(&files);
+        let (current, _) = watch::channel(seen.settings(&files)?);
+        Ok(Self { files, seen, current })
+    }
+
+    /// What new connections are accepted with, from now on.
+    pub fn current(&self) -> Current {
+        Current(self.current.subscribe())
+    }
+
+    /// Reads the files every half minute, for ever.
+    pub async fn follow(mut self) {
+        loop {
+            tokio::time::sleep(INTERVAL).await;
+            self.reload();
+        }
+    }
+
+    /// Reads the files, and puts what they hold in use if that is new.
+    fn reload(&mut self) {
+        // Small files on a local mount: not worth a thread.
+        let seen = Contents::read(&self.files);
+        if seen == self.seen {
+            return;
+        }
+        match seen.settings(&self.files) {
+            Ok(settings) => {
+                self.current.send_replace(settings);
+                info!(certificate = %self.files.cert.display(), "certificates have changed, new connections meet the new ones");
+            }
+            Err(error) => warn!(error = format!("{error:#}"), "certificates have changed and cannot be used, the old ones stay"),
+        }
+        self.seen = seen;
+    }
+}
+
+/// What the files hold, or why they cannot be read.
+#[derive(PartialEq, Eq)]
+struct Contents {
+    cert: Bytes,
+    key: Bytes,
+    client_ca: Option<Bytes>,
+}
+
+type Bytes = Result<Vec<u8>, io::ErrorKind>;
+
+impl fmt::Debug for Contents {
+    /// Shows nothing: a private key belongs in no log.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Contents").finish_non_exhaustive()
+    }
+}
+
+impl Contents {
+    fn read(files: &TlsFiles) -> Self {
+        let read = |path: &Path| std::fs::read(path).map_err(|error| error.kind());
+        Self { cert: read(&files.cert), key: read(&files.key), client_ca: files.client_ca.as_deref().map(read) }
+    }
+
+    fn settings(&self, files: &TlsFiles) -> anyhow::Result<Arc<ServerConfig>> {
+        let chain = certificates(&self.cert, &files.cert)?;
+        let key = private_key(&self.key, &files.key)?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+        let builder = match self.client_ca.as_ref().zip(files.client_ca.as_deref()) {
+            None => builder.with_no_client_auth(),
+            Some((authorities, path)) => builder.with_client_cert_verifier(verifier(authorities, path)?),
+        };
+        let mut settings = builder
+            .with_single_cert(chain, key)
+            .with_context(|| format!("certificate {} with key {}", files.cert.display(), files.key.display()))?;
+        settings.alpn_protocols = vec![H2.to_vec(), b"http/1.1".to_vec()];
+        Ok(Arc::new(settings))
+    }
+}
+
+fn verifier(authorities: &Bytes, path: &Path) -> anyhow::Result<Arc<dyn ClientCertVerifier>> {
+    let at = || format!("authorities in {}", path.display());
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(authorities, path)? {
+        roots.add(certificate).with_context(at)?;
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    // Views come without a certificate, so the verbs refuse, not the handshake.
+    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).allow_unauthenticated();
+    verifier.build().with_context(at)
+}
+
+fn certificates(pem: &Bytes, path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
+    let at = || format!("certificates {}", path.display());
+    let pem = pem.as_ref().map_err(|kind| io::Error::from(*kind)).with_context(at)?;
+    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    let certificates = certificates.with_context(at)?;
+    anyhow::ensure!(!certificates.is_empty(), "certificates {}: the file holds none", path.display());
+    Ok(certificates)
+}
+
+fn private_key(pem: &Bytes, path: &Path) -> anyhow::Result<PrivateKeyDer<'static>> {
+    let at = || format!("private key {}", path.display());
+    let pem = pem.as_ref().map_err(|kind| io::Error::from(*kind)).with_context(at)?;
+    PrivateKeyDer::from_pem_slice(pem).with_context(at)
+}
+
+#[cfg(test)]
+mod tests;
