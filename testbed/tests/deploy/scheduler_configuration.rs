@@ -156,15 +156,20 @@ fn scheduler_serves_these_paths(#[case] path: &str) {
         assert_eq!(unknown, 404);
         assert!(![404, 405].contains(&known), "{prefix}/{verb}: {known}");
     }
-    assert_eq!(scheduler.status("GET", "/healthz"), 200);
-    // It has seen nothing of the cluster yet.
-    assert_eq!(scheduler.status("GET", "/readyz"), 503);
+    for address in [scheduler.address, scheduler.health] {
+        assert_eq!(status(address, "GET", "/healthz"), 200);
+        assert_eq!(status(address, "GET", "/metrics"), 200);
+        // It has seen nothing of the cluster yet.
+        assert_eq!(status(address, "GET", "/readyz"), 503);
+    }
+    assert_eq!(status(scheduler.health, "POST", &format!("{prefix}/{}", extender.bind_verb)), 404);
 }
 
 /// The scheduler's process, ended when dropped.
 struct Running {
     child: Child,
     address: SocketAddr,
+    health: SocketAddr,
     _folder: tempfile::TempDir,
 }
 
@@ -173,35 +178,40 @@ impl Running {
         let folder = tempfile::tempdir().unwrap();
         let kubeconfig = folder.path().join("kubeconfig");
         std::fs::write(&kubeconfig, KUBECONFIG).unwrap();
-        // Free now; whoever takes it in between fails this test, not another one.
-        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        // Free now; whoever takes one in between fails this test, not another one.
+        let [address, health] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap()).map(|free| free.local_addr().unwrap());
         let child = SCHEDULER
             .command()
-            .args([format!("--listen={address}"), format!("--kubeconfig={}", kubeconfig.display())])
+            .args([format!("--listen={address}"), format!("--health-listen={health}"), format!("--kubeconfig={}", kubeconfig.display())])
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        let running = Self { child, address, _folder: folder };
+        let running = Self { child, address, health, _folder: folder };
         running.await_port();
         running
     }
 
+    /// Waits for the port that is opened last.
     fn await_port(&self) {
         let deadline = Instant::now() + Duration::from_secs(20);
-        while TcpStream::connect(self.address).is_err() {
+        while TcpStream::connect(self.health).is_err() {
             assert!(Instant::now() < deadline, "the scheduler does not listen");
             std::thread::sleep(Duration::from_millis(20));
         }
     }
 
     fn status(&self, method: &str, path: &str) -> u16 {
-        let mut stream = TcpStream::connect(self.address).unwrap();
-        let head = format!("{method} {path} HTTP/1.1\r\nHost: extender\r\nContent-Type: application/json\r\n");
-        write!(stream, "{head}Content-Length: 2\r\nConnection: close\r\n\r\n{{}}").unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer.split(' ').nth(1).unwrap_or_else(|| panic!("{path}: {answer:?}")).parse().unwrap()
+        status(self.address, method, path)
     }
+}
+
+fn status(address: SocketAddr, method: &str, path: &str) -> u16 {
+    let mut stream = TcpStream::connect(address).unwrap();
+    let head = format!("{method} {path} HTTP/1.1\r\nHost: extender\r\nContent-Type: application/json\r\n");
+    write!(stream, "{head}Content-Length: 2\r\nConnection: close\r\n\r\n{{}}").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer.split(' ').nth(1).unwrap_or_else(|| panic!("{path}: {answer:?}")).parse().unwrap()
 }
 
 impl Drop for Running {

@@ -94,13 +94,10 @@ fn scheduler_is_probed_and_reached_where_it_listens() {
     let objects = render("base");
     let deployment = find(&objects, "Deployment", SCHEDULER.name);
     let container = container(deployment, SCHEDULER.name);
-    let port = &container["ports"][0];
+    let (port, health) = (&container["ports"][0], &container["ports"][1]);
     let listen = texts(&container["args"]).into_iter().find_map(|arg| arg.strip_prefix("--listen=")).unwrap();
     assert_eq!(listen, format!("0.0.0.0:{}", port["containerPort"]));
-    for (probe, path) in [("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")] {
-        let get = &container[probe]["httpGet"];
-        assert_eq!(*get, json!({"path": path, "port": port["name"], "scheme": "HTTPS"}), "{probe}");
-    }
+    assert_probed_in_the_clear(container, health);
     let service = find(&objects, "Service", SCHEDULER.name);
     assert_eq!(service["spec"]["ports"][0]["port"], port["containerPort"]);
     assert_eq!(service["spec"]["ports"][0]["targetPort"], port["name"]);
@@ -114,7 +111,17 @@ fn scheduler_is_probed_and_reached_where_it_listens() {
         assert!(selector.as_object().unwrap().iter().all(|(key, value)| labels[key] == *value), "{selector}");
     }
     let policy = find(&objects, "NetworkPolicy", SCHEDULER.name);
-    assert_eq!(policy["spec"]["ingress"], json!([{"ports": [{"port": port["containerPort"], "protocol": "TCP"}]}]));
+    let admitted = [port, health].map(|port| json!({"port": port["containerPort"], "protocol": "TCP"}));
+    assert_eq!(policy["spec"]["ingress"], json!([{"ports": admitted}]));
+}
+
+/// kubelet shows no certificate, and reaches the pod's address only.
+fn assert_probed_in_the_clear(container: &Value, port: &Value) {
+    let listen = texts(&container["args"]).into_iter().find_map(|arg| arg.strip_prefix("--health-listen=")).unwrap();
+    assert_eq!(listen, format!("0.0.0.0:{}", port["containerPort"]));
+    for (probe, path) in [("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")] {
+        assert_eq!(container[probe]["httpGet"], json!({"path": path, "port": port["name"]}), "{probe}");
+    }
 }
 
 #[rstest]
@@ -123,13 +130,15 @@ fn scheduler_is_probed_and_reached_where_it_listens() {
 fn second_scheduler_keeps_the_extender_to_itself(#[case] folder: &str) {
     let objects = render(folder);
     assert!(all(&objects, "Service").is_empty());
-    assert!(admits_nobody(find(&objects, "NetworkPolicy", SCHEDULER.name)));
     let deployment = find(&objects, "Deployment", SCHEDULER.name);
     let extender = container(deployment, SCHEDULER.name);
     assert!(texts(&extender["args"]).contains(&"--listen=127.0.0.1:12345"));
-    for field in ["ports", "livenessProbe", "readinessProbe", "volumeMounts"] {
-        assert_eq!(extender[field], Value::Null, "{field}");
-    }
+    assert_eq!(extender["volumeMounts"], Value::Null);
+    let ports = extender["ports"].as_array().unwrap();
+    assert_eq!(ports.len(), 1, "{ports:?}");
+    assert_probed_in_the_clear(extender, &ports[0]);
+    let policy = find(&objects, "NetworkPolicy", SCHEDULER.name);
+    assert_eq!(policy["spec"]["ingress"], json!([{"ports": [{"port": ports[0]["containerPort"], "protocol": "TCP"}]}]));
     let kube_scheduler = container(deployment, "kube-scheduler");
     let volume = &pod(deployment)["volumes"][0];
     let map = find(&objects, "ConfigMap", volume["configMap"]["name"].as_str().unwrap());
@@ -162,12 +171,7 @@ fn device_plugin_reaches_kubelet_and_nothing_else_of_the_node() {
 fn device_plugin_is_probed_where_it_answers() {
     let objects = render("base");
     let container = container(find(&objects, "DaemonSet", DEVICE_PLUGIN.name), DEVICE_PLUGIN.name);
-    let port = &container["ports"][0];
-    let listen = texts(&container["args"]).into_iter().find_map(|arg| arg.strip_prefix("--health-listen=")).unwrap();
-    assert_eq!(listen, format!("0.0.0.0:{}", port["containerPort"]));
-    for (probe, path) in [("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")] {
-        assert_eq!(container[probe]["httpGet"], json!({"path": path, "port": port["name"]}), "{probe}");
-    }
+    assert_probed_in_the_clear(container, &container["ports"][0]);
     assert!(admits_nobody(find(&objects, "NetworkPolicy", DEVICE_PLUGIN.name)));
 }
 
