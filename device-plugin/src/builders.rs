@@ -24,6 +24,11 @@ pub(crate) fn shares(n: u64) -> ContainerRequest {
     ContainerRequest { shared: n, ..container(format!("s{n}")) }
 }
 
+/// A container that asks for whole GPUs.
+pub(crate) fn whole(n: u64) -> ContainerRequest {
+    ContainerRequest { whole: n, ..container(format!("w{n}")) }
+}
+
 /// The same container as an ordinary init container.
 pub(crate) fn init(container: ContainerRequest) -> ContainerRequest {
     ContainerRequest { kind: ContainerKind::Init, ..container }
@@ -71,6 +76,7 @@ pub(crate) fn gpu(minor: u32) -> Gpu {
         model: "Tesla T4".to_owned(),
         bus_id: Some(format!("0000:{minor:02x}:00.0")),
         numa_node: None,
+        pcie_root: None,
         device_node: format!("/dev/nvidia{minor}").into(),
     }
 }
@@ -80,5 +86,5 @@ pub(crate) fn fleet(n_gpus: u32) -> Fleet {
     let gpus: Vec<Gpu> = (0..n_gpus).map(gpu).collect();
     let ids = IdScheme::new(&gpus, 100, MemoryUnit::GIB).unwrap();
     let driver_version = Some("550.54.15".to_owned());
-    Fleet::new(Inventory { gpus, excluded: Vec::new(), driver_version, vendor: "nvidia".to_owned() }, ids)
+    Fleet::new(Inventory { gpus, others: Vec::new(), excluded: Vec::new(), driver_version, vendor: "nvidia".to_owned() }, ids)
 }

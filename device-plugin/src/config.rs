@@ -1,5 +1,7 @@
 //! What the operator chooses: flags and their environment variables, checked once, at start.
 
+mod vendor_resource;
+
 use std::fmt;
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
@@ -11,10 +13,13 @@ use clap::{Parser, ValueEnum};
 use proto::memory_unit::MemoryUnit;
 use proto::resource::{GPU_MEM, GPU_SHARED, ResourceNames, VENDOR_GPUS};
 
+use crate::fleet::sharing::SharedDevices;
 use crate::health::{IgnoredXids, Policy};
 use crate::inventory::{FileSource, NvmlSource, Source};
 use crate::plugin::Settings;
 use crate::pods::IN_NODE_STATUS;
+
+pub use vendor_resource::{VendorResource, VendorServer};
 
 /// Shares the GPUs of this node among pods.
 ///
@@ -39,6 +44,10 @@ pub struct Args {
     #[arg(long, env = "GPUSHARE_NVML_LIBRARY", default_value = "libnvidia-ml.so.1", value_name = "LIBRARY")]
     nvml_library: PathBuf,
 
+    /// Where sysfs is mounted, which tells where in the machine a GPU sits
+    #[arg(long, env = "GPUSHARE_SYSFS_ROOT", default_value = "/sys", value_name = "DIR")]
+    sysfs_root: PathBuf,
+
     /// What to do when this node has no library, driver or GPU
     #[arg(long, env = "GPUSHARE_NO_GPU", default_value = "exit", value_enum)]
     no_gpu: NoGpu,
@@ -46,6 +55,24 @@ pub struct Args {
     /// How many containers may share one GPU: the number of koordinator.sh/gpu.shared per GPU
     #[arg(long, env = "GPUSHARE_SLOTS", default_value_t = NonZeroU32::MIN.saturating_add(proto::resource::DEFAULT_SLOTS - 1))]
     slots: NonZeroU32,
+
+    /// The GPUs that pods may share: all, or UUIDs and minor numbers separated by commas; the others are left to whole-GPU pods
+    #[arg(long, env = "GPUSHARE_SHARED_DEVICES", default_value = "all", value_name = "all|GPUS")]
+    shared_devices: SharedDevices,
+
+    /// Who serves a vendor's resource on this node: the vendor's plugin (its pods are watched), this one, or nobody; may be repeated
+    #[arg(
+        long = "vendor-resource",
+        env = "GPUSHARE_VENDOR_RESOURCES",
+        default_value = "nvidia.com/gpu=vendor",
+        value_delimiter = ',',
+        value_name = "NAME=vendor|ours|ignore"
+    )]
+    vendor_resources: Vec<VendorResource>,
+
+    /// kubelet's pod-resources socket; without this, pod-resources/kubelet.sock beside the device plugin directory
+    #[arg(long, env = "GPUSHARE_POD_RESOURCES_SOCKET", value_name = "SOCKET")]
+    pod_resources_socket: Option<PathBuf>,
 
     /// Resource name of memory units
     #[arg(long, env = "GPUSHARE_MEMORY_RESOURCE", default_value = GPU_MEM, value_name = "NAME")]
@@ -105,6 +132,12 @@ pub struct Config {
     pub no_gpu: NoGpu,
     /// Shares of each GPU.
     pub slots: NonZeroU32,
+    /// The GPUs that are shared.
+    pub shared_devices: SharedDevices,
+    /// Who serves the vendors' resources.
+    pub vendor_resources: Vec<VendorResource>,
+    /// kubelet's pod-resources socket.
+    pub pod_resources_socket: PathBuf,
     /// What Allocate answers depend on.
     pub settings: Settings,
     /// What makes a GPU sick and well.
@@ -119,11 +152,25 @@ pub struct Config {
     pub log_level: LogLevel,
 }
 
+impl Config {
+    /// The resources that this server serves.
+    pub fn served_by(&self, server: VendorServer) -> impl Iterator<Item = &str> {
+        let theirs = self.vendor_resources.iter().filter(move |resource| resource.server == server);
+        theirs.map(|resource| resource.name.as_str())
+    }
+
+    /// Whether this plugin serves a vendor's resource.
+    pub fn serves_vendor(&self) -> bool {
+        self.served_by(VendorServer::Ours).next().is_some()
+    }
+}
+
 impl From<Args> for Config {
     fn from(args: Args) -> Self {
         let source = match args.inventory {
             InventoryKind::Nvml => {
-                Source::Nvml(NvmlSource { library: args.nvml_library, probe_interval: args.probe_interval, ..NvmlSource::default() })
+                let (library, sysfs, probe_interval) = (args.nvml_library, args.sysfs_root, args.probe_interval);
+                Source::Nvml(NvmlSource { library, sysfs, probe_interval, ..NvmlSource::default() })
             }
             InventoryKind::File(path) => Source::File(FileSource { path, node: args.node_name.to_string(), interval: args.probe_interval }),
         };
@@ -133,12 +180,16 @@ impl From<Args> for Config {
             visible_devices_env: args.visible_devices_env.0,
             allocate_wait: args.allocate_wait,
         };
+        let beside = || args.device_plugin_dir.parent().unwrap_or(&args.device_plugin_dir).join("pod-resources/kubelet.sock");
         Self {
+            pod_resources_socket: args.pod_resources_socket.clone().unwrap_or_else(beside),
             node_name: args.node_name,
             device_plugin_dir: args.device_plugin_dir,
             source,
             no_gpu: args.no_gpu,
             slots: args.slots,
+            shared_devices: args.shared_devices,
+            vendor_resources: vendor_resource::distinct(args.vendor_resources),
             settings,
             health: Policy { ignored_xids: args.ignore_xids, quiet: args.recovery_quiet, ..Policy::default() },
             kubeconfig: args.kubeconfig,
@@ -181,23 +232,29 @@ impl FromStr for MemoryResource {
     type Err = InvalidValue;
 
     fn from_str(text: &str) -> Result<Self, InvalidValue> {
-        let Some((domain, name)) = text.split_once('/') else {
-            return Err(InvalidValue("not of the form domain/name".to_owned()));
-        };
-        let is_name_char = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-        let is_bounded = name.starts_with(|c: char| c.is_ascii_alphanumeric()) && name.ends_with(|c: char| c.is_ascii_alphanumeric());
-        // The annotation of the unit has a longer name, which must be legal too.
-        if !is_dns_subdomain(domain) || !is_bounded || !name.chars().all(is_name_char) || name.len() > 63 - "-unit".len() {
-            return Err(InvalidValue("not the name of an extended resource".to_owned()));
-        }
-        if domain == "kubernetes.io" || domain.ends_with(".kubernetes.io") {
-            return Err(InvalidValue("the domain kubernetes.io belongs to Kubernetes".to_owned()));
-        }
+        extended_resource(text)?;
         if text == GPU_SHARED || IN_NODE_STATUS.contains(&text) || VENDOR_GPUS.contains(&text) {
             return Err(InvalidValue("this name has another meaning already".to_owned()));
         }
         Ok(Self(text.to_owned()))
     }
+}
+
+/// Checks the name of a resource that plugins may serve.
+fn extended_resource(text: &str) -> Result<(), InvalidValue> {
+    let Some((domain, name)) = text.split_once('/') else {
+        return Err(InvalidValue("not of the form domain/name".to_owned()));
+    };
+    let is_name_char = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let is_bounded = name.starts_with(|c: char| c.is_ascii_alphanumeric()) && name.ends_with(|c: char| c.is_ascii_alphanumeric());
+    // The annotation of the unit has a longer name, which must be legal too.
+    if !is_dns_subdomain(domain) || !is_bounded || !name.chars().all(is_name_char) || name.len() > 63 - "-unit".len() {
+        return Err(InvalidValue("not the name of an extended resource".to_owned()));
+    }
+    if domain == "kubernetes.io" || domain.ends_with(".kubernetes.io") {
+        return Err(InvalidValue("the domain kubernetes.io belongs to Kubernetes".to_owned()));
+    }
+    Ok(())
 }
 
 fn is_dns_subdomain(text: &str) -> bool {

@@ -1,21 +1,37 @@
-//! The GPUs of this node together with their health: one immutable value per moment.
+//! The devices of this node together with their health: one immutable value per moment.
 //!
 //! [`watch_devices`](watch::watch_devices) makes a new value when something changes; kubelet's
 //! streams, the Device object and node status are functions of the latest one.
 
 pub mod recall;
+pub mod sharing;
 pub mod watch;
 
 use crate::health::Reason;
-use crate::inventory::{Gpu, GpuUuid, Inventory};
+use crate::inventory::{Gpu, GpuUuid, Inventory, OtherDevice};
 use crate::plugin::ids::IdScheme;
-use crate::pods::{GpuName, Requests};
+use crate::pods::GpuName;
 
 /// One GPU and the state it is in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FleetGpu {
     /// What it is.
     pub gpu: Gpu,
+    /// Whether pods may share it; else it is left to whole-device pods.
+    pub is_shared: bool,
+    /// Whether pods may be placed on it.
+    pub is_healthy: bool,
+    /// Why it is in this state; none for a device of which nothing was heard.
+    pub reason: Option<Reason>,
+    /// The same for a person.
+    pub message: String,
+}
+
+/// One device of another type and the state it is in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FleetDevice {
+    /// What it is.
+    pub device: OtherDevice,
     /// Whether pods may be placed on it.
     pub is_healthy: bool,
     /// Why it is in this state; none for a device of which nothing was heard.
@@ -29,7 +45,9 @@ pub struct FleetGpu {
 pub struct Fleet {
     /// Every GPU, in the order of the inventory.
     pub gpus: Vec<FleetGpu>,
-    /// How their virtual devices are called.
+    /// Devices of other types, sorted by type and minor number.
+    pub others: Vec<FleetDevice>,
+    /// How the virtual devices of the GPUs that are shared are called.
     pub ids: IdScheme,
     /// Version of the driver, if known.
     pub driver_version: Option<String>,
@@ -54,11 +72,19 @@ pub enum Unavailable {
 }
 
 impl Fleet {
-    /// The devices of an inventory, all healthy until something is heard of them.
+    /// The devices of an inventory, all healthy until something is heard of them. The GPUs that `ids` knows are shared.
     pub fn new(inventory: Inventory, ids: IdScheme) -> Self {
-        let healthy = |gpu| FleetGpu { gpu, is_healthy: true, reason: None, message: "no trouble has been reported".to_owned() };
-        let Inventory { gpus, driver_version, vendor, .. } = inventory;
-        Self { gpus: gpus.into_iter().map(healthy).collect(), ids, driver_version, vendor }
+        let message = || "no trouble has been reported".to_owned();
+        let gpu = |gpu: Gpu| FleetGpu { is_shared: ids.knows(&gpu.uuid), gpu, is_healthy: true, reason: None, message: message() };
+        let other = |device| FleetDevice { device, is_healthy: true, reason: None, message: message() };
+        let Inventory { gpus, others, driver_version, vendor, .. } = inventory;
+        let (gpus, others) = (gpus.into_iter().map(gpu).collect(), others.into_iter().map(other).collect());
+        Self { gpus, others, ids, driver_version, vendor }
+    }
+
+    /// The devices of a type other than GPUs, such as `rdma`, by minor number.
+    pub fn devices_of(&self, device_type: &str) -> impl Iterator<Item = &FleetDevice> {
+        self.others.iter().filter(move |entry| entry.device.device_type == device_type)
     }
 
     /// The healthy GPUs that `names` name, without duplicates.
@@ -82,11 +108,5 @@ impl Fleet {
             }
         }
         Ok(found)
-    }
-
-    /// What the healthy devices offer of the resources in node status.
-    pub fn offers(&self) -> Requests {
-        let healthy = self.gpus.iter().filter(|entry| entry.is_healthy);
-        healthy.fold(Requests::default(), |sum, entry| sum.plus(Requests::of_device(entry.gpu.memory_bytes)))
     }
 }

@@ -1,4 +1,4 @@
-//! The GPUs of this node: what they are, and a feed of what happens to them.
+//! The devices of this node, GPUs before all: what they are, and a feed of what happens to them.
 //!
 //! A [`Source`] says which devices exist ([`Source::discover`]) and watches them from a thread of
 //! its own ([`Source::watch`]). It reports what it saw as [`Observation`]s and judges nothing:
@@ -11,11 +11,13 @@ mod error;
 mod feed;
 mod file;
 mod nvml;
-mod pci;
+pub mod pci;
 mod uuid;
 
-use std::{fmt, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, fmt, path::PathBuf, time::Duration};
 
+use proto::device::VirtualFunctionGroup;
+use proto::quantity::Quantity;
 use tokio::sync::mpsc;
 
 pub use error::InventoryError;
@@ -45,8 +47,35 @@ pub struct Gpu {
     pub bus_id: Option<String>,
     /// The NUMA node it hangs on, where the machine tells.
     pub numa_node: Option<i32>,
+    /// The PCIe root complex it hangs on, such as `pci0000:3a`, where the machine tells.
+    pub pcie_root: Option<String>,
     /// The device file, such as `/dev/nvidia0`.
     pub device_node: PathBuf,
+}
+
+/// A device of another type than a GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OtherDevice {
+    /// `rdma`, `fpga`, or a type nobody compiled in.
+    pub device_type: String,
+    /// What identifies it, such as its PCI address. In the form of a GPU's identity, and no GPU's: health is kept by it.
+    pub id: GpuUuid,
+    /// Its number among the devices of its type.
+    pub minor: u32,
+    /// What it has, by resource name.
+    pub resources: BTreeMap<String, Quantity>,
+    /// What pods may select it by.
+    pub labels: BTreeMap<String, String>,
+    /// PCI address, where the source tells.
+    pub bus_id: Option<String>,
+    /// The NUMA node it hangs on, where the source tells.
+    pub numa_node: Option<i32>,
+    /// The PCIe root complex it hangs on, where the source tells.
+    pub pcie_root: Option<String>,
+    /// Its virtual functions.
+    pub vf_groups: Vec<VirtualFunctionGroup>,
+    /// The files that a container needs to use it.
+    pub device_nodes: Vec<PathBuf>,
 }
 
 /// A GPU that is present but cannot be shared now.
@@ -88,6 +117,8 @@ pub struct Inventory {
     /// The GPUs that can be shared, sorted by minor number; UUIDs and minors are distinct and
     /// memory is not zero.
     pub gpus: Vec<Gpu>,
+    /// Devices of other types, sorted by type and minor number; IDs are distinct, also from GPUs'.
+    pub others: Vec<OtherDevice>,
     /// GPUs that are present and left out, such as those in MIG mode.
     pub excluded: Vec<ExcludedGpu>,
     /// Version of the driver, if the source knows one.
@@ -100,6 +131,12 @@ impl Inventory {
     /// The GPU with this UUID.
     pub fn gpu(&self, uuid: &GpuUuid) -> Option<&Gpu> {
         self.gpus.iter().find(|gpu| gpu.uuid == *uuid)
+    }
+
+    /// The identity of every device.
+    pub fn ids(&self) -> impl Iterator<Item = &GpuUuid> {
+        let gpus = self.gpus.iter().map(|gpu| &gpu.uuid);
+        gpus.chain(self.others.iter().map(|other| &other.id))
     }
 
     /// Whether `now` has a device that this inventory lacks or describes otherwise. A device that
@@ -115,6 +152,7 @@ impl Inventory {
         self.driver_version != now.driver_version
             || self.vendor != now.vendor
             || now.gpus.iter().any(is_news)
+            || now.others.iter().any(|other| !self.others.contains(other))
             || now.excluded.iter().any(left_out)
     }
 }

@@ -1,20 +1,24 @@
-//! Tells the API server what this node has: memory unit, node status and Device object.
+//! Tells the API server what this node has: memory unit, labels, node status and Device object.
 //!
-//! Each of the three is a pure function of devices, pods and what the API server holds already, and
+//! Each of them is a pure function of devices, pods and what the API server holds already, and
 //! is written only when that differs. Failures are tried again with backoff; kubelet never waits
 //! for any of this.
 
 pub mod device_object;
+pub mod device_watch;
+pub mod labels;
 pub mod node_status;
 pub mod node_watch;
 pub mod unit;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::Utc;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
+use proto::checkpoints::{DEVICES_CHECKPOINTS, DevicesCheckpoints};
 use proto::device::Device;
 use proto::memory_unit::MemoryUnit;
 use proto::node::Node;
@@ -28,6 +32,9 @@ use crate::fleet::Fleet;
 use crate::pods::{Pods, Requests};
 use crate::watching::one_line;
 
+use device_object::Remarks;
+use device_watch::Held;
+
 /// Who writes, as the API server records it.
 pub const FIELD_MANAGER: &str = "gpushare-device-plugin";
 
@@ -37,8 +44,9 @@ const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 /// Changes that come together are published together.
 const SETTLE: Duration = Duration::from_millis(100);
 
-/// How often the Device object is applied again although nothing changed here: somebody may have deleted it.
-const REPEAT: Duration = Duration::from_secs(300);
+/// How long what somebody else wrote into the Device object, or its deletion, stands after we wrote it: two that write
+/// different things must not keep the API server busy, and our own write is seen a moment later only.
+const UNDO: Duration = Duration::from_secs(10);
 
 /// Pauses after failures, doubled each time.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
@@ -63,21 +71,17 @@ pub enum PublishError {
     },
 }
 
-/// Publishes what it is told by watches.
-#[derive(Debug)]
-pub struct Publisher {
-    nodes: Api<Node>,
-    devices: Api<Device>,
-    node_name: String,
-    names: ResourceNames,
-    memory_unit: MemoryUnit,
-    fleet: watch::Receiver<Arc<Fleet>>,
-    pods: watch::Receiver<Pods>,
-    node: watch::Receiver<Option<Node>>,
-    /// The Device object as it was last written; none makes the publisher look first.
-    published: Option<Device>,
-    /// When the Device object was last written.
-    applied_at: Option<Instant>,
+/// What is the same for the life of the process.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    /// This node.
+    pub node_name: String,
+    /// The cluster's resource names.
+    pub names: ResourceNames,
+    /// Bytes of a memory unit.
+    pub memory_unit: MemoryUnit,
+    /// Whether this plugin serves a vendor's resource too.
+    pub serves_vendor: bool,
 }
 
 /// Where a [`Publisher`] learns what to publish.
@@ -89,24 +93,30 @@ pub struct Sources {
     pub pods: watch::Receiver<Pods>,
     /// This node as the API server holds it.
     pub node: watch::Receiver<Option<Node>>,
+    /// The Device object as the API server holds it.
+    pub device: watch::Receiver<Held>,
+    /// The devices of pods that somebody else placed; none as long as that is not known.
+    pub checkpoints: watch::Receiver<Option<DevicesCheckpoints>>,
+}
+
+/// Publishes what it is told by watches.
+#[derive(Debug)]
+pub struct Publisher {
+    nodes: Api<Node>,
+    devices: Api<Device>,
+    facts: Facts,
+    sources: Sources,
+    /// The Device object as it was last written.
+    applied: Option<(Device, Instant)>,
+    /// When somebody else's change of the Device object may be undone.
+    undo_at: Option<Instant>,
 }
 
 impl Publisher {
-    /// Publishes for the node of this name.
-    pub fn new(client: &Client, node_name: String, names: ResourceNames, memory_unit: MemoryUnit, sources: Sources) -> Self {
-        let Sources { fleet, pods, node } = sources;
-        Self {
-            nodes: Api::all(client.clone()),
-            devices: Api::all(client.clone()),
-            node_name,
-            names,
-            memory_unit,
-            fleet,
-            pods,
-            node,
-            published: None,
-            applied_at: None,
-        }
+    /// Publishes what `sources` tell.
+    pub fn new(client: &Client, facts: Facts, sources: Sources) -> Self {
+        let (nodes, devices) = (Api::all(client.clone()), Api::all(client.clone()));
+        Self { nodes, devices, facts, sources, applied: None, undo_at: None }
     }
 
     /// Publishes until the task is dropped.
@@ -132,42 +142,62 @@ impl Publisher {
 
     /// Returns when there may be something new to publish.
     async fn changed(&mut self) {
-        let repeat = self.applied_at.unwrap_or_else(Instant::now) + REPEAT;
+        let undo_at = self.undo_at;
+        let undo = async move {
+            match undo_at {
+                Some(moment) => sleep_until(moment).await,
+                None => std::future::pending().await,
+            }
+        };
+        let sources = &mut self.sources;
         tokio::select! {
-            _ = self.fleet.changed() => {}
-            _ = self.pods.changed() => {}
-            _ = self.node.changed() => {}
-            () = sleep_until(repeat) => {}
+            _ = sources.fleet.changed() => {}
+            _ = sources.pods.changed() => {}
+            _ = sources.node.changed() => {}
+            _ = sources.device.changed() => {}
+            _ = sources.checkpoints.changed() => {}
+            () = undo => {}
         }
     }
 
     /// Writes whatever differs. Does nothing as long as this node or its pods are not known.
     async fn publish(&mut self) -> Result<(), PublishError> {
-        let fleet = Arc::clone(&self.fleet.borrow_and_update());
+        let fleet = Arc::clone(&self.sources.fleet.borrow_and_update());
         let requests = {
-            let pods = self.pods.borrow_and_update();
+            let pods = self.sources.pods.borrow_and_update();
             pods.is_synced().then(|| node_status::requests(&pods))
         };
-        let Some(node) = self.node.borrow_and_update().clone() else { return Ok(()) };
+        let held = self.sources.device.borrow_and_update().clone();
+        let Some(node) = self.sources.node.borrow_and_update().clone() else { return Ok(()) };
+        let wanted = self.wanted(&fleet, &node, &held);
         // The unit comes first: nobody may have to guess it. What fails keeps nothing else from being written.
         let unit = self.publish_unit(&node).await;
-        let device = self.publish_device(&fleet, &node).await;
+        let labels = self.publish_labels(&wanted, &node).await;
+        let offers = node_status::offers(&wanted.spec.devices);
+        let device = self.publish_device(wanted, &held).await;
         let status = match requests {
-            Some(requests) => self.publish_status(&fleet, requests, &node).await,
+            Some(requests) => self.publish_status(offers.max(requests), &node).await,
             None => Ok(()),
         };
-        unit.and(device).and(status)
+        unit.and(labels).and(device).and(status)
     }
 
     async fn publish_unit(&self, node: &Node) -> Result<(), PublishError> {
-        let Some(patch) = unit::patch(node, &self.names, self.memory_unit) else { return Ok(()) };
+        let unit = self.facts.memory_unit;
+        let Some(patch) = unit::patch(node, &self.facts.names, unit) else { return Ok(()) };
         self.patch_node("the memory unit", &patch, false).await?;
-        info!(unit = %self.memory_unit, "published the memory unit");
+        info!(%unit, "published the memory unit");
         Ok(())
     }
 
-    async fn publish_status(&self, fleet: &Fleet, requests: Requests, node: &Node) -> Result<(), PublishError> {
-        let values = fleet.offers().max(requests);
+    async fn publish_labels(&self, wanted: &Device, node: &Node) -> Result<(), PublishError> {
+        let Some(patch) = labels::patch(node, wanted.metadata.labels.as_ref().unwrap_or(&BTreeMap::new())) else { return Ok(()) };
+        self.patch_node("node labels", &patch, false).await?;
+        info!(%patch, "published node labels");
+        Ok(())
+    }
+
+    async fn publish_status(&self, values: Requests, node: &Node) -> Result<(), PublishError> {
         let Some(patch) = node_status::patch(node, values) else { return Ok(()) };
         self.patch_node("node status", &patch, true).await?;
         info!(%values, "published node status");
@@ -177,31 +207,55 @@ impl Publisher {
     async fn patch_node(&self, what: &'static str, patch: &Value, is_status: bool) -> Result<(), PublishError> {
         let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
         if is_status {
-            within(what, self.nodes.patch_status(&self.node_name, &params, &patch)).await?;
+            within(what, self.nodes.patch_status(&self.facts.node_name, &params, &patch)).await?;
         } else {
-            within(what, self.nodes.patch(&self.node_name, &params, &patch)).await?;
+            within(what, self.nodes.patch(&self.facts.node_name, &params, &patch)).await?;
         }
         Ok(())
     }
 
-    async fn publish_device(&mut self, fleet: &Fleet, node: &Node) -> Result<(), PublishError> {
-        const WHAT: &str = "the Device object";
-        let before = match self.published.take() {
-            Some(before) => Some(before),
-            None => within(WHAT, self.devices.get_opt(&self.node_name)).await?,
+    /// The Device object as it should be.
+    fn wanted(&mut self, fleet: &Fleet, node: &Node, held: &Held) -> Device {
+        let held = match held {
+            Held::Object(held) => Some(held),
+            Held::Unknown | Held::Nothing => None,
         };
-        let wanted = device_object::device(fleet, node, before.as_ref(), Utc::now());
-        let is_fresh = self.applied_at.is_some_and(|applied| applied.elapsed() < REPEAT);
-        let is_same = before.as_ref().is_some_and(|before| device_object::is_same(before, &wanted));
-        if is_fresh && is_same {
-            self.published = before;
-            return Ok(());
+        let checkpoints = match &*self.sources.checkpoints.borrow_and_update() {
+            Some(known) => known.annotation(),
+            // What was written before this process began is better than nothing, which would free those devices.
+            None => held.and_then(|held| held.metadata.annotations.as_ref()?.get(DEVICES_CHECKPOINTS).cloned()),
+        };
+        let before = match &self.applied {
+            Some((device, _)) => Some(device.spec.clone()),
+            None => held.and_then(|held| held.read().ok()),
+        };
+        let remarks = Remarks { checkpoints, serves_vendor: self.facts.serves_vendor };
+        device_object::device(fleet, node, &remarks, before.as_ref(), Utc::now())
+    }
+
+    /// Writes the Device object if it is to say something new, and puts right what somebody else wrote, but not all the time.
+    async fn publish_device(&mut self, wanted: Device, held: &Held) -> Result<(), PublishError> {
+        self.undo_at = None;
+        let is_right = match held {
+            Held::Unknown => return Ok(()),
+            Held::Nothing => false,
+            Held::Object(held) => device_object::says(held, &wanted),
+        };
+        if let Some((device, at)) = &self.applied
+            && *device == wanted
+        {
+            if is_right {
+                return Ok(());
+            }
+            if at.elapsed() < UNDO {
+                self.undo_at = Some(*at + UNDO);
+                return Ok(());
+            }
         }
         let params = PatchParams::apply(FIELD_MANAGER).force();
-        within(WHAT, self.devices.patch(&self.node_name, &params, &Patch::Apply(&wanted))).await?;
+        within("the Device object", self.devices.patch(&self.facts.node_name, &params, &Patch::Apply(&wanted))).await?;
         info!(n_devices = wanted.spec.devices.len(), "published the Device object");
-        self.published = Some(wanted);
-        self.applied_at = Some(Instant::now());
+        self.applied = Some((wanted, Instant::now()));
         Ok(())
     }
 }

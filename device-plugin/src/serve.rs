@@ -12,6 +12,7 @@ use anyhow::{Context, anyhow};
 use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client};
+use proto::checkpoints::DevicesCheckpoints;
 use proto::node::Node;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -22,7 +23,7 @@ use tower::timeout::TimeoutLayer;
 use tracing::{info, warn};
 
 use crate::assigned::mark_assigned;
-use crate::config::{Config, NoGpu};
+use crate::config::{Config, NoGpu, VendorServer};
 use crate::fleet::Fleet;
 use crate::fleet::recall::recall;
 use crate::fleet::watch::{Number, discover, watch_devices};
@@ -33,10 +34,12 @@ use crate::plugin::registration::{KubeletDir, keep_registered};
 use crate::plugin::{NodeState, Settings};
 use crate::pods::Pods;
 use crate::pods::watch::watch_pods;
+use crate::publish::device_watch::{Held, watch_device};
 use crate::publish::node_watch::watch_node;
-use crate::publish::{Publisher, Sources, unit};
+use crate::publish::{Facts, Publisher, Sources, unit};
 use crate::served::Served;
 use crate::stop::{Stop, Stopper};
+use crate::vendor::{self, watch_vendor};
 use crate::watching::ANSWER_LIMIT;
 
 use health_http::Readiness;
@@ -83,7 +86,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let number = number(&config);
     let fleet = Fleet::new(inventory.clone(), number(&inventory)?);
     describe(&config, &fleet);
-    let mut health = Health::new(config.health.clone(), inventory.gpus.iter().map(|gpu| gpu.uuid.clone()));
+    let mut health = Health::new(config.health.clone(), inventory.ids().cloned());
     let fleet = recall(&Api::all(client.clone()), config.node_name.as_str(), &mut health, fleet).await;
     let fleet = parts.watch_devices(&config, inventory, fleet, health, number);
     // Read before registration, after which kubelet writes down what this process answers.
@@ -131,11 +134,35 @@ impl Parts {
     fn publish(&mut self, config: &Config, client: &Client, state: &NodeState) -> watch::Receiver<Option<Node>> {
         let (sender, node) = watch::channel(None);
         self.watches.spawn(watch_node(client.clone(), config.node_name.to_string(), sender));
-        let settings = &config.settings;
-        let sources = Sources { fleet: state.fleet.clone(), pods: state.pods.clone(), node: node.clone() };
-        let publisher = Publisher::new(client, config.node_name.to_string(), settings.names.clone(), settings.memory_unit, sources);
-        self.watches.spawn(publisher.run());
+        let (sender, device) = watch::channel(Held::default());
+        self.watches.spawn(watch_device(client.clone(), config.node_name.to_string(), sender));
+        let (fleet, pods) = (state.fleet.clone(), state.pods.clone());
+        let checkpoints = self.watch_vendor(config, &fleet, &pods);
+        let sources = Sources { fleet, pods, node: node.clone(), device, checkpoints };
+        let facts = Facts {
+            node_name: config.node_name.to_string(),
+            names: config.settings.names.clone(),
+            memory_unit: config.settings.memory_unit,
+            serves_vendor: config.serves_vendor(),
+        };
+        self.watches.spawn(Publisher::new(client, facts, sources).run());
         node
+    }
+
+    fn watch_vendor(
+        &mut self,
+        config: &Config,
+        fleet: &watch::Receiver<Arc<Fleet>>,
+        pods: &watch::Receiver<Pods>,
+    ) -> watch::Receiver<Option<DevicesCheckpoints>> {
+        let settings = vendor::Settings {
+            resources: config.served_by(VendorServer::Vendor).map(str::to_owned).collect(),
+            socket: config.pod_resources_socket.clone(),
+            device_plugin_dir: config.device_plugin_dir.clone(),
+        };
+        let (sender, checkpoints) = watch::channel(None);
+        self.watches.spawn(watch_vendor(settings, fleet.clone(), pods.clone(), sender));
+        checkpoints
     }
 
     /// Serves once the node says what a unit is, if `known_node` tells, so that no unit is counted as another.
@@ -268,7 +295,11 @@ async fn client(config: &Config) -> anyhow::Result<Client> {
 
 fn number(config: &Config) -> Number {
     let (slots, unit) = (config.slots.get(), config.settings.memory_unit);
-    Box::new(move |inventory| IdScheme::new(&inventory.gpus, slots, unit).map_err(|error| anyhow!(error)))
+    let shared = config.shared_devices.clone();
+    Box::new(move |inventory| {
+        let shared: Vec<_> = inventory.gpus.iter().filter(|gpu| shared.includes(gpu)).cloned().collect();
+        IdScheme::new(&shared, slots, unit).map_err(|error| anyhow!(error))
+    })
 }
 
 fn describe(config: &Config, fleet: &Fleet) {

@@ -1,17 +1,48 @@
 //! Koordinator's Device custom resource: what a node's plugin found, read by the scheduler whoever wrote it.
+//!
+//! The types are the schema that Koordinator ships, field by field; the `CustomResourceDefinition` is generated from them. They
+//! read more than the schema allows, since a cluster may have another definition, or had one when an object was written.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use kube::CustomResource;
-use schemars::JsonSchema;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::core::ClusterResourceScope;
+use kube::{CustomResource, Resource};
+use schemars::{JsonSchema, Schema};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
+use crate::pod::null_as_default;
 use crate::quantity::Quantity;
 
 /// The device type of GPUs.
 pub const TYPE_GPU: &str = "gpu";
+/// The device type of network adapters that reach memory of other machines.
+pub const TYPE_RDMA: &str = "rdma";
+/// The device type of programmable cards.
+pub const TYPE_FPGA: &str = "fpga";
 
-/// The devices of the node whose name this object bears.
+/// Who makes the GPUs; a label of the Device object and of the node, as the two that follow.
+pub const GPU_VENDOR_LABEL: &str = "node.koordinator.sh/gpu-vendor";
+/// What the GPUs are; absent if they differ.
+pub const GPU_MODEL_LABEL: &str = "node.koordinator.sh/gpu-model";
+/// Version of the GPU driver.
+pub const GPU_DRIVER_LABEL: &str = "node.koordinator.sh/gpu-driver-version";
+/// The labels that a Device object and its node have in common.
+pub const NODE_LABELS: [&str; 3] = [GPU_VENDOR_LABEL, GPU_MODEL_LABEL, GPU_DRIVER_LABEL];
+
+/// Label of the Device object of a node whose plugin serves the vendor's resource (`nvidia.com/gpu`) too: `true`.
+pub const SERVES_VENDOR_LABEL: &str = "gpushare/serves-vendor";
+/// Label of a device that takes no pods that share it: [`SHARING_DISABLED`].
+pub const SHARING_LABEL: &str = "gpushare/sharing";
+/// The value of [`SHARING_LABEL`].
+pub const SHARING_DISABLED: &str = "disabled";
+
+/// The condition that says whether a device works.
+pub const CONDITION_HEALTHY: &str = "Healthy";
+
+/// The devices of the node whose name this object bears, as the node's plugin reports them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema, CustomResource)]
 #[kube(
     group = "scheduling.koordinator.sh",
@@ -19,36 +50,95 @@ pub const TYPE_GPU: &str = "gpu";
     kind = "Device",
     plural = "devices",
     status = "DeviceStatus",
-    derive = "PartialEq"
+    derive = "PartialEq",
+    doc = "The devices of one node: what each has, where it sits and whether it works. Bears the name of the node, whose plugin writes it; schedulers read it.",
+    printcolumn = r#"{"name": "Vendor", "type": "string", "jsonPath": ".metadata.labels.node\\.koordinator\\.sh/gpu-vendor", "description": "Who makes the GPUs"}"#,
+    printcolumn = r#"{"name": "Model", "type": "string", "jsonPath": ".metadata.labels.node\\.koordinator\\.sh/gpu-model", "description": "What the GPUs are, if all are the same"}"#,
+    printcolumn = r#"{"name": "Driver", "type": "string", "jsonPath": ".metadata.labels.node\\.koordinator\\.sh/gpu-driver-version", "description": "Version of the GPU driver"}"#,
+    printcolumn = r#"{"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"}"#
 )]
 #[serde(rename_all = "camelCase")]
+#[schemars(transform = as_others_wrote_it)]
 pub struct DeviceSpec {
     /// Every device of every type, healthy or not.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     pub devices: Vec<DeviceInfo>,
 }
 
-/// Declared by the schema; nothing writes it.
+/// A Device object whose spec is not decoded: one that cannot be decoded must hide neither itself nor others.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RawDevice {
+    /// The node's name, labels and annotations.
+    #[serde(default)]
+    pub metadata: ObjectMeta,
+    /// As it came.
+    #[serde(default)]
+    pub spec: Value,
+}
+
+impl RawDevice {
+    /// The devices, if they can be read.
+    ///
+    /// # Errors
+    /// The spec is not of the form that the schema demands.
+    pub fn read(&self) -> Result<DeviceSpec, serde_json::Error> {
+        Option::<DeviceSpec>::deserialize(&self.spec).map(Option::unwrap_or_default)
+    }
+}
+
+impl Resource for RawDevice {
+    type DynamicType = ();
+    type Scope = ClusterResourceScope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        Device::kind(&())
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        Device::group(&())
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        Device::version(&())
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        Device::plural(&())
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
+/// What Koordinator declares and nothing writes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[schemars(transform = as_others_wrote_it)]
 pub struct DeviceStatus {
     /// Which pods hold which devices.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub allocations: Vec<StatusAllocation>,
 }
 
 /// The holders of one type of device.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[schemars(transform = as_others_wrote_it)]
 pub struct StatusAllocation {
     /// Device type.
     #[serde(rename = "type", default)]
     pub device_type: String,
     /// One entry per pod.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub entries: Vec<StatusEntry>,
 }
 
 /// One holder.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[schemars(transform = as_others_wrote_it)]
 pub struct StatusEntry {
     /// Pod name.
     #[serde(default)]
@@ -60,49 +150,54 @@ pub struct StatusEntry {
     #[serde(default)]
     pub uuid: String,
     /// The devices it holds.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     pub minors: Vec<i32>,
 }
 
 /// One physical device.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
+#[schemars(transform = as_others_wrote_it, extend("required" = ["health"]))]
 pub struct DeviceInfo {
     /// `gpu`, `rdma`, `fpga`, or a type nobody compiled in.
     #[serde(rename = "type", default)]
     pub device_type: String,
     /// Labels that hints select by.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
     /// UUID of a GPU, PCI address of another device.
     #[serde(default)]
     pub id: String,
     /// Number of the device node, for display and for annotations that demand it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "i32")]
     pub minor: Option<i32>,
     /// Physical position in the machine.
     #[serde(rename = "moduleID", default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "i32")]
     pub module_id: Option<i32>,
     /// An unhealthy device takes no new pods.
     #[serde(default)]
     pub health: bool,
     /// Everything the device has, by resource name.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub resources: BTreeMap<String, Quantity>,
     /// Where it sits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "DeviceTopology")]
     pub topology: Option<DeviceTopology>,
     /// Virtual functions of a NIC.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub vf_groups: Vec<VirtualFunctionGroup>,
     /// Why the device is healthy or not, and since when.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<DeviceCondition>,
 }
 
 /// Where a device sits in the machine.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
+#[schemars(transform = as_others_wrote_it, extend("required" = ["nodeID", "pcieID", "socketID"]))]
 pub struct DeviceTopology {
     /// CPU socket, -1 if unknown.
     #[serde(rename = "socketID", default)]
@@ -119,18 +214,20 @@ pub struct DeviceTopology {
 }
 
 /// Virtual functions that share their labels.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(transform = as_others_wrote_it)]
 pub struct VirtualFunctionGroup {
     /// Labels that a `vfSelector` selects by.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
     /// The functions.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub vfs: Vec<VirtualFunction>,
 }
 
 /// One virtual function.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(transform = as_others_wrote_it, extend("required" = ["minor"]))]
 pub struct VirtualFunction {
     /// Its number, -1 if unknown.
     #[serde(default)]
@@ -143,16 +240,46 @@ pub struct VirtualFunction {
 /// A condition in the form of `metav1.Condition`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
+#[schemars(transform = as_others_wrote_it)]
 pub struct DeviceCondition {
     /// `Healthy`.
     #[serde(rename = "type")]
+    #[schemars(
+        length(max = 316),
+        regex(
+            pattern = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])$"
+        )
+    )]
     pub condition_type: String,
     /// `True`, `False` or `Unknown`.
+    #[schemars(extend("enum" = ["True", "False", "Unknown"]))]
     pub status: String,
+    /// The generation of the object that this was said of; not set for what is seen of devices.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "i64", range(min = 0))]
+    pub observed_generation: Option<i64>,
     /// RFC 3339, whole seconds.
+    #[schemars(extend("format" = "date-time"))]
     pub last_transition_time: String,
     /// One word, e.g. `Xid79`.
+    #[schemars(length(min = 1, max = 1024), regex(pattern = r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"))]
     pub reason: String,
     /// One sentence for people.
+    #[schemars(length(max = 32768))]
     pub message: String,
 }
+
+/// Takes the defaults of reading out of the schema, but for `health`: the API server would write them into objects.
+fn as_others_wrote_it(schema: &mut Schema) {
+    let properties = schema.get_mut("properties").and_then(Value::as_object_mut);
+    for field in properties.into_iter().flat_map(|properties| properties.values_mut()) {
+        if let Some(field) = field.as_object_mut()
+            && field.get("default").is_some_and(|default| !default.is_boolean())
+        {
+            field.remove("default");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

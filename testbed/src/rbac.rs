@@ -62,6 +62,8 @@ pub const DEVICE_PLUGIN: &[Access<'static>] = &[
     access("", "pods", "", "watch"),
     access("", "pods", "", "patch"),
     access(DEVICES_GROUP, "devices", "", "get"),
+    access(DEVICES_GROUP, "devices", "", "list"),
+    access(DEVICES_GROUP, "devices", "", "watch"),
     access(DEVICES_GROUP, "devices", "", "create"),
     access(DEVICES_GROUP, "devices", "", "patch"),
 ];

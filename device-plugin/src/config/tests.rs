@@ -15,6 +15,10 @@ fn defaults() {
     assert_eq!((config.slots.get(), config.settings.memory_unit, config.no_gpu), (100, MemoryUnit::GIB, NoGpu::Exit));
     assert_eq!(config.settings.names, ResourceNames::default());
     assert_eq!(config.settings.allocate_wait, Duration::from_secs(2));
+    assert_eq!(config.shared_devices, SharedDevices::All);
+    assert_eq!(config.pod_resources_socket, PathBuf::from("/var/lib/kubelet/pod-resources/kubelet.sock"));
+    assert_eq!(config.served_by(VendorServer::Vendor).collect::<Vec<_>>(), ["nvidia.com/gpu"]);
+    assert!(!config.serves_vendor());
 }
 
 #[rstest]
@@ -32,6 +36,11 @@ fn defaults() {
 #[case::resource_in_node_status(&["--memory-resource", "koordinator.sh/gpu-memory"], "another meaning")]
 #[case::resource_of_a_vendor(&["--memory-resource", "nvidia.com/gpu"], "another meaning")]
 #[case::resource_name(&["--memory-resource", "a.b/-x"], "not the name of an extended resource")]
+#[case::vendor_without_server(&["--vendor-resource", "nvidia.com/gpu"], "and one of vendor, ours, ignore")]
+#[case::vendor_server(&["--vendor-resource", "nvidia.com/gpu=theirs"], "and one of vendor, ours, ignore")]
+#[case::vendor_name(&["--vendor-resource", "gpu=vendor"], "not of the form domain/name")]
+#[case::vendor_that_cannot_be_served(&["--vendor-resource", "nvidia.com/mig-1g.5gb=ours"], "this plugin can serve one of nvidia.com/gpu")]
+#[case::shared_devices(&["--shared-devices", "0,,1"], "write all, or UUIDs and minor numbers")]
 #[case::variable(&["--visible-devices-env", "A B"], "not the name of an environment variable")]
 #[case::level(&["--log-level", "loud"], "write error, warn, info")]
 #[case::address(&["--health-listen", "8081"], "--health-listen")]
@@ -70,4 +79,22 @@ fn help() {
     // The values of variables would depend on who runs the test.
     let mut command = Args::command().term_width(120).mut_args(|arg| arg.hide_env_values(true));
     insta::assert_snapshot!(command.render_long_help());
+}
+
+#[test]
+fn vendors_resources_may_be_listed_and_the_last_word_counts() {
+    let listed = ["--vendor-resource", "nvidia.com/gpu=vendor,amd.com/gpu=ignore", "--vendor-resource", "nvidia.com/gpu=ours"];
+    let config = parse(&listed).unwrap();
+    let told: Vec<String> = config.vendor_resources.iter().map(VendorResource::to_string).collect();
+    assert_eq!(told, ["amd.com/gpu=ignore", "nvidia.com/gpu=ours"]);
+    assert!(config.serves_vendor());
+}
+
+#[test]
+fn socket_of_pod_resources_is_beside_the_plugins() {
+    let config = parse(&["--device-plugin-dir", "/kubelet/device-plugins"]).unwrap();
+    assert_eq!(config.pod_resources_socket, PathBuf::from("/kubelet/pod-resources/kubelet.sock"));
+    let config = parse(&["--pod-resources-socket", "/a.sock", "--sysfs-root", "/host/sys"]).unwrap();
+    assert_eq!(config.pod_resources_socket, PathBuf::from("/a.sock"));
+    assert!(matches!(config.source, Source::Nvml(nvml) if nvml.sysfs == std::path::Path::new("/host/sys")));
 }

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use kube::Api;
-use proto::device::Device;
+use proto::device::{DeviceSpec, RawDevice};
 use tokio::time::timeout;
 use tracing::warn;
 
@@ -22,7 +22,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 /// `fleet` and its `health` with the XIDs that a predecessor of this process saw; as they are if nobody tells.
 ///
 /// Asked before kubelet is told of any device and before the object is written again.
-pub async fn recall(devices: &Api<Device>, node: &str, health: &mut Health, fleet: Fleet) -> Fleet {
+pub async fn recall(devices: &Api<RawDevice>, node: &str, health: &mut Health, fleet: Fleet) -> Fleet {
     let device = match timeout(LIMIT, devices.get_opt(node)).await {
         Ok(Ok(Some(device))) => device,
         Ok(Ok(None)) => return fleet,
@@ -35,7 +35,11 @@ pub async fn recall(devices: &Api<Device>, node: &str, health: &mut Health, flee
             return fleet;
         }
     };
-    let sick = device_object::sick_by_xid(&device);
+    let spec = device.read().unwrap_or_else(|error| {
+        warn!(%error, "the Device object of before says nothing that can be read, so all devices begin as healthy");
+        DeviceSpec::default()
+    });
+    let sick = device_object::sick_by_xid(&spec);
     let changes: Vec<_> = sick.filter_map(|(uuid, xid, since)| health.recall(Duration::ZERO, &uuid, xid, since)).collect();
     changed(&fleet, &changes)
 }
@@ -97,7 +101,8 @@ mod tests {
     async fn nothing_is_remembered_without_an_answer() {
         let missing = json!({"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404, "message": "no"});
         let broken = json!({"kind": "Status", "status": "Failure", "reason": "InternalError", "code": 500, "message": "no"});
-        for answer in [Some((404, missing)), Some((500, broken)), None] {
+        let nonsense = json!({"metadata": {"name": "n1"}, "spec": {"devices": [{"health": "no"}]}});
+        for answer in [Some((404, missing)), Some((500, broken)), Some((200, nonsense)), None] {
             assert_eq!(recalled(answer).await, [None; 3]);
         }
     }

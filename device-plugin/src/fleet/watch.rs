@@ -21,7 +21,7 @@ use crate::inventory::{GpuUuid, Inventory, InventoryError, Source};
 use crate::plugin::ids::IdScheme;
 use crate::watching::one_line;
 
-use super::{Fleet, FleetGpu};
+use super::{Fleet, FleetDevice, FleetGpu};
 
 /// How soon a watch that has ended is begun again.
 const RETRY: Duration = Duration::from_secs(1);
@@ -103,7 +103,7 @@ impl Follower {
         let how = format!("the driver has not answered for {} s", silence.as_secs());
         let (now, health) = (self.began.elapsed(), &mut self.health);
         let failed = |uuid: &GpuUuid| Observation { device: Some(uuid.clone()), kind: ObservationKind::Failed(how.clone()) };
-        let changes = self.inventory.gpus.iter().filter_map(|gpu| health.observe(now, &failed(&gpu.uuid))).collect::<Vec<_>>();
+        let changes = self.inventory.ids().filter_map(|id| health.observe(now, &failed(id))).collect::<Vec<_>>();
         tell(&self.fleet, &changes);
     }
 
@@ -187,14 +187,18 @@ pub fn changed(fleet: &Fleet, changes: &[HealthChange]) -> Fleet {
     let mut fleet = fleet.clone();
     for change in changes {
         if change.healthy {
-            info!(gpu = %change.uuid, reason = %change.reason, message = change.message, "GPU is healthy again");
+            info!(device = %change.uuid, reason = %change.reason, message = change.message, "device is healthy again");
         } else {
-            error!(gpu = %change.uuid, reason = %change.reason, message = change.message, "GPU is unhealthy");
+            error!(device = %change.uuid, reason = %change.reason, message = change.message, "device is unhealthy");
         }
-        for entry in fleet.gpus.iter_mut().filter(|entry| entry.gpu.uuid == change.uuid) {
-            entry.is_healthy = change.healthy;
-            entry.reason = Some(change.reason);
-            entry.message.clone_from(&change.message);
+        let gpus = fleet.gpus.iter_mut().filter(|entry| entry.gpu.uuid == change.uuid);
+        let gpus = gpus.map(|entry| (&mut entry.is_healthy, &mut entry.reason, &mut entry.message));
+        let others = fleet.others.iter_mut().filter(|entry| entry.device.id == change.uuid);
+        let others = others.map(|entry| (&mut entry.is_healthy, &mut entry.reason, &mut entry.message));
+        for (is_healthy, reason, message) in gpus.chain(others) {
+            *is_healthy = change.healthy;
+            *reason = Some(change.reason);
+            message.clone_from(&change.message);
         }
     }
     fleet
@@ -215,13 +219,18 @@ fn adopt(found: Inventory, inventory: &mut Inventory, health: &mut Health, numbe
         }
     };
     info!(n_gpus = found.gpus.len(), "serving other devices from now on");
-    health.retarget(found.gpus.iter().map(|gpu| gpu.uuid.clone()));
+    health.retarget(found.ids().cloned());
     inventory.clone_from(&found);
     fleet.send_modify(|fleet| {
         let mut new = Fleet::new(found, ids);
         for entry in &mut new.gpus {
             if let Some(before) = fleet.gpus.iter().find(|before| before.gpu.uuid == entry.gpu.uuid) {
-                *entry = FleetGpu { gpu: entry.gpu.clone(), ..before.clone() };
+                *entry = FleetGpu { gpu: entry.gpu.clone(), is_shared: entry.is_shared, ..before.clone() };
+            }
+        }
+        for entry in &mut new.others {
+            if let Some(before) = fleet.others.iter().find(|before| before.device.id == entry.device.id) {
+                *entry = FleetDevice { device: entry.device.clone(), ..before.clone() };
             }
         }
         *fleet = Arc::new(new);

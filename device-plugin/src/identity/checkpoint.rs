@@ -1,24 +1,18 @@
 //! What kubelet has written down of the devices that it allocated, read when this process starts or registers anew, and until the pods of before are answered for.
 //!
-//! Only who was answered for which container: the devices themselves are in the pods' records. The file
-//! is kubelet's own and its form is not promised, so what cannot be read is left out.
+//! Only who was answered for which container: the devices themselves are in the pods' records.
 
-use std::fs;
 use std::path::Path;
 
-use anyhow::Context;
 use proto::resource::ResourceNames;
-use serde::Deserialize;
-use serde_json::Value;
 use tracing::warn;
 
+use crate::kubelet_checkpoint::{self, CheckpointError};
 use crate::pods::{NodePod, PodUid};
 use crate::served::Served;
+use crate::watching::one_line;
 
 use super::Step;
-
-/// Name of the file in the device plugin directory.
-pub const FILE: &str = "kubelet_internal_checkpoint";
 
 /// A call that was answered before this process began.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,67 +34,27 @@ impl Allocated {
     }
 }
 
-#[derive(Deserialize)]
-struct File {
-    #[serde(rename = "Data")]
-    data: Data,
-}
-
-#[derive(Deserialize)]
-struct Data {
-    #[serde(rename = "PodDeviceEntries", default)]
-    entries: Option<Vec<Value>>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct Entry {
-    #[serde(rename = "PodUID")]
-    pod: String,
-    container_name: String,
-    resource_name: String,
-    #[serde(rename = "DeviceIDs", default)]
-    device_ids: Value,
-}
-
-impl Entry {
-    /// Lists by NUMA node, or one list in files of old kubelets.
-    fn names_devices(&self) -> bool {
-        let is_list = |ids: &Value| ids.as_array().is_some_and(|ids| !ids.is_empty());
-        is_list(&self.device_ids) || self.device_ids.as_object().is_some_and(|by_node| by_node.values().any(is_list))
-    }
-}
-
 /// Reads the checkpoint in `dir`; none, with a warning, if there is none or it cannot be understood.
 pub fn read(dir: &Path, names: &ResourceNames) -> Option<Vec<Allocated>> {
-    let path = dir.join(FILE);
-    let text = fs::read(&path).context("cannot read it");
-    let allocated = text.and_then(|text| parse(&text, names));
     let complain =
-        |error: &anyhow::Error| warn!(file = %path.display(), error = %format!("{error:#}"), "what kubelet allocated before is not known");
-    allocated.inspect_err(complain).ok()
-}
-
-/// The entries of this plugin's resources; entries that cannot be understood are left out.
-fn parse(text: &[u8], names: &ResourceNames) -> anyhow::Result<Vec<Allocated>> {
-    let file: File = serde_json::from_slice(text).context("not a checkpoint of allocated devices")?;
-    let entries = file.data.entries.unwrap_or_default().into_iter().filter_map(|entry| {
-        let read = serde_json::from_value::<Entry>(entry);
-        read.inspect_err(|error| warn!(%error, "an entry of kubelet's checkpoint is left out")).ok()
-    });
-    let allocated = entries.filter(Entry::names_devices).filter_map(|entry| {
+        |error: &CheckpointError| warn!(dir = %dir.display(), error = one_line(error), "what kubelet allocated before is not known");
+    let entries = kubelet_checkpoint::read(dir).inspect_err(complain).ok()?;
+    let allocated = entries.into_iter().filter(|entry| !entry.device_ids.is_empty()).filter_map(|entry| {
         let resource = Served::ALL.into_iter().find(|resource| resource.name(names) == entry.resource_name)?;
-        Some(Allocated { pod: PodUid::from(entry.pod.as_str()), container: entry.container_name, resource })
+        Some(Allocated { pod: PodUid::from(entry.pod_uid.as_str()), container: entry.container_name, resource })
     });
-    Ok(allocated.collect())
+    Some(allocated.collect())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use rstest::rstest;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
+    use crate::kubelet_checkpoint::FILE;
 
     fn entry(pod: &str, resource: &str, ids: &Value) -> Value {
         json!({"PodUID": pod, "ContainerName": "c", "ResourceName": resource, "DeviceIDs": ids, "AllocResp": "CgA="})

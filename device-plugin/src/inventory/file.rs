@@ -2,8 +2,11 @@
 //!
 //! ```json
 //! {"driverVersion": "550.54.15", "gpus": [
-//!   {"uuid": "GPU-a", "minor": 0, "memory": "16276Mi", "model": "T4", "health": "Xid 79"}]}
+//!   {"uuid": "GPU-a", "minor": 0, "memory": "16276Mi", "model": "T4", "health": "Xid 79"}],
+//!  "devices": [{"type": "rdma", "id": "0000:1f:00.0", "minor": 0, "deviceNodes": ["/dev/infiniband/uverbs0"]}]}
 //! ```
+//!
+//! Devices of other types than GPUs are in `devices`; what can be said of them is in `file/others.rs`.
 //!
 //! A device's `health` is `Healthy` (the default), `Lost`, or `Xid` and a number, which means that
 //! this error is reported again and again until the file says otherwise. Whoever changes it makes a
@@ -13,6 +16,8 @@
 //! `{node}` in a UUID stands for the node, so that one file can serve many nodes and UUIDs still differ.
 //!
 //! A file that is broken while it is watched changes nothing.
+
+mod others;
 
 use std::{
     fs,
@@ -27,7 +32,7 @@ use tokio::sync::mpsc;
 use tracing::warn;
 
 use super::{
-    Feed, Gpu, GpuUuid, Inventory, InventoryError,
+    Feed, Gpu, GpuUuid, Inventory, InventoryError, OtherDevice,
     feed::{Outbox, Over},
 };
 use crate::health::{Observation, ObservationKind};
@@ -55,7 +60,7 @@ enum Ailment {
 #[derive(Debug)]
 struct Reading {
     inventory: Inventory,
-    /// In the order of the inventory's GPUs.
+    /// Of every device.
     ailments: Vec<(GpuUuid, Ailment)>,
 }
 
@@ -105,8 +110,8 @@ impl Watch {
             self.announced = true;
             outbox.send(None, ObservationKind::InventoryChanged)?;
         }
-        for gpu in &self.known.gpus {
-            self.report(&gpu.uuid, outbox)?;
+        for id in self.known.ids() {
+            self.report(id, outbox)?;
         }
         outbox.pause(self.source.interval)
     }
@@ -140,14 +145,14 @@ impl Watch {
 
     /// A device with an XID does answer probes: an XID that the policy ignores does not keep a
     /// device from recovering, another one does because there is no quiet.
-    fn report(&self, uuid: &GpuUuid, outbox: &Outbox) -> Result<(), Over> {
-        let found = self.reading.ailments.iter().find(|(other, _)| other == uuid);
+    fn report(&self, id: &GpuUuid, outbox: &Outbox) -> Result<(), Over> {
+        let found = self.reading.ailments.iter().find(|(other, _)| other == id);
         match found.map_or(Ailment::Lost, |(_, ailment)| *ailment) {
-            Ailment::Healthy => outbox.send(Some(uuid), ObservationKind::Answered),
-            Ailment::Lost => outbox.send(Some(uuid), ObservationKind::Lost),
+            Ailment::Healthy => outbox.send(Some(id), ObservationKind::Answered),
+            Ailment::Lost => outbox.send(Some(id), ObservationKind::Lost),
             Ailment::Xid(xid) => {
-                outbox.send(Some(uuid), ObservationKind::Xid(xid))?;
-                outbox.send(Some(uuid), ObservationKind::Answered)
+                outbox.send(Some(id), ObservationKind::Xid(xid))?;
+                outbox.send(Some(id), ObservationKind::Answered)
             }
         }
     }
@@ -171,27 +176,48 @@ fn parse(path: &Path, node: &str, text: &[u8]) -> Result<Reading, InventoryError
     let driver_version = document.take("driverVersion").map_err(at_top)?;
     let vendor = document.take("vendor").map_err(at_top)?.unwrap_or_else(|| "nvidia".to_owned());
     let gpus = document.need::<Vec<Value>>("gpus").map_err(at_top)?;
+    let others = document.take::<Vec<Value>>("devices").map_err(at_top)?.unwrap_or_default();
     document.finish().map_err(at_top)?;
     if gpus.is_empty() {
         return Err(InventoryError::NoGpu { place: path.to_owned() });
     }
     let mut devices = Vec::<(Gpu, Ailment)>::new();
     for (index, value) in (0..).zip(gpus) {
-        let device = name(index, &value);
+        let device = name("gpus", "uuid", index, &value);
         let understood = understand(index, node, value, &devices).map_err(|fault| fault.at(path, &device));
         devices.push(understood?);
     }
     devices.sort_by_key(|(gpu, _)| gpu.minor);
-    let ailments = devices.iter().map(|(gpu, ailment)| (gpu.uuid.clone(), *ailment)).collect();
+    let others = others_beside(path, node, others, &devices)?;
+    let of_gpus = devices.iter().map(|(gpu, ailment)| (gpu.uuid.clone(), *ailment));
+    let ailments = of_gpus.chain(others.iter().map(|(other, ailment)| (other.id.clone(), *ailment))).collect();
     let gpus = devices.into_iter().map(|(gpu, _)| gpu).collect();
-    Ok(Reading { inventory: Inventory { gpus, excluded: Vec::new(), driver_version, vendor }, ailments })
+    let others = others.into_iter().map(|(other, _)| other).collect();
+    Ok(Reading { inventory: Inventory { gpus, others, excluded: Vec::new(), driver_version, vendor }, ailments })
 }
 
-/// How an error calls a device: its place in the list, and its UUID if it has one.
-fn name(index: u32, value: &Value) -> String {
-    match value.get("uuid") {
-        Some(uuid) => format!("gpus[{index}] (uuid {uuid})"),
-        None => format!("gpus[{index}]"),
+/// The devices of other types, sorted.
+fn others_beside(
+    path: &Path,
+    node: &str,
+    values: Vec<Value>,
+    gpus: &[(Gpu, Ailment)],
+) -> Result<Vec<(OtherDevice, Ailment)>, InventoryError> {
+    let mut others = Vec::<(OtherDevice, Ailment)>::new();
+    for (index, value) in (0..).zip(values) {
+        let device = name("devices", "id", index, &value);
+        let understood = others::understand(node, value, gpus, &others).map_err(|fault| fault.at(path, &device));
+        others.push(understood?);
+    }
+    others.sort_by(|(one, _), (other, _)| (&one.device_type, one.minor).cmp(&(&other.device_type, other.minor)));
+    Ok(others)
+}
+
+/// How an error calls a device: its place in the list, and its identity if it has one.
+fn name(list: &str, identity: &str, index: u32, value: &Value) -> String {
+    match value.get(identity) {
+        Some(id) => format!("{list}[{index}] ({identity} {id})"),
+        None => format!("{list}[{index}]"),
     }
 }
 
@@ -250,6 +276,7 @@ fn understand(index: u32, node: &str, value: Value, before: &[(Gpu, Ailment)]) -
         model: fields.take("model")?.unwrap_or_else(|| "Simulated".to_owned()),
         bus_id: fields.take("busId")?,
         numa_node: fields.take("numaNode")?,
+        pcie_root: fields.take("pcieId")?,
         device_node: fields.take("deviceNode")?.unwrap_or_else(|| PathBuf::from(format!("/dev/nvidia{minor}"))),
     };
     fields.finish()?;

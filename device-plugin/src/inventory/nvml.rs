@@ -96,7 +96,7 @@ impl NvmlSource {
         }
         gpus.sort_by_key(|gpu| gpu.minor);
         let driver_version = nvml.sys_driver_version().ok();
-        Ok(Inventory { gpus, excluded, driver_version, vendor: "nvidia".to_owned() })
+        Ok(Inventory { gpus, others: Vec::new(), excluded, driver_version, vendor: "nvidia".to_owned() })
     }
 
     /// One device, or why it cannot be shared: a sick device does not hide the others.
@@ -124,7 +124,7 @@ impl NvmlSource {
             Err(error) => return Err(no("memory", &error)),
         };
         let bus_id = device.pci_info().ok().and_then(|pci| pci::address(&pci.bus_id));
-        let numa_node = bus_id.as_deref().and_then(|at| pci::numa_node(&self.sysfs, at));
+        let place = bus_id.as_deref().map(|address| pci::place(&self.sysfs, address)).unwrap_or_default();
         Ok(Gpu {
             uuid: uuid.clone(),
             minor,
@@ -132,7 +132,8 @@ impl NvmlSource {
             memory_bytes,
             model: device.name().map_err(|error| no("name", &error))?,
             bus_id,
-            numa_node,
+            numa_node: place.numa_node,
+            pcie_root: place.root,
             device_node: PathBuf::from(format!("/dev/nvidia{minor}")),
         })
     }

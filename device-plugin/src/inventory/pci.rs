@@ -1,4 +1,4 @@
-//! What sysfs tells about a PCI device.
+//! What sysfs tells about a PCI device; knows nothing of GPUs.
 
 use std::{fs, path::Path};
 
@@ -14,11 +14,29 @@ pub(super) fn address(bus_id: &str) -> Option<String> {
     Some(format!("{:04x}:{:02x}:{:02x}.{:x}", hex(domain)?, hex(bus)?, hex(slot)?, hex(function)?))
 }
 
-/// The NUMA node of the device at `address`, if the machine has NUMA nodes and tells.
-pub(super) fn numa_node(sysfs: &Path, address: &str) -> Option<i32> {
-    let path = sysfs.join("bus/pci/devices").join(address).join("numa_node");
-    let node = fs::read_to_string(path).ok()?.trim().parse::<i32>().ok()?;
-    (node >= 0).then_some(node)
+/// Where a PCI device sits.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// The NUMA node, if the machine has NUMA nodes and tells.
+    pub numa_node: Option<i32>,
+    /// The root complex, such as `pci0000:3a`.
+    pub root: Option<String>,
+}
+
+/// Where sysfs says that the device at `address` sits.
+pub fn place(sysfs: &Path, address: &str) -> Place {
+    let device = sysfs.join("bus/pci/devices").join(address);
+    let node = fs::read_to_string(device.join("numa_node")).ok().and_then(|text| text.trim().parse::<i32>().ok());
+    // The entry is a link into the tree of devices, in which the root complex is the first that names a domain and a bus.
+    let resolved = fs::canonicalize(&device).ok();
+    let root = resolved.and_then(|path| path.iter().filter_map(|part| part.to_str()).find(|part| is_root(part)).map(str::to_owned));
+    Place { numa_node: node.filter(|node| *node >= 0), root }
+}
+
+fn is_root(part: &str) -> bool {
+    let numbers = part.strip_prefix("pci").and_then(|rest| rest.split_once(':'));
+    let is_hex = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    numbers.is_some_and(|(domain, bus)| is_hex(domain) && is_hex(bus))
 }
 
 #[cfg(test)]
@@ -47,7 +65,20 @@ mod tests {
         let device = sysfs.path().join("bus/pci/devices/0000:3b:00.0");
         fs::create_dir_all(&device).unwrap();
         fs::write(device.join("numa_node"), content).unwrap();
-        assert_eq!(numa_node(sysfs.path(), "0000:3b:00.0"), expected);
-        assert_eq!(numa_node(sysfs.path(), "0000:3c:00.0"), None);
+        assert_eq!(place(sysfs.path(), "0000:3b:00.0"), Place { numa_node: expected, root: None });
+        assert_eq!(place(sysfs.path(), "0000:3c:00.0"), Place::default());
+    }
+
+    #[rstest]
+    #[case::at_the_root("devices/pci0000:00/0000:3b:00.0", Some("pci0000:00"))]
+    #[case::behind_switches("devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0", Some("pci0000:3a"))]
+    #[case::wide_domain("devices/pci10000:81/0000:3b:00.0", Some("pci10000:81"))]
+    #[case::virtual_device("devices/virtual/pci/0000:3b:00.0", None)]
+    fn roots(#[case] at: &str, #[case] expected: Option<&str>) {
+        let sysfs = tempfile::tempdir().unwrap();
+        fs::create_dir_all(sysfs.path().join(at)).unwrap();
+        fs::create_dir_all(sysfs.path().join("bus/pci/devices")).unwrap();
+        std::os::unix::fs::symlink(sysfs.path().join(at), sysfs.path().join("bus/pci/devices/0000:3b:00.0")).unwrap();
+        assert_eq!(place(sysfs.path(), "0000:3b:00.0").root.as_deref(), expected);
     }
 }

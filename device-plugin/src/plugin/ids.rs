@@ -112,6 +112,11 @@ impl IdScheme {
         self.slots
     }
 
+    /// Whether this GPU has virtual devices.
+    pub fn knows(&self, uuid: &GpuUuid) -> bool {
+        self.gpus.iter().any(|gpu| gpu.uuid == *uuid)
+    }
+
     /// The IDs of one GPU's virtual devices.
     pub fn ids(&self, resource: Served, uuid: &GpuUuid) -> impl Iterator<Item = String> {
         let gpu = self.gpus.iter().find(|gpu| gpu.uuid == *uuid);

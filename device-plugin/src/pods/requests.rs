@@ -44,14 +44,18 @@ impl Requests {
         }
     }
 
+    /// The amount of each resource of [`IN_NODE_STATUS`] that `amount` tells.
+    pub fn from_fn(amount: impl Fn(&str) -> u64) -> Self {
+        Self { amounts: IN_NODE_STATUS.map(amount) }
+    }
+
     /// What one whole device of so much memory has.
     pub fn of_device(memory_bytes: u64) -> Self {
-        let amount = |name| match name {
+        Self::from_fn(|name| match name {
             GPU_COUNT => 1,
             GPU_MEMORY => memory_bytes,
             _ => WHOLE_DEVICE_PERCENT,
-        };
-        Self { amounts: IN_NODE_STATUS.map(amount) }
+        })
     }
 
     /// Whether nothing is asked for.

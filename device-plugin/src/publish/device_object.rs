@@ -4,30 +4,41 @@ use std::collections::BTreeMap;
 
 use chrono::{DateTime, SecondsFormat, Utc};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use proto::device::{Device, DeviceCondition, DeviceInfo, DeviceSpec, DeviceTopology, TYPE_GPU};
+use proto::checkpoints::DEVICES_CHECKPOINTS;
+use proto::device::{
+    CONDITION_HEALTHY, Device, DeviceCondition, DeviceInfo, DeviceSpec, DeviceTopology, GPU_DRIVER_LABEL, GPU_MODEL_LABEL,
+    GPU_VENDOR_LABEL, RawDevice, SERVES_VENDOR_LABEL, SHARING_DISABLED, SHARING_LABEL, TYPE_GPU,
+};
 use proto::node::Node;
 use proto::quantity::Quantity;
 use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
 
-use crate::fleet::{Fleet, FleetGpu};
+use crate::fleet::{Fleet, FleetDevice, FleetGpu};
 use crate::health::Reason;
-use crate::inventory::{Gpu, GpuUuid};
+use crate::inventory::GpuUuid;
 use crate::pods::WHOLE_DEVICE_PERCENT;
-
-const VENDOR_LABEL: &str = "node.koordinator.sh/gpu-vendor";
-const MODEL_LABEL: &str = "node.koordinator.sh/gpu-model";
-const DRIVER_LABEL: &str = "node.koordinator.sh/gpu-driver-version";
-const HEALTHY: &str = "Healthy";
 
 /// Longest value of a label.
 const MAX_LABEL: usize = 63;
 
-/// The object that describes `fleet`; a condition that is as it was in `before` keeps its time.
-pub fn device(fleet: &Fleet, node: &Node, before: Option<&Device>, now: DateTime<Utc>) -> Device {
+/// What the object says besides the devices themselves.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Remarks {
+    /// The annotation with the devices of pods that somebody else placed, if there are any.
+    pub checkpoints: Option<String>,
+    /// Whether this plugin serves a vendor's resource too.
+    pub serves_vendor: bool,
+}
+
+/// The object that describes `fleet`; a condition that is as it was `before` keeps its time.
+pub fn device(fleet: &Fleet, node: &Node, remarks: &Remarks, before: Option<&DeviceSpec>, now: DateTime<Utc>) -> Device {
+    let history = History { before, now };
     let name = node.metadata.name.clone().unwrap_or_default();
-    let devices = fleet.gpus.iter().map(|entry| info(entry, fleet.ids.slots(), before, now)).collect();
-    let mut device = Device::new(&name, DeviceSpec { devices });
-    device.metadata.labels = Some(labels(fleet));
+    let gpus = fleet.gpus.iter().map(|entry| gpu(entry, fleet.ids.slots(), &history));
+    let others = fleet.others.iter().map(|entry| other(entry, &history));
+    let mut device = Device::new(&name, DeviceSpec { devices: gpus.chain(others).collect() });
+    device.metadata.labels = Some(labels(fleet, remarks));
+    device.metadata.annotations = remarks.checkpoints.clone().map(|text| BTreeMap::from([(DEVICES_CHECKPOINTS.to_owned(), text)]));
     device.metadata.owner_references =
         node.metadata.uid.clone().map(|uid| {
             vec![OwnerReference { api_version: "v1".to_owned(), kind: "Node".to_owned(), name, uid, ..OwnerReference::default() }]
@@ -36,70 +47,114 @@ pub fn device(fleet: &Fleet, node: &Node, before: Option<&Device>, now: DateTime
 }
 
 /// The GPUs that the object says are unhealthy by an XID, each with that and since when.
-pub fn sick_by_xid(device: &Device) -> impl Iterator<Item = (GpuUuid, u64, &str)> {
-    let conditions = device.spec.devices.iter().filter(|device| device.device_type == TYPE_GPU).flat_map(|device| {
-        let own = device.conditions.iter().filter(|condition| condition.condition_type == HEALTHY && condition.status == "False");
-        own.map(|condition| (device.id.as_str(), condition))
+pub fn sick_by_xid(spec: &DeviceSpec) -> impl Iterator<Item = (GpuUuid, u64, &str)> {
+    let conditions = spec.devices.iter().filter(|device| device.device_type == TYPE_GPU).flat_map(|device| {
+        let is_illness = |condition: &&DeviceCondition| condition.condition_type == CONDITION_HEALTHY && condition.status == "False";
+        device.conditions.iter().filter(is_illness).map(|condition| (device.id.as_str(), condition))
     });
     conditions
         .filter_map(|(id, condition)| Some((id.parse().ok()?, Reason::xid(&condition.reason)?, condition.last_transition_time.as_str())))
 }
 
-/// Whether applying `wanted` over `held` would change nothing.
-pub fn is_same(held: &Device, wanted: &Device) -> bool {
-    held.spec == wanted.spec
-        && held.metadata.labels == wanted.metadata.labels
-        && held.metadata.owner_references == wanted.metadata.owner_references
+/// Whether the object that the API server holds says all of `wanted`; labels and annotations of others may be there too.
+pub fn says(held: &RawDevice, wanted: &Device) -> bool {
+    let (ours, theirs) = (&wanted.metadata, &held.metadata);
+    let includes = |held: &Option<BTreeMap<String, String>>, wanted: &Option<BTreeMap<String, String>>| {
+        wanted.iter().flatten().all(|(key, value)| held.as_ref().and_then(|held| held.get(key)) == Some(value))
+    };
+    let is_owner = |owner: &OwnerReference| theirs.owner_references.iter().flatten().any(|held| held.uid == owner.uid);
+    held.read().is_ok_and(|spec| spec == wanted.spec)
+        && includes(&theirs.labels, &ours.labels)
+        && includes(&theirs.annotations, &ours.annotations)
+        && ours.owner_references.iter().flatten().all(is_owner)
 }
 
-fn info(entry: &FleetGpu, slots: u32, before: Option<&Device>, now: DateTime<Utc>) -> DeviceInfo {
+/// What was said before, and when it is now.
+struct History<'a> {
+    before: Option<&'a DeviceSpec>,
+    now: DateTime<Utc>,
+}
+
+fn gpu(entry: &FleetGpu, slots: u32, history: &History<'_>) -> DeviceInfo {
     let gpu = &entry.gpu;
     let percent = Quantity::from_unsigned(WHOLE_DEVICE_PERCENT);
-    let resources = [
-        (GPU_CORE, percent),
-        (GPU_MEMORY, Quantity::from_unsigned(gpu.memory_bytes)),
-        (GPU_MEMORY_RATIO, percent),
-        (GPU_SHARED, Quantity::from_unsigned(u64::from(slots))),
-    ];
+    let amounts = [(GPU_CORE, percent), (GPU_MEMORY, Quantity::from_unsigned(gpu.memory_bytes)), (GPU_MEMORY_RATIO, percent)];
+    let shares = entry.is_shared.then(|| (GPU_SHARED, Quantity::from_unsigned(u64::from(slots))));
+    let sharing = (!entry.is_shared).then(|| (SHARING_LABEL.to_owned(), SHARING_DISABLED.to_owned()));
     DeviceInfo {
         device_type: TYPE_GPU.to_owned(),
         id: gpu.uuid.to_string(),
         minor: i32::try_from(gpu.minor).ok(),
+        labels: sharing.into_iter().collect(),
         health: entry.is_healthy,
-        resources: resources.map(|(name, value)| (name.to_owned(), value)).into(),
-        topology: topology(gpu),
-        conditions: vec![condition(entry, before, now)],
+        resources: amounts.into_iter().chain(shares).map(|(name, value)| (name.to_owned(), value)).collect(),
+        topology: topology(gpu.bus_id.as_deref(), gpu.numa_node, gpu.pcie_root.as_deref()),
+        conditions: history.condition(gpu.uuid.as_str(), entry.is_healthy, entry.reason, &entry.message).into_iter().collect(),
         ..DeviceInfo::default()
     }
 }
 
-fn topology(gpu: &Gpu) -> Option<DeviceTopology> {
-    let node_id = gpu.numa_node?;
-    Some(DeviceTopology { socket_id: -1, node_id, pcie_id: String::new(), bus_id: gpu.bus_id.clone().unwrap_or_default() })
-}
-
-fn condition(entry: &FleetGpu, before: Option<&Device>, now: DateTime<Utc>) -> DeviceCondition {
-    let status = if entry.is_healthy { "True" } else { "False" };
-    let devices = before.iter().flat_map(|before| &before.spec.devices);
-    let conditions = devices.filter(|device| device.id == entry.gpu.uuid.as_str()).flat_map(|device| &device.conditions);
-    let mut same = conditions.filter(|condition| condition.condition_type == HEALTHY && condition.status == status);
-    let since = same.next().map(|condition| condition.last_transition_time.clone());
-    DeviceCondition {
-        condition_type: HEALTHY.to_owned(),
-        status: status.to_owned(),
-        last_transition_time: since.unwrap_or_else(|| now.to_rfc3339_opts(SecondsFormat::Secs, true)),
-        reason: entry.reason.map_or_else(|| HEALTHY.to_owned(), |reason| reason.to_string()),
-        message: entry.message.clone(),
+fn other(entry: &FleetDevice, history: &History<'_>) -> DeviceInfo {
+    let device = &entry.device;
+    DeviceInfo {
+        device_type: device.device_type.clone(),
+        id: device.id.to_string(),
+        minor: i32::try_from(device.minor).ok(),
+        labels: device.labels.clone(),
+        health: entry.is_healthy,
+        resources: device.resources.clone(),
+        topology: topology(device.bus_id.as_deref(), device.numa_node, device.pcie_root.as_deref()),
+        vf_groups: device.vf_groups.clone(),
+        conditions: history.condition(device.id.as_str(), entry.is_healthy, entry.reason, &entry.message).into_iter().collect(),
+        ..DeviceInfo::default()
     }
 }
 
-fn labels(fleet: &Fleet) -> BTreeMap<String, String> {
+/// A machine that knows no NUMA nodes has one, 0. What is not known of the PCIe tree is empty.
+fn topology(bus_id: Option<&str>, numa_node: Option<i32>, pcie_root: Option<&str>) -> Option<DeviceTopology> {
+    if numa_node.is_none() && pcie_root.is_none() {
+        return None;
+    }
+    let text = |text: Option<&str>| text.unwrap_or_default().to_owned();
+    Some(DeviceTopology { socket_id: -1, node_id: numa_node.unwrap_or(0), pcie_id: text(pcie_root), bus_id: text(bus_id) })
+}
+
+impl History<'_> {
+    /// Why a device is in the state it is in, and since when; nothing of one that never had trouble.
+    fn condition(&self, id: &str, is_healthy: bool, reason: Option<Reason>, message: &str) -> Option<DeviceCondition> {
+        let status = if is_healthy { "True" } else { "False" };
+        let devices = self.before.iter().flat_map(|before| &before.devices).filter(|device| device.id == id);
+        let before = devices.flat_map(|device| &device.conditions).find(|condition| condition.condition_type == CONDITION_HEALTHY);
+        let same = before.filter(|before| before.status == status);
+        let reason = match (reason, same, before) {
+            (Some(reason), _, _) => reason.to_string(),
+            // The process that saw why is gone.
+            (None, Some(same), _) => return Some(same.clone()),
+            (None, None, Some(_)) => CONDITION_HEALTHY.to_owned(),
+            (None, None, None) => return None,
+        };
+        let since = same.map(|same| same.last_transition_time.clone());
+        Some(DeviceCondition {
+            condition_type: CONDITION_HEALTHY.to_owned(),
+            status: status.to_owned(),
+            observed_generation: None,
+            last_transition_time: since.unwrap_or_else(|| self.now.to_rfc3339_opts(SecondsFormat::Secs, true)),
+            reason,
+            message: message.to_owned(),
+        })
+    }
+}
+
+fn labels(fleet: &Fleet, remarks: &Remarks) -> BTreeMap<String, String> {
     let mut models = fleet.gpus.iter().map(|entry| entry.gpu.model.as_str());
     let model = models.next().filter(|first| models.all(|model| model == *first));
     let model = model.map(|model| model.strip_prefix("NVIDIA ").unwrap_or(model));
-    let labels = [(VENDOR_LABEL, Some(fleet.vendor.as_str())), (MODEL_LABEL, model), (DRIVER_LABEL, fleet.driver_version.as_deref())];
+    let of_gpus =
+        [(GPU_VENDOR_LABEL, Some(fleet.vendor.as_str())), (GPU_MODEL_LABEL, model), (GPU_DRIVER_LABEL, fleet.driver_version.as_deref())];
+    let of_gpus = of_gpus.into_iter().filter(|_| !fleet.gpus.is_empty());
     let value = |text: Option<&str>| text.map(label_value).filter(|value| !value.is_empty());
-    labels.into_iter().filter_map(|(key, text)| Some((key.to_owned(), value(text)?))).collect()
+    let serves_vendor = remarks.serves_vendor.then(|| (SERVES_VENDOR_LABEL.to_owned(), "true".to_owned()));
+    of_gpus.filter_map(|(key, text)| Some((key.to_owned(), value(text)?))).chain(serves_vendor).collect()
 }
 
 /// The text in the characters that a label may have.

@@ -5,12 +5,33 @@
 //! Capacity and allocatable are the same. A resource is removed rather than set to zero, which
 //! would make every pod that asks for it fail instead of wait.
 
+use proto::device::{DeviceInfo, SHARING_DISABLED, SHARING_LABEL, TYPE_GPU};
 use proto::node::Node;
 use proto::pod::QuantityText;
 use proto::quantity::Quantity;
+use proto::resource::{GPU, GPU_CORE, GPU_COUNT};
 use serde_json::{Map, Value, json};
 
 use crate::pods::{NodePod, Pods, Requests, Stage};
+
+/// What the healthy GPUs among these devices offer to pods that share them.
+pub fn offers(devices: &[DeviceInfo]) -> Requests {
+    let is_shared = |device: &DeviceInfo| device.labels.get(SHARING_LABEL).is_none_or(|value| value != SHARING_DISABLED);
+    let usable = devices.iter().filter(|device| device.device_type == TYPE_GPU && device.health && is_shared(device));
+    usable.fold(Requests::default(), |sum, device| sum.plus(of_device(device)))
+}
+
+fn of_device(device: &DeviceInfo) -> Requests {
+    Requests::from_fn(|name| match name {
+        GPU_COUNT => 1,
+        GPU => amount(device, GPU_CORE),
+        _ => amount(device, name),
+    })
+}
+
+fn amount(device: &DeviceInfo, resource: &str) -> u64 {
+    device.resources.get(resource).and_then(|quantity| quantity.unsigned()).unwrap_or(0)
+}
 
 /// What the pods ask for that kubelet has admitted, or may admit because they have a usable record.
 pub fn requests(pods: &Pods) -> Requests {

@@ -44,7 +44,7 @@ impl Node {
     pub(crate) fn with_unit(n_gpus: u32, memory_unit: MemoryUnit) -> Self {
         let gpus: Vec<Gpu> = (0..n_gpus).map(gpu).collect();
         let ids = IdScheme::new(&gpus, 100, memory_unit).unwrap();
-        let inventory = Inventory { gpus, excluded: Vec::new(), driver_version: None, vendor: "nvidia".to_owned() };
+        let inventory = Inventory { gpus, others: Vec::new(), excluded: Vec::new(), driver_version: None, vendor: "nvidia".to_owned() };
         let (fleet, fleet_seen) = watch::channel(Arc::new(Fleet::new(inventory, ids)));
         let mut known = Pods::default();
         known.reset([]);
@@ -115,6 +115,7 @@ fn gpu(minor: u32) -> Gpu {
         model: "Tesla T4".to_owned(),
         bus_id: None,
         numa_node: None,
+        pcie_root: None,
         device_node: "/dev/null".into(),
     }
 }

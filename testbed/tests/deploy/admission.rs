@@ -2,6 +2,7 @@
 //!
 //! Whether the expressions are right only an API server can say.
 
+use proto::device::NODE_LABELS;
 use serde_json::Value;
 use testbed::rbac::DEVICE_PLUGIN;
 
@@ -82,4 +83,19 @@ fn of_a_node_s_status_only_the_amounts_may_change() {
             && expression.contains("field in ['capacity', 'allocatable']")
     };
     assert!(validations.iter().any(|validation| says_so(validation["expression"].as_str().unwrap())), "{validations:?}");
+}
+
+/// The labels that the plugin writes on its node are those of its Device object; any other may place pods or powers elsewhere.
+#[test]
+fn of_a_node_s_labels_only_those_of_its_gpus_may_change() {
+    let objects = render("base");
+    let policy = find(&objects, "ValidatingAdmissionPolicy", "gpushare-device-plugin-nodes");
+    let named = NODE_LABELS.map(|label| format!("'{label}'")).join(", ");
+    let both_ways = "[[object.metadata.?labels.orValue({}), oldObject.metadata.?labels.orValue({})], \
+        [oldObject.metadata.?labels.orValue({}), object.metadata.?labels.orValue({})]].all(labels, ";
+    let expected =
+        format!("{both_ways}labels[0].all(label, label in [{named}] || (label in labels[1] && labels[0][label] == labels[1][label])))");
+    let expressions: Vec<&str> =
+        policy["spec"]["validations"].as_array().unwrap().iter().map(|validation| validation["expression"].as_str().unwrap()).collect();
+    assert!(expressions.contains(&expected.as_str()), "{expected}\n{expressions:#?}");
 }

@@ -39,6 +39,7 @@ fn reads_every_field_and_sorts_by_minor() {
         model: "T4".to_owned(),
         bus_id: None,
         numa_node: None,
+        pcie_root: None,
         device_node: PathBuf::from("/dev/nvidia0"),
     };
     let gpu_b = Gpu {
@@ -49,12 +50,14 @@ fn reads_every_field_and_sorts_by_minor() {
         model: "A10".to_owned(),
         bus_id: Some("0000:3b:00.0".to_owned()),
         numa_node: Some(1),
+        pcie_root: None,
         device_node: PathBuf::from("/tmp/gpu"),
     };
     let ailments = [(gpu_a.uuid.clone(), Ailment::Healthy), (gpu_b.uuid.clone(), Ailment::Xid(79))];
     assert_eq!(reading.ailments, ailments);
     let driver_version = Some("550".to_owned());
-    let expected = Inventory { gpus: vec![gpu_a, gpu_b], excluded: Vec::new(), driver_version, vendor: "acme".to_owned() };
+    let expected =
+        Inventory { gpus: vec![gpu_a, gpu_b], others: Vec::new(), excluded: Vec::new(), driver_version, vendor: "acme".to_owned() };
     assert_eq!(reading.inventory, expected);
 }
 

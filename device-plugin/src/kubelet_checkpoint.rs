@@ -1,0 +1,166 @@
+//! kubelet's own file of the devices that it has allocated, `kubelet_internal_checkpoint`.
+//!
+//! The file is kubelet's, and its form is not promised: device IDs are one list in files of old kubelets and lists by NUMA node
+//! since. Entries that cannot be understood are left out. Whose entries they are is the reader's business.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
+use tracing::warn;
+
+/// Name of the file in the device plugin directory.
+pub const FILE: &str = "kubelet_internal_checkpoint";
+
+/// Longest file that is read: kubelet writes the ID of every device of every plugin.
+const MAX_BYTES: u64 = 64 << 20;
+
+/// One resource of one container.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct Entry {
+    /// UID of the pod.
+    #[serde(rename = "PodUID")]
+    pub pod_uid: String,
+    /// Name of the container.
+    pub container_name: String,
+    /// The resource.
+    pub resource_name: String,
+    /// The devices, sorted; none if kubelet took them back.
+    #[serde(rename = "DeviceIDs", default, deserialize_with = "in_either_form")]
+    pub device_ids: Vec<String>,
+}
+
+/// The file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// It is not there, or may not be read.
+    #[error("cannot read kubelet's checkpoint")]
+    Read(#[source] io::Error),
+    /// It is longer than any kubelet writes it.
+    #[error("kubelet's checkpoint is longer than {MAX_BYTES} bytes")]
+    TooLong,
+    /// It is not of the form that is known.
+    #[error("not a checkpoint of allocated devices")]
+    Form(#[source] serde_json::Error),
+}
+
+#[derive(Deserialize)]
+struct Checkpoint {
+    #[serde(rename = "Data")]
+    data: Data,
+}
+
+#[derive(Deserialize)]
+struct Data {
+    #[serde(rename = "PodDeviceEntries", default)]
+    entries: Option<Vec<Value>>,
+}
+
+/// Reads the checkpoint in kubelet's device plugin directory.
+///
+/// # Errors
+/// There is none, or it cannot be understood.
+pub fn read(dir: &Path) -> Result<Vec<Entry>, CheckpointError> {
+    let mut text = Vec::new();
+    let file = File::open(dir.join(FILE)).map_err(CheckpointError::Read)?;
+    let n_bytes = file.take(MAX_BYTES + 1).read_to_end(&mut text).map_err(CheckpointError::Read)?;
+    if u64::try_from(n_bytes).is_ok_and(|n_bytes| n_bytes > MAX_BYTES) {
+        return Err(CheckpointError::TooLong);
+    }
+    parse(&text)
+}
+
+fn parse(text: &[u8]) -> Result<Vec<Entry>, CheckpointError> {
+    let checkpoint: Checkpoint = serde_json::from_slice(text).map_err(CheckpointError::Form)?;
+    let understood = |entry| {
+        let read = serde_json::from_value::<Entry>(entry);
+        read.inspect_err(|error| warn!(%error, "an entry of kubelet's checkpoint is left out")).ok()
+    };
+    Ok(checkpoint.data.entries.unwrap_or_default().into_iter().filter_map(understood).collect())
+}
+
+fn in_either_form<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    use std::collections::BTreeMap;
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Form {
+        List(Vec<String>),
+        ByNode(BTreeMap<String, Option<Vec<String>>>),
+    }
+    let mut ids = match Option::<Form>::deserialize(deserializer)? {
+        None => Vec::new(),
+        Some(Form::List(ids)) => ids,
+        Some(Form::ByNode(by_node)) => by_node.into_values().flatten().flatten().collect(),
+    };
+    ids.sort();
+    Ok(ids)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use proptest::prelude::*;
+    use rstest::rstest;
+    use serde_json::json;
+
+    use super::*;
+
+    fn ids(value: &Value) -> Option<Vec<String>> {
+        let entry = json!({"PodUID": "u", "ContainerName": "c", "ResourceName": "r", "DeviceIDs": value, "AllocResp": "CgA="});
+        let text = json!({"Data": {"PodDeviceEntries": [entry], "RegisteredDevices": {"r": ["a"]}}, "Checksum": 1}).to_string();
+        parse(text.as_bytes()).unwrap().pop().map(|entry| entry.device_ids)
+    }
+
+    #[rstest]
+    #[case::by_node(json!({"-1": ["b"], "0": ["a", "c"]}), Some(vec!["a", "b", "c"]))]
+    #[case::list(json!(["b", "a"]), Some(vec!["a", "b"]))]
+    #[case::node_without_devices(json!({"0": []}), Some(vec![]))]
+    #[case::node_of_go(json!({"0": null}), Some(vec![]))]
+    #[case::nothing(json!(null), Some(vec![]))]
+    #[case::number(json!(7), None)]
+    #[case::numbers(json!([7]), None)]
+    fn device_ids_of_both_forms(#[case] value: Value, #[case] expected: Option<Vec<&str>>) {
+        assert_eq!(ids(&value), expected.map(|ids| ids.into_iter().map(str::to_owned).collect()));
+    }
+
+    #[test]
+    fn one_entry_does_not_hide_another() {
+        let good = json!({"PodUID": "u", "ContainerName": "c", "ResourceName": "r", "DeviceIDs": ["a"]});
+        let text = json!({"Data": {"PodDeviceEntries": [{"PodUID": 7}, good, "x"]}}).to_string();
+        assert_eq!(parse(text.as_bytes()).unwrap().len(), 1);
+    }
+
+    #[rstest]
+    #[case::empty("")]
+    #[case::cut_short(r#"{"Data":{"PodDeviceEntries":[{"PodUID":"#)]
+    #[case::another_form(r#"{"Data":{"PodDeviceEntries":{}}}"#)]
+    fn what_is_no_checkpoint_is_an_error(#[case] text: &str) {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(matches!(read(dir.path()), Err(CheckpointError::Read(_))));
+        fs::write(dir.path().join(FILE), text).unwrap();
+        assert!(matches!(read(dir.path()), Err(CheckpointError::Form(_))));
+    }
+
+    #[test]
+    fn no_allocations_are_no_entries() {
+        assert_eq!(parse(br#"{"Data":{"PodDeviceEntries":null}}"#).unwrap(), []);
+    }
+
+    proptest! {
+        #[test]
+        fn never_panics(text in r#"(\{|\}|\[|\]|"Data":|"PodDeviceEntries":|"DeviceIDs":|"PodUID":|"a"|,|:|1|null){0,20}"#) {
+            let _ = parse(text.as_bytes());
+        }
+
+        /// Both forms say the same.
+        #[test]
+        fn forms_agree(by_node in prop::collection::btree_map("[0-9]", prop::collection::vec("[a-z]{1,3}", 0..3), 0..4)) {
+            let flat: Vec<&String> = by_node.values().flatten().collect();
+            prop_assert_eq!(ids(&json!(flat)), ids(&json!(by_node)));
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! Devices that kubelet gave to pods of a vendor's plugin: read from kubelet, compared with the records of our scheduler, and
+//! what nobody else tells is published for the scheduler to count.
+//!
+//! Reads when such a pod comes, goes or gets on, and now and then; never while kubelet waits for an answer of ours, because a
+//! list of its devices can disturb an allocation that is under way.
+
+mod pod_resources;
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use proto::checkpoints::{ContainerDevices, DevicesCheckpoints, physical_id};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until};
+use tracing::{info, warn};
+
+use crate::fleet::Fleet;
+use crate::inventory::{Gpu, GpuUuid};
+use crate::kubelet_checkpoint::{self, CheckpointError};
+use crate::pods::{NodePod, PodUid, Pods, Stage};
+use crate::watching::one_line;
+
+pub use pod_resources::PodResourcesError;
+
+/// How often kubelet is asked although nothing is known to have happened.
+const PERIOD: Duration = Duration::from_secs(60);
+
+/// Events that come together are one; kubelet answers a limited number of questions a second.
+const SETTLE: Duration = Duration::from_millis(500);
+
+/// Where to read and what to look for.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The vendors' resources; nothing is read if there are none.
+    pub resources: BTreeSet<String>,
+    /// kubelet's pod-resources socket.
+    pub socket: PathBuf,
+    /// kubelet's device plugin directory, with its checkpoint.
+    pub device_plugin_dir: PathBuf,
+}
+
+/// Devices of one resource that kubelet gave to one container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Allocation {
+    /// Whose container it is.
+    pub pod: PodName,
+    /// The container.
+    pub container: String,
+    /// The resource.
+    pub resource: String,
+    /// What kubelet calls the devices.
+    pub device_ids: Vec<String>,
+}
+
+/// How kubelet tells which pod it is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PodName {
+    /// By namespace and name, in the pod-resources API.
+    Named {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+    },
+    /// By UID, in its checkpoint.
+    Uid(PodUid),
+}
+
+/// Why it is not known what kubelet allocated.
+#[derive(Debug, thiserror::Error)]
+pub enum VendorError {
+    /// kubelet does not answer.
+    #[error("kubelet's pod-resources API cannot be used")]
+    PodResources(#[source] PodResourcesError),
+    /// It has no such API, and its file cannot be read either.
+    #[error("kubelet has no pod-resources API at {}, and its checkpoint cannot be read", socket.display())]
+    Neither {
+        /// The socket that was tried.
+        socket: PathBuf,
+        /// What is wrong with the file.
+        #[source]
+        source: CheckpointError,
+    },
+}
+
+/// The devices of pods that somebody else placed: those of `allocations` of which our scheduler's records do not tell already.
+///
+/// A pod that has ended holds nothing. Of the checkpoint's entries only those of pods that are there count, because kubelet
+/// clears away what ended pods held only when it allocates again; what the API tells is of pods that are there.
+pub fn foreign(allocations: &[Allocation], pods: &Pods, fleet: &Fleet) -> DevicesCheckpoints {
+    let entries = allocations.iter().filter_map(|allocation| {
+        let pod = find(pods, &allocation.pod);
+        let is_gone = match (&allocation.pod, pod) {
+            (_, Some(pod)) => pod.stage == Stage::Terminal,
+            (PodName::Uid(_), None) => true,
+            (PodName::Named { .. }, None) => false,
+        };
+        let device_ids: BTreeSet<String> = allocation.device_ids.iter().map(|id| normalised(id, fleet)).collect();
+        if is_gone || device_ids.is_empty() || pod.is_some_and(|pod| is_on_record(pod, &device_ids, fleet)) {
+            return None;
+        }
+        Some(ContainerDevices {
+            pod_uid: pod.map(|pod| pod.uid.as_str().to_owned()).unwrap_or_default(),
+            container_name: allocation.container.clone(),
+            resource_name: allocation.resource.clone(),
+            device_ids: device_ids.into_iter().collect(),
+            alloc_resp: None,
+        })
+    });
+    let mut entries: Vec<ContainerDevices> = entries.collect();
+    entries.sort();
+    entries.dedup();
+    DevicesCheckpoints { entries }
+}
+
+fn find<'a>(pods: &'a Pods, name: &PodName) -> Option<&'a NodePod> {
+    match name {
+        PodName::Uid(uid) => pods.get(uid),
+        PodName::Named { namespace, name } => pods.iter().find(|pod| pod.name == *name && pod.namespace == *namespace),
+    }
+}
+
+/// The UUID of the GPU that kubelet's ID is about; the ID of the device as it is, if that is not known.
+fn normalised(id: &str, fleet: &Fleet) -> String {
+    let physical = physical_id(id);
+    // `0`, or `0:1` for an instance of it.
+    let index: Option<u32> = physical.split(':').next().and_then(|index| index.parse().ok());
+    let at = |index: u32| fleet.gpus.iter().find(|entry| entry.gpu.index == index);
+    index.and_then(at).map_or_else(|| physical.to_owned(), |entry| entry.gpu.uuid.to_string())
+}
+
+/// Whether our scheduler placed the pod on these very devices.
+fn is_on_record(pod: &NodePod, device_ids: &BTreeSet<String>, fleet: &Fleet) -> bool {
+    let Ok(placement) = &pod.placement else { return false };
+    let gpu = |id: &String| -> Option<&Gpu> {
+        let uuid: GpuUuid = id.parse().ok()?;
+        fleet.gpus.iter().map(|entry| &entry.gpu).find(|gpu| gpu.uuid == uuid)
+    };
+    device_ids.iter().all(|id| gpu(id).is_some_and(|gpu| placement.gpus.iter().any(|name| name.names(gpu))))
+}
+
+/// Keeps `checkpoints` up to date until the task is dropped; it stays as it is while kubelet does not tell.
+pub async fn watch_vendor(
+    settings: Settings,
+    fleet: watch::Receiver<Arc<Fleet>>,
+    mut pods: watch::Receiver<Pods>,
+    checkpoints: watch::Sender<Option<DevicesCheckpoints>>,
+) {
+    if settings.resources.is_empty() {
+        checkpoints.send_replace(Some(DevicesCheckpoints::default()));
+        return std::future::pending().await;
+    }
+    if pods.wait_for(Pods::is_synced).await.is_err() {
+        return std::future::pending().await;
+    }
+    let mut complaint = None;
+    loop {
+        let seen = progress(&pods.borrow_and_update());
+        match read(&settings).await {
+            Ok(allocations) => {
+                complaint = None;
+                let now = foreign(&allocations, &pods.borrow(), &fleet.borrow());
+                publish(now, &checkpoints);
+            }
+            Err(error) => {
+                let problem = one_line(&error);
+                if complaint.as_ref() != Some(&problem) {
+                    warn!(error = problem, "it is not known which devices pods of the vendor's plugin hold");
+                    complaint = Some(problem);
+                }
+            }
+        }
+        sleep(SETTLE).await;
+        until_progress(&mut pods, &seen).await;
+    }
+}
+
+fn publish(now: DevicesCheckpoints, checkpoints: &watch::Sender<Option<DevicesCheckpoints>>) {
+    checkpoints.send_if_modified(|held| {
+        let is_news = held.as_ref() != Some(&now);
+        if is_news {
+            info!(n_containers = now.entries.len(), "other devices are held by pods that somebody else placed");
+            *held = Some(now);
+        }
+        is_news
+    });
+}
+
+/// What kubelet allocated of the vendors' resources.
+async fn read(settings: &Settings) -> Result<Vec<Allocation>, VendorError> {
+    let all = match pod_resources::list(&settings.socket).await {
+        Ok(all) => all,
+        Err(PodResourcesError::Absent) => from_checkpoint(settings)?,
+        Err(error) => return Err(VendorError::PodResources(error)),
+    };
+    Ok(all.into_iter().filter(|allocation| settings.resources.contains(&allocation.resource)).collect())
+}
+
+fn from_checkpoint(settings: &Settings) -> Result<Vec<Allocation>, VendorError> {
+    let entries = kubelet_checkpoint::read(&settings.device_plugin_dir)
+        .map_err(|source| VendorError::Neither { socket: settings.socket.clone(), source })?;
+    let allocation = |entry: kubelet_checkpoint::Entry| Allocation {
+        pod: PodName::Uid(PodUid::from(entry.pod_uid.as_str())),
+        container: entry.container_name,
+        resource: entry.resource_name,
+        device_ids: entry.device_ids,
+    };
+    Ok(entries.into_iter().map(allocation).collect())
+}
+
+/// How far the pods have come that ask for whole devices: what must have changed for kubelet to tell something new.
+fn progress(pods: &Pods) -> Vec<(PodUid, Stage, Option<String>)> {
+    let asks = |pod: &&NodePod| pod.containers.iter().any(|container| container.whole > 0);
+    let record = |pod: &NodePod| pod.placement.as_ref().ok().map(ToString::to_string);
+    pods.iter().filter(asks).map(|pod| (pod.uid.clone(), pod.stage, record(pod))).collect()
+}
+
+async fn until_progress(pods: &mut watch::Receiver<Pods>, seen: &[(PodUid, Stage, Option<String>)]) {
+    let latest = Instant::now() + PERIOD;
+    let news = async {
+        if pods.wait_for(|pods| progress(pods) != seen).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    };
+    tokio::select! {
+        () = news => {}
+        () = sleep_until(latest) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests;

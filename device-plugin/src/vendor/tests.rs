@@ -1,0 +1,234 @@
+//! What is left for the annotation of what kubelet tells.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use proptest::prelude::*;
+use proto::kubelet::podresources::pod_resources_lister_server::{PodResourcesLister, PodResourcesListerServer};
+use proto::kubelet::podresources::{
+    AllocatableResourcesRequest, AllocatableResourcesResponse, ContainerDevices as Devices, ContainerResources, GetPodResourcesRequest,
+    GetPodResourcesResponse, ListPodResourcesRequest, ListPodResourcesResponse, PodResources,
+};
+use rstest::rstest;
+use serde_json::json;
+use tokio::net::UnixListener;
+use tokio::time::timeout;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+use tonic::{Request, Response, Status};
+
+use super::*;
+use crate::builders::{fleet, gpu, pod, pods, whole};
+use crate::pods::Unplaced;
+
+const NVIDIA: &str = "nvidia.com/gpu";
+
+fn uuid(minor: u32) -> String {
+    gpu(minor).uuid.to_string()
+}
+
+fn allocation(pod: PodName, ids: &[&str]) -> Allocation {
+    let device_ids = ids.iter().map(|id| (*id).to_owned()).collect();
+    Allocation { pod, container: "c".to_owned(), resource: NVIDIA.to_owned(), device_ids }
+}
+
+fn named(name: &str) -> PodName {
+    PodName::Named { namespace: "default".to_owned(), name: name.to_owned() }
+}
+
+/// A pod of which our scheduler wrote nothing.
+fn stranger(name: &str) -> NodePod {
+    NodePod { placement: Err(Unplaced::NoGpu), stage: Stage::Running, ..pod(name, 1, [whole(1)]) }
+}
+
+fn published(allocations: &[Allocation], known: impl IntoIterator<Item = NodePod>) -> Vec<(String, Vec<String>)> {
+    let checkpoints = foreign(allocations, &pods(known), &fleet(4));
+    checkpoints.entries.into_iter().map(|entry| (entry.pod_uid, entry.device_ids)).collect()
+}
+
+#[rstest]
+#[case::uuid(&uuid(1), uuid(1))]
+#[case::replica(&format!("{}::7", uuid(1)), uuid(1))]
+#[case::index("2", uuid(2))]
+#[case::replica_of_an_index("2::0", uuid(2))]
+#[case::instance_of_an_index("2:1", uuid(2))]
+#[case::old_instance(&format!("MIG-{}/1/0", uuid(3)), uuid(3))]
+#[case::instance("MIG-5c9e", "MIG-5c9e")]
+#[case::another_gpu("GPU-x", "GPU-x")]
+#[case::no_such_index("9", "9")]
+#[case::nonsense("", "")]
+fn ids_become_uuids_where_that_is_known(#[case] id: &str, #[case] expected: String) {
+    assert_eq!(normalised(id, &fleet(4)), expected);
+}
+
+#[test]
+fn pods_of_others_are_published_and_pods_on_record_are_not() {
+    let ours = NodePod { stage: Stage::Running, ..pod("ours", 1, [whole(1)]).on([0]) };
+    let elsewhere = NodePod { stage: Stage::Running, ..pod("elsewhere", 1, [whole(1)]).on([0]) };
+    let allocations = [
+        allocation(named("ours"), &[&uuid(0)]),
+        allocation(named("elsewhere"), &[&uuid(1)]),
+        allocation(named("theirs"), &[&uuid(2)]),
+        allocation(named("unknown"), &[&uuid(3)]),
+    ];
+    let expected = [(String::new(), vec![uuid(3)]), ("elsewhere".to_owned(), vec![uuid(1)]), ("theirs".to_owned(), vec![uuid(2)])];
+    assert_eq!(published(&allocations, [ours, elsewhere, stranger("theirs")]), expected);
+}
+
+/// A record that names one of two devices does not agree.
+#[test]
+fn records_must_name_every_device() {
+    let ours = NodePod { stage: Stage::Running, ..pod("ours", 1, [whole(2)]).on([0]) };
+    let allocations = [allocation(named("ours"), &[&uuid(0), &uuid(1)])];
+    assert_eq!(published(&allocations, [ours]), [("ours".to_owned(), vec![uuid(0), uuid(1)])]);
+}
+
+#[test]
+fn pods_that_have_ended_hold_nothing() {
+    let ended = NodePod { stage: Stage::Terminal, ..stranger("ended") };
+    let by_uid = |uid: &str| PodName::Uid(uid.into());
+    let allocations = [
+        allocation(named("ended"), &[&uuid(0)]),
+        allocation(by_uid("ended"), &[&uuid(0)]),
+        allocation(by_uid("gone"), &[&uuid(1)]),
+        allocation(by_uid("there"), &[&uuid(2)]),
+        allocation(by_uid("there"), &[]),
+    ];
+    assert_eq!(published(&allocations, [ended, stranger("there")]), [("there".to_owned(), vec![uuid(2)])]);
+}
+
+proptest! {
+    /// Every device that a pod which is there holds is on its record or published.
+    #[test]
+    fn no_device_in_use_is_forgotten(held in prop::collection::vec((0..4_u32, 0..5_u32, 0..3_u32, any::<bool>()), 0..6)) {
+        let known = held.iter().enumerate().map(|(at, (_, record, _, is_ended))| {
+            let pod = if *record == 4 { stranger(&at.to_string()) } else { pod(&at.to_string(), 1, [whole(1)]).on([*record]) };
+            NodePod { stage: if *is_ended { Stage::Terminal } else { Stage::Running }, ..pod }
+        });
+        let allocations: Vec<_> = held.iter().enumerate().map(|(at, (device, _, form, _))| {
+            let id = match form {
+                0 => uuid(*device),
+                1 => format!("{}::{at}", uuid(*device)),
+                _ => device.to_string(),
+            };
+            allocation(named(&at.to_string()), &[&id])
+        }).collect();
+        let published: BTreeMap<_, _> = published(&allocations, known).into_iter().collect();
+        for (at, (device, record, _, is_ended)) in held.iter().enumerate() {
+            let expected = (!is_ended && record != device).then(|| vec![uuid(*device)]);
+            prop_assert_eq!(published.get(&at.to_string()), expected.as_ref());
+        }
+    }
+
+    #[test]
+    fn any_id_is_normalised(id in "(GPU-|MIG-|[0-9]|:|/|a){0,10}") {
+        let once = normalised(&id, &fleet(4));
+        prop_assert_eq!(normalised(&once, &fleet(4)), once);
+    }
+}
+
+/// kubelet's end of the pod-resources API.
+struct Kubelet(watch::Receiver<Vec<PodResources>>);
+
+#[tonic::async_trait]
+impl PodResourcesLister for Kubelet {
+    async fn list(&self, _: Request<ListPodResourcesRequest>) -> Result<Response<ListPodResourcesResponse>, Status> {
+        Ok(Response::new(ListPodResourcesResponse { pod_resources: self.0.borrow().clone() }))
+    }
+
+    async fn get_allocatable_resources(
+        &self,
+        _: Request<AllocatableResourcesRequest>,
+    ) -> Result<Response<AllocatableResourcesResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn get(&self, _: Request<GetPodResourcesRequest>) -> Result<Response<GetPodResourcesResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+}
+
+/// A pod with one container, as kubelet tells of it: each list of devices on a NUMA node of its own.
+fn told(name: &str, resource: &str, ids: &[&[&str]]) -> PodResources {
+    let part = |ids: &&[&str]| Devices {
+        resource_name: resource.to_owned(),
+        device_ids: ids.iter().map(|id| (*id).to_owned()).collect(),
+        ..Devices::default()
+    };
+    let container = ContainerResources { name: "c".to_owned(), devices: ids.iter().map(part).collect(), ..ContainerResources::default() };
+    PodResources { name: name.to_owned(), namespace: "default".to_owned(), containers: vec![container] }
+}
+
+fn settings(dir: &std::path::Path) -> Settings {
+    Settings { resources: [NVIDIA.to_owned()].into(), socket: dir.join("kubelet.sock"), device_plugin_dir: dir.to_owned() }
+}
+
+/// The devices that are published once they are these.
+async fn until(seen: &mut watch::Receiver<Option<DevicesCheckpoints>>, expected: &[String]) {
+    let is_so = |now: &Option<DevicesCheckpoints>| {
+        now.as_ref().is_some_and(|now| now.entries.iter().flat_map(|entry| &entry.device_ids).eq(expected))
+    };
+    let found = timeout(Duration::from_secs(20), seen.wait_for(is_so)).await.is_ok();
+    assert!(found, "{:?}", seen.borrow());
+}
+
+#[tokio::test]
+async fn follows_the_pods_by_the_api() {
+    let dir = tempfile::tempdir().unwrap();
+    let settings = settings(dir.path());
+    let (kubelet, lists) = watch::channel(vec![told("a", NVIDIA, &[&[&uuid(1)], &[&uuid(0)]]), told("b", "other.com/gpu", &[&["x"]])]);
+    let listener = UnixListener::bind(&settings.socket).unwrap();
+    let server = Server::builder().add_service(PodResourcesListerServer::new(Kubelet(lists)));
+    tokio::spawn(server.serve_with_incoming(UnixListenerStream::new(listener)));
+    let (known, pods_seen) = watch::channel(pods([stranger("a")]));
+    let (_fleet, fleet_seen) = watch::channel(Arc::new(fleet(4)));
+    let (sender, mut seen) = watch::channel(None);
+    tokio::spawn(watch_vendor(settings, fleet_seen, pods_seen, sender));
+    until(&mut seen, &[uuid(0), uuid(1)]).await;
+
+    kubelet.send_replace(vec![told("c", NVIDIA, &[&[&uuid(2)]])]);
+    known.send_modify(|pods| pods.apply(stranger("c")));
+    until(&mut seen, &[uuid(2)]).await;
+    kubelet.send_replace(Vec::new());
+    known.send_modify(|pods| pods.delete(&"c".into()));
+    until(&mut seen, &[]).await;
+}
+
+#[tokio::test]
+async fn reads_the_checkpoint_where_there_is_no_api() {
+    let dir = tempfile::tempdir().unwrap();
+    let entry = |pod: &str, resource: &str, ids: serde_json::Value| json!({"PodUID": pod, "ContainerName": "c", "ResourceName": resource, "DeviceIDs": ids});
+    let entries = json!([
+        entry("a", NVIDIA, json!([uuid(0)])),
+        entry("b", NVIDIA, json!({"0": [uuid(1)], "1": [uuid(2)]})),
+        entry("b", "aliyun.com/gpu-mem", json!(["x-0"])),
+        entry("gone", NVIDIA, json!([uuid(3)])),
+    ]);
+    fs::write(dir.path().join(kubelet_checkpoint::FILE), json!({"Data": {"PodDeviceEntries": entries}}).to_string()).unwrap();
+    let (_pods, pods_seen) = watch::channel(pods([stranger("a"), stranger("b")]));
+    let (_fleet, fleet_seen) = watch::channel(Arc::new(fleet(4)));
+    let (sender, mut seen) = watch::channel(None);
+    tokio::spawn(watch_vendor(settings(dir.path()), fleet_seen, pods_seen, sender));
+    until(&mut seen, &[uuid(0), uuid(1), uuid(2)]).await;
+}
+
+#[tokio::test]
+async fn without_either_nothing_is_claimed() {
+    let dir = tempfile::tempdir().unwrap();
+    let error = read(&settings(dir.path())).await.unwrap_err();
+    assert!(matches!(error, VendorError::Neither { .. }), "{error}");
+    // A socket that nobody listens on any more is not a missing API: kubelet is restarting.
+    drop(UnixListener::bind(dir.path().join("kubelet.sock")).unwrap());
+    let error = read(&settings(dir.path())).await.unwrap_err();
+    assert!(matches!(error, VendorError::PodResources(PodResourcesError::Connect(_))), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_to_watch_is_known_at_once() {
+    let settings = Settings { resources: BTreeSet::new(), ..settings(std::path::Path::new("/nowhere")) };
+    let (_pods, pods_seen) = watch::channel(Pods::default());
+    let (_fleet, fleet_seen) = watch::channel(Arc::new(fleet(1)));
+    let (sender, mut seen) = watch::channel(None);
+    tokio::spawn(watch_vendor(settings, fleet_seen, pods_seen, sender));
+    assert_eq!(seen.wait_for(Option::is_some).await.unwrap().clone(), Some(DevicesCheckpoints::default()));
+}
