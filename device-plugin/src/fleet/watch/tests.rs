@@ -87,8 +87,13 @@ async fn health_goes_on_beside_devices_that_cannot_be_adopted() {
 }
 
 fn follower(discovery: Discovery) -> (Follower, watch::Receiver<Arc<Fleet>>) {
-    let inventory =
-        Inventory { gpus: vec![builders::gpu(0), builders::gpu(1)], excluded: Vec::new(), driver_version: None, vendor: "v".to_owned() };
+    let inventory = Inventory {
+        gpus: vec![builders::gpu(0), builders::gpu(1)],
+        others: Vec::new(),
+        excluded: Vec::new(),
+        driver_version: None,
+        vendor: "v".to_owned(),
+    };
     let number: Number = Box::new(|inventory| Ok(IdScheme::new(&inventory.gpus, 100, MemoryUnit::GIB)?));
     let health = Health::new(Policy::default(), inventory.gpus.iter().map(|gpu| gpu.uuid.clone()));
     let (fleet, seen) = watch::channel(Arc::new(Fleet::new(inventory.clone(), number(&inventory).unwrap())));
