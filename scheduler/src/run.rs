@@ -26,8 +26,8 @@ use crate::config::{Args, Config, Log, LogFormat, PolicyName, Scheduling};
 use crate::extender::{Extender, health_router, router};
 use crate::index::{Index, RawDevice, Shared};
 use crate::metrics::{Metrics, register_watches};
-use crate::serve::certificates::Certificates;
 use crate::serve::serve;
+use crate::serve::tls::CertificateFiles;
 use crate::watch::heard::Heard;
 use crate::watch::{Follow, watch};
 
@@ -50,14 +50,14 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let metrics = Metrics::register(&mut registry, index.clone());
     let binder = Binder::new(client.clone(), config.scheduling.bind_timeout);
     let extender = Arc::new(Extender::new(index.clone(), metrics, binder, &config.serving));
-    let certificates = config.serving.tls.clone().map(Certificates::load).transpose()?;
-    let tls = certificates.as_ref().map(Certificates::current);
+    let certificates = config.serving.tls.clone().map(CertificateFiles::load).transpose()?;
+    let tls = certificates.as_ref().map(CertificateFiles::current);
     let listener = listen(config.serving.listen).await?;
     let health = OptionFuture::from(config.serving.health_listen.map(listen)).await.transpose()?;
     info!(prefix = config.serving.prefix, tls = tls.is_some(), "serving");
     register_watches(&mut registry, watch_all(&client, &index));
     tokio::spawn(Arc::clone(&extender).sweep());
-    tokio::spawn(OptionFuture::from(certificates.map(Certificates::follow)));
+    tokio::spawn(OptionFuture::from(certificates.map(CertificateFiles::follow)));
     let registry = Arc::new(registry);
     let read_timeout = config.serving.read_timeout;
     let routes = router(Arc::clone(&extender), Arc::clone(&registry), &config.serving);

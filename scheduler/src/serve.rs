@@ -2,8 +2,8 @@
 //!
 //! Knows nothing about the routes. A client's certificate is checked here and told to the routes as [`ClientCertificate`].
 
-pub mod certificates;
 mod head_limit;
+pub mod tls;
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -21,8 +21,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tower::ServiceExt;
 use tracing::{debug, warn};
 
-use certificates::Current;
 use head_limit::{Conversation, HeadLimit};
+use tls::Current;
 
 /// How long requests in work may take to end once the daemon is told to stop.
 const DRAIN: Duration = Duration::from_secs(10);

@@ -10,8 +10,9 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use scheduler::config::TlsFiles;
 use scheduler::offline;
-use scheduler::serve::certificates::{self, Current};
 use scheduler::serve::serve;
+use scheduler::serve::tls::{CertificateFiles, Current};
+
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -157,7 +158,7 @@ async fn verbs_demand_a_client_certificate_and_probes_do_not() {
     let mut serving = offline::serving();
     serving.tls = Some(certificates.files());
     let world = World::unsynced(&serving);
-    let tls = certificates::Certificates::load(certificates.files()).unwrap().current();
+    let tls = CertificateFiles::load(certificates.files()).unwrap().current();
     let server = start(&world, Some(tls), Duration::from_secs(5)).await;
     let request = async |client: Option<&Certificates>, method, path: &str| {
         let stream = certificates.connect(server.address, client, &certificates).await?;
@@ -180,7 +181,7 @@ async fn verbs_demand_a_client_certificate_and_probes_do_not() {
 #[test]
 fn unusable_certificates_are_named() {
     let certificates = Certificates::new();
-    let error = |files: &TlsFiles| format!("{:#}", certificates::Certificates::load(files.clone()).map(drop).unwrap_err());
+    let error = |files: &TlsFiles| format!("{:#}", CertificateFiles::load(files.clone()).map(drop).unwrap_err());
     let mut files = certificates.files();
     files.key = certificates.dir.path().join("client-key.pem");
     assert!(error(&files).contains("server.pem with key"), "{}", error(&files));

@@ -26,7 +26,7 @@ const INTERVAL: Duration = Duration::from_secs(30);
 
 /// Reads the files again and again. Names and times tell little of mounted Secrets, so the contents are compared.
 #[derive(Debug)]
-pub struct Certificates {
+pub struct CertificateFiles {
     files: TlsFiles,
     /// What the files were last seen to hold, of use or not.
     seen: Contents,
@@ -43,7 +43,7 @@ impl Current {
     }
 }
 
-impl Certificates {
+impl CertificateFiles {
     /// Reads the files.
     ///
     /// # Errors

@@ -58,7 +58,7 @@ impl Mount {
 
     /// Begins to follow the files.
     fn follow(&self) -> Current {
-        let certificates = Certificates::load(self.files()).unwrap();
+        let certificates = CertificateFiles::load(self.files()).unwrap();
         let current = certificates.current();
         tokio::spawn(certificates.follow());
         current
@@ -127,6 +127,6 @@ async fn only_a_change_replaces_what_is_in_use() {
 #[test]
 fn a_key_is_not_shown() {
     let mount = Mount::new(&pair());
-    let certificates = Certificates::load(mount.files()).unwrap();
+    let certificates = CertificateFiles::load(mount.files()).unwrap();
     assert!(format!("{:?}", certificates.seen).len() < 20);
 }
