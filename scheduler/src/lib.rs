@@ -15,3 +15,4 @@ pub mod offline;
 pub mod run;
 pub mod serve;
 pub mod watch;
+pub mod webhook;
