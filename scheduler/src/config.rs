@@ -2,6 +2,8 @@
 //!
 //! Nothing else of the daemon reads a flag or an environment variable.
 
+mod webhooks;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,6 +12,9 @@ use anyhow::{Context, bail};
 use clap::{Parser, ValueEnum};
 use proto::quantity::Quantity;
 use proto::resource::ResourceNames;
+
+use webhooks::WebhookArgs;
+pub use webhooks::{Admission, Certificates, Command, Webhooks};
 
 /// Shares GPUs per device: an extender of kube-scheduler.
 #[derive(Clone, Debug, Parser)]
@@ -25,7 +30,7 @@ pub struct Args {
     #[arg(long, env = "GPUSHARE_PREFIX", default_value = "/gpushare-scheduler", value_parser = prefix)]
     prefix: String,
     /// Kubeconfig file; without it the file named by KUBECONFIG, ~/.kube/config or the pod's service account.
-    #[arg(long, env = "GPUSHARE_KUBECONFIG", value_name = "FILE")]
+    #[arg(long, env = "GPUSHARE_KUBECONFIG", value_name = "FILE", global = true)]
     kubeconfig: Option<PathBuf>,
     /// Resource that counts GPU memory in units; the node annotation `<resource>-unit` says how much a unit is.
     #[arg(long, env = "GPUSHARE_MEMORY_RESOURCE", default_value = proto::resource::GPU_MEM, value_parser = resource_name)]
@@ -60,12 +65,16 @@ pub struct Args {
     /// Authorities (PEM); with it filter, prioritize and bind demand a client certificate that one of them signed.
     #[arg(long, env = "GPUSHARE_CLIENT_CA_FILE", requires = "tls_cert_file", value_name = "FILE")]
     client_ca_file: Option<PathBuf>,
+    #[command(flatten)]
+    webhooks: WebhookArgs,
     /// Form of the log on standard error.
     #[arg(long, env = "GPUSHARE_LOG_FORMAT", value_enum, default_value = "text")]
     log_format: LogFormat,
     /// What is logged: error, warn, info, debug, trace or directives such as `info,scheduler=debug`.
     #[arg(long, env = "GPUSHARE_LOG_LEVEL", default_value = "info")]
     log_level: String,
+    #[command(subcommand)]
+    command: Option<Command>,
 }
 
 /// Name of a policy.
@@ -95,8 +104,12 @@ pub struct Config {
     pub scheduling: Scheduling,
     /// How HTTP is served.
     pub serving: Serving,
+    /// Webhooks, and certificates that are made here.
+    pub admission: Admission,
     /// The log.
     pub log: Log,
+    /// Something else to do than to serve.
+    pub command: Option<Command>,
 }
 
 /// What is scheduled and how.
@@ -165,10 +178,12 @@ impl TryFrom<Args> for Config {
             (Some(cert), Some(key)) => Some(TlsFiles { cert, key, client_ca: args.client_ca_file }),
             _ => None,
         };
+        let names = ResourceNames { memory: args.memory_resource };
+        let admission = args.webhooks.admission(names.clone(), tls.as_ref())?;
         Ok(Self {
             kubeconfig: args.kubeconfig,
             scheduling: Scheduling {
-                names: ResourceNames { memory: args.memory_resource },
+                names,
                 node_policy: args.node_policy,
                 device_policy: args.device_policy,
                 bind_timeout: args.bind_timeout,
@@ -183,7 +198,9 @@ impl TryFrom<Args> for Config {
                 concurrency: args.concurrency,
                 tls,
             },
+            admission,
             log: Log { format: args.log_format, level: args.log_level },
+            command: args.command,
         })
     }
 }

@@ -39,10 +39,42 @@ fn defaults_are_the_old_extenders_paths() {
 #[case::cert_without_key(&["--tls-cert-file", "a"], "--tls-key-file")]
 #[case::client_ca_without_cert(&["--client-ca-file", "a"], "--tls-cert-file")]
 #[case::level(&["--log-level", "inof"], "\"inof\" is none of off, error, warn, info, debug, trace")]
+#[case::webhooks_in_the_clear(&["--webhook-listen", "0.0.0.0:9443"], "--webhook-listen needs --certificate-secret, or --tls-cert-file")]
+#[case::rules_without_webhooks(&["--webhook-deny-overrides"], "--webhook-listen")]
+#[case::hosts_without_secret(&["--certificate-hosts", "a"], "--certificate-secret")]
+#[case::lifetime(&["--certificate-lifetime", "365d"], "from 10s to 180d")]
+#[case::two_sources(&["--tls-from-secret", "--certificate-secret", "s", "--tls-cert-file", "a", "--tls-key-file", "b"], "cannot be used with")]
 #[case::unknown(&["--memory-unit", "GiB"], "unexpected argument")]
 fn refused(#[case] flags: &[&str], #[case] expected: &str) {
     let error = parse(flags).unwrap_err();
     assert!(error.contains(expected), "{error}");
+}
+
+#[test]
+fn webhooks_prefer_the_secret_to_the_files_of_the_extender() {
+    let files = ["--webhook-listen", "0.0.0.0:9443", "--tls-cert-file", "a", "--tls-key-file", "b", "--client-ca-file", "c"];
+    let admission = parse(&files).unwrap().admission;
+    let tls = admission.webhooks.unwrap().tls.unwrap();
+    assert_eq!((tls.cert.to_str(), tls.client_ca), (Some("a"), None), "the API server shows no certificate");
+    assert!(admission.certificates.is_none());
+    let both = [&files[..], &["--certificate-secret", "s"]].concat();
+    let config = parse(&both).unwrap();
+    assert!(config.admission.webhooks.unwrap().tls.is_none());
+    let certificates = config.admission.certificates.unwrap();
+    assert_eq!((certificates.lifetime.as_secs(), certificates.configuration.as_deref()), (90 * 86_400, Some("gpushare-scheduler")));
+    assert!(config.serving.tls.is_some());
+}
+
+#[test]
+fn a_client_certificate_is_issued_by_a_command() {
+    let config = parse(&["--namespace", "n", "issue-client-certificate", "--out", "d", "--kubeconfig", "k"]).unwrap();
+    let Some(super::Command::IssueClientCertificate { out, name, lifetime }) = config.command else { panic!() };
+    assert_eq!((out.to_str(), name.as_str(), lifetime.as_secs()), (Some("d"), "kube-scheduler", 365 * 86_400));
+    assert_eq!(
+        (config.admission.namespace.as_deref(), config.admission.authority.as_str()),
+        (Some("n"), "gpushare-scheduler-certificates")
+    );
+    assert_eq!(config.kubeconfig.unwrap().to_str(), Some("k"));
 }
 
 #[rstest]

@@ -1,0 +1,166 @@
+//! Flags about webhooks and about the certificates that the scheduler makes itself.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::bail;
+use clap::{Args, Subcommand};
+use proto::resource::ResourceNames;
+
+use super::TlsFiles;
+use crate::admission::Rules;
+
+/// The Secret that is looked at where the command line names none.
+const SECRET: &str = "gpushare-scheduler-certificates";
+/// Longest time that a certificate may be valid; its authority's successor is published a year ahead.
+const MAX_LIFETIME: Duration = Duration::from_secs(180 * 86_400);
+
+/// Webhooks and certificates.
+#[derive(Clone, Debug, Args)]
+pub(super) struct WebhookArgs {
+    /// Address to serve the admission webhooks on, over TLS, such as 0.0.0.0:9443; nowhere if left out.
+    #[arg(long, env = "GPUSHARE_WEBHOOK_LISTEN", value_name = "ADDRESS")]
+    webhook_listen: Option<SocketAddr>,
+    /// Scheduler that pods asking for our resources are sent to, unless they name one other than the default.
+    #[arg(long, env = "GPUSHARE_WEBHOOK_SCHEDULER_NAME", value_name = "NAME", requires = "webhook_listen")]
+    webhook_scheduler_name: Option<String>,
+    /// Refuse pods that share devices and set NVIDIA_VISIBLE_DEVICES or CUDA_MPS_*, or run privileged.
+    #[arg(long, env = "GPUSHARE_WEBHOOK_DENY_OVERRIDES", requires = "webhook_listen")]
+    webhook_deny_overrides: bool,
+    /// Refuse bindings of pods asking for our resources that come from other users than these (comma between them).
+    #[arg(long, env = "GPUSHARE_WEBHOOK_GUARD_BINDINGS", value_name = "USERS", value_delimiter = ',', requires = "webhook_listen")]
+    webhook_guard_bindings: Option<Vec<String>>,
+    /// Mutating and validating webhook configuration that is told whom to trust, if certificates are made here.
+    #[arg(long, env = "GPUSHARE_WEBHOOK_CONFIGURATION", value_name = "NAME", default_value = "gpushare-scheduler")]
+    webhook_configuration: String,
+    /// Place no pod that is marked to share all devices of its node (annotation gpushare/all-devices).
+    #[arg(long, env = "GPUSHARE_FORBID_ALL_DEVICES")]
+    forbid_all_devices: bool,
+    /// Secret in which certificates are made and renewed; without it certificates come from files, if at all.
+    #[arg(long, env = "GPUSHARE_CERTIFICATE_SECRET", value_name = "NAME", global = true)]
+    certificate_secret: Option<String>,
+    /// DNS names and addresses that these certificates are for [default: the Services gpushare-webhook and gpushare-scheduler].
+    #[arg(long, env = "GPUSHARE_CERTIFICATE_HOSTS", value_name = "HOSTS", value_delimiter = ',', requires = "certificate_secret")]
+    certificate_hosts: Option<Vec<String>>,
+    /// How long these certificates are valid; they are renewed when a third of that is left.
+    #[arg(long, env = "GPUSHARE_CERTIFICATE_LIFETIME", default_value = "90d", value_parser = lifetime)]
+    certificate_lifetime: Duration,
+    /// Serve the extender with these certificates too; filter, prioritize and bind then demand one of the same authority.
+    #[arg(long, env = "GPUSHARE_TLS_FROM_SECRET", requires = "certificate_secret", conflicts_with = "tls_cert_file")]
+    tls_from_secret: bool,
+    /// Namespace of the Secret [default: that of the service account, or of the kubeconfig's context].
+    #[arg(long, env = "GPUSHARE_NAMESPACE", value_name = "NAME", global = true)]
+    namespace: Option<String>,
+}
+
+/// Something else to do than to serve.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Command {
+    /// Write ca.crt, client.crt and client.key for kube-scheduler, by the authority in the Secret, and end.
+    IssueClientCertificate {
+        /// Folder to write to.
+        #[arg(long, value_name = "FOLDER")]
+        out: PathBuf,
+        /// The client's name.
+        #[arg(long, default_value = "kube-scheduler")]
+        name: String,
+        /// How long the certificate is valid, never longer than its authority.
+        #[arg(long, default_value = "365d", value_parser = long_lifetime)]
+        lifetime: Duration,
+    },
+}
+
+/// How webhooks are served.
+#[derive(Clone, Debug)]
+pub struct Webhooks {
+    /// Address to serve on.
+    pub listen: SocketAddr,
+    /// Files to serve with; `None` if the certificates are made here.
+    pub tls: Option<TlsFiles>,
+}
+
+/// The certificates that are made here.
+#[derive(Clone, Debug)]
+pub struct Certificates {
+    /// Secret that they are kept in.
+    pub secret: String,
+    /// What they are for; `None` for our Services.
+    pub hosts: Option<Vec<String>>,
+    /// How long one is valid.
+    pub lifetime: Duration,
+    /// Webhook configurations that are told the authorities, if webhooks are served with them.
+    pub configuration: Option<String>,
+    /// Whether the extender is served with them too.
+    pub for_extender: bool,
+}
+
+/// What the flags about webhooks and certificates say.
+#[derive(Clone, Debug)]
+pub struct Admission {
+    /// What webhooks and the filter refuse.
+    pub rules: Rules,
+    /// Webhooks, if they are served.
+    pub webhooks: Option<Webhooks>,
+    /// Certificates, if they are made here.
+    pub certificates: Option<Certificates>,
+    /// Namespace, if it is said.
+    pub namespace: Option<String>,
+    /// Secret that a client certificate is issued from.
+    pub authority: String,
+}
+
+impl WebhookArgs {
+    /// Puts them together; `tls` is what the extender is served with.
+    pub(super) fn admission(self, names: ResourceNames, tls: Option<&TlsFiles>) -> anyhow::Result<Admission> {
+        let files = tls.map(|files| TlsFiles { client_ca: None, ..files.clone() });
+        if self.webhook_listen.is_some() && self.certificate_secret.is_none() && files.is_none() {
+            bail!(
+                "--webhook-listen needs --certificate-secret, or --tls-cert-file and --tls-key-file: the API server calls webhooks over TLS only"
+            );
+        }
+        let authority = self.certificate_secret.clone().unwrap_or_else(|| SECRET.to_owned());
+        let webhooks = self.webhook_listen.map(|listen| Webhooks { listen, tls: files.filter(|_| self.certificate_secret.is_none()) });
+        let configuration = webhooks.as_ref().map(|_| self.webhook_configuration);
+        let certificates = self.certificate_secret.map(|secret| Certificates {
+            secret,
+            hosts: self.certificate_hosts,
+            lifetime: self.certificate_lifetime,
+            configuration,
+            for_extender: self.tls_from_secret,
+        });
+        let rules = Rules {
+            names,
+            scheduler_name: self.webhook_scheduler_name,
+            forbid_all_devices: self.forbid_all_devices,
+            deny_overrides: self.webhook_deny_overrides,
+            binders: self.webhook_guard_bindings,
+        };
+        Ok(Admission { rules, webhooks, certificates, namespace: self.namespace, authority })
+    }
+}
+
+fn lifetime(text: &str) -> Result<Duration, String> {
+    within(text, MAX_LIFETIME).ok_or_else(|| "write a whole number and s, m, h or d, such as 90d; from 10s to 180d".to_owned())
+}
+
+fn long_lifetime(text: &str) -> Result<Duration, String> {
+    let most = Duration::from_secs(3650 * 86_400);
+    within(text, most).ok_or_else(|| "write a whole number and s, m, h or d, such as 365d; from 10s to 3650d".to_owned())
+}
+
+/// A time from ten seconds to the longest.
+fn within(text: &str, most: Duration) -> Option<Duration> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let seconds_per_unit = match unit {
+        "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        "d" => 86_400,
+        _ => return None,
+    };
+    let number: u64 = number.parse().ok()?;
+    let time = Duration::from_secs(number.checked_mul(seconds_per_unit)?);
+    (Duration::from_secs(10)..=most).contains(&time).then_some(time)
+}
