@@ -7,10 +7,10 @@
 pub mod issue;
 pub mod material;
 mod publish;
+pub mod shown;
 pub mod validity;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use anyhow::Context;
@@ -19,10 +19,11 @@ use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::PostParams;
 use kube::{Api, Client};
-use tokio::sync::watch;
 use tracing::{info, warn};
 
-use material::{Change, Material, Terms};
+use crate::serve::tls::Current;
+use material::{Change, Material, PARTS, Terms};
+use shown::{Clients, Metrics, Shown};
 
 /// How often the Secret and the webhook configurations are looked at.
 const LOOK: Duration = Duration::from_secs(30);
@@ -50,7 +51,9 @@ pub struct Settings {
 pub struct Keeper {
     client: Client,
     settings: Settings,
-    held: Option<Arc<Material>>,
+    metrics: Metrics,
+    held: Option<Material>,
+    shown: Vec<Shown>,
 }
 
 impl std::fmt::Debug for Keeper {
@@ -68,22 +71,26 @@ enum Written {
 
 impl Keeper {
     /// Keeps certificates in `settings.secret`, which need not exist yet.
-    pub fn new(client: Client, settings: Settings) -> Self {
-        Self { client, settings, held: None }
+    pub fn new(client: Client, settings: Settings, metrics: Metrics) -> Self {
+        Self { client, settings, metrics, held: None, shown: Vec::new() }
     }
 
-    /// Does what is due for ever, and tells `served` what to show and whom to trust.
-    pub async fn keep(mut self, served: watch::Sender<Option<Arc<Material>>>) {
+    /// What a server shows from now on: no handshake succeeds before there is a certificate.
+    ///
+    /// # Errors
+    /// If TLS cannot be set up at all.
+    pub fn serve(&mut self, clients: Clients) -> anyhow::Result<Current> {
+        let shown = Shown::nothing(clients)?;
+        let current = shown.current();
+        self.shown.push(shown);
+        Ok(current)
+    }
+
+    /// Does what is due, for ever.
+    pub async fn keep(mut self) {
         loop {
             let pause = match self.look(SystemTime::now()).await {
-                Ok(material) => {
-                    served.send_if_modified(|shown| {
-                        let is_new = !shown.as_ref().is_some_and(|shown| Arc::ptr_eq(shown, &material));
-                        *shown = Some(material);
-                        is_new
-                    });
-                    self.publish().await
-                }
+                Ok(()) => (self.settings.lifetime / 10).clamp(Duration::from_secs(1), LOOK),
                 Err(error) => {
                     warn!(secret = self.settings.secret, error = format!("{error:#}"), "certificates cannot be kept up, trying again");
                     PAUSE
@@ -93,30 +100,47 @@ impl Keeper {
         }
     }
 
-    /// Reads the Secret, does what is due and says what holds now: the same material as before if nothing changed.
+    /// Does what is due now, shows the outcome to clients and tells the API server whom to trust.
     ///
     /// # Errors
-    /// If the Secret cannot be read, holds nonsense or cannot be written.
-    pub async fn look(&mut self, now: SystemTime) -> anyhow::Result<Arc<Material>> {
+    /// If the Secret cannot be read, holds nonsense or cannot be written; or the API server cannot be told.
+    pub async fn look(&mut self, now: SystemTime) -> anyhow::Result<()> {
+        let material = self.agree(now).await?;
+        let is_new = self.held.as_ref().is_none_or(|held| held.data() != material.data());
+        if is_new {
+            for shown in &self.shown {
+                shown.show(&material)?;
+            }
+            self.metrics.show(&material);
+            if self.held.replace(material).is_some() {
+                self.metrics.rotated();
+            }
+        }
+        let (Some(name), Some(held)) = (&self.settings.configuration, &self.held) else { return Ok(()) };
+        let told = publish::publish(&self.client, name, &held.authorities()).await;
+        told.context("cannot tell the API server whom webhooks are trusted by")
+    }
+
+    /// Reads the Secret and writes what is due, until all replicas agree.
+    async fn agree(&self, now: SystemTime) -> anyhow::Result<Material> {
         let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.settings.namespace);
         for _ in 0..ATTEMPTS {
             let there = api.get_opt(&self.settings.secret).await.context("cannot read the Secret")?;
             let data = there.as_ref().and_then(|secret| secret.data.clone()).unwrap_or_default();
             let read = Material::read(&data).with_context(|| format!("Secret {}/{}", self.settings.namespace, self.settings.secret))?;
             // A Secret that somebody deleted comes back as it was: clients know its authority.
-            let held = read.or_else(|| self.held.as_deref().cloned());
+            let held = read.or_else(|| self.held.clone());
             let (material, changes) = Material::kept(held, &self.settings.hosts, Terms::new(self.settings.lifetime), now)?;
-            let due = material.data();
-            if due != data {
-                match self.write(&api, there, due.clone()).await? {
-                    Written::Overtaken => continue,
-                    Written::Yes => self.tell(&material, &changes),
-                }
+            let mut due = data.clone();
+            due.retain(|part, _| !PARTS.contains(&part.as_str()));
+            due.extend(material.data());
+            if due == data {
+                return Ok(material);
             }
-            let same = self.held.as_ref().filter(|held| held.data() == due).cloned();
-            let held = same.unwrap_or_else(|| Arc::new(material));
-            self.held = Some(Arc::clone(&held));
-            return Ok(held);
+            if let Written::Yes = self.write(&api, there, due).await? {
+                self.tell(&material, &changes);
+                return Ok(material);
+            }
         }
         anyhow::bail!("the Secret changed whenever it was written")
     }
@@ -154,22 +178,5 @@ impl Keeper {
             certificate_ends = certificate,
             "certificates written"
         );
-    }
-
-    /// Tells the webhook configurations whom to trust; how long to wait until the next look.
-    async fn publish(&self) -> Duration {
-        let look = (self.settings.lifetime / 10).clamp(Duration::from_secs(1), LOOK);
-        let (Some(name), Some(held)) = (&self.settings.configuration, &self.held) else { return look };
-        match publish::publish(&self.client, name, &held.authorities()).await {
-            Ok(()) => look,
-            Err(error) => {
-                warn!(
-                    configuration = name,
-                    error = format!("{error:#}"),
-                    "the API server cannot be told the webhooks' authority, trying again"
-                );
-                PAUSE.min(look)
-            }
-        }
     }
 }

@@ -142,8 +142,17 @@ pub struct Serving {
     pub read_timeout: Duration,
     /// Most requests in work at one time.
     pub concurrency: usize,
-    /// Certificates, if TLS is served.
+    /// Certificates in files, if TLS is served with such.
     pub tls: Option<TlsFiles>,
+    /// Whether TLS is served with certificates that are made here, and the verbs demand one of the same authority.
+    pub tls_from_secret: bool,
+}
+
+impl Serving {
+    /// Whether filter, prioritize and bind demand a client certificate.
+    pub fn demands_certificates(&self) -> bool {
+        self.tls_from_secret || self.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some())
+    }
 }
 
 /// Files of certificates and keys (PEM).
@@ -197,6 +206,7 @@ impl TryFrom<Args> for Config {
                 read_timeout: args.read_timeout,
                 concurrency: args.concurrency,
                 tls,
+                tls_from_secret: admission.certificates.as_ref().is_some_and(|certificates| certificates.for_extender),
             },
             admission,
             log: Log { format: args.log_format, level: args.log_level },

@@ -131,11 +131,8 @@ impl IntoResponse for RequestFailure {
 impl Extender {
     /// Answers from `index`, binds through `binder`.
     pub fn new(index: Shared<Index>, metrics: Metrics, binder: Binder, serving: &Serving) -> Self {
-        let limits = Limits {
-            max_body: serving.max_body,
-            read_timeout: serving.read_timeout,
-            client_certificate: serving.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some()),
-        };
+        let limits =
+            Limits { max_body: serving.max_body, read_timeout: serving.read_timeout, client_certificate: serving.demands_certificates() };
         Self {
             index,
             metrics,

@@ -51,6 +51,7 @@ pub fn serving() -> Serving {
         read_timeout: Duration::from_secs(10),
         concurrency: 512,
         tls: None,
+        tls_from_secret: false,
     }
 }
 

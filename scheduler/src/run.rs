@@ -1,5 +1,7 @@
 //! Puts the daemon together: configuration, log, client, watches, routes; runs until told to stop.
 
+mod tls;
+
 use std::fmt::Debug;
 use std::io::IsTerminal;
 use std::net::SocketAddr;
@@ -22,14 +24,15 @@ use tracing::info;
 use tracing_subscriber::EnvFilter;
 
 use crate::bind::Binder;
-use crate::config::{Args, Config, Log, LogFormat, PolicyName, Scheduling};
+use crate::certificates::issue::{Order, issue};
+use crate::config::{Args, Command, Config, Log, LogFormat, PolicyName, Scheduling};
 use crate::extender::{Extender, health_router, router};
 use crate::index::{Index, RawDevice, Shared};
 use crate::metrics::{Metrics, register_watches};
 use crate::serve::serve;
-use crate::serve::tls::CertificateFiles;
 use crate::watch::heard::Heard;
 use crate::watch::{Follow, watch};
+use crate::webhook::{self, Webhooks};
 
 /// How long a connection to the API server may take to stand.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -43,28 +46,50 @@ const READ_TIMEOUT: Duration = Duration::from_secs(300);
 pub async fn run(args: Args) -> anyhow::Result<()> {
     let config = Config::try_from(args)?;
     start_log(&config.log)?;
-    let stop = stop_signal()?.shared();
     let client = client(&config).await?;
+    let namespace = config.admission.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
+    if let Some(command) = &config.command {
+        return obey(command, client, config.admission.authority, namespace).await;
+    }
+    let stop = stop_signal()?.shared();
     let index = Shared::new(Index::new(config.scheduling.names.clone(), policies(&config.scheduling), config.scheduling.hint_ttl));
     let mut registry = Registry::with_prefix("gpushare_scheduler");
     let metrics = Metrics::register(&mut registry, index.clone());
     let binder = Binder::new(client.clone(), config.scheduling.bind_timeout);
     let extender = Arc::new(Extender::new(index.clone(), metrics, binder, &config.serving));
-    let certificates = config.serving.tls.clone().map(CertificateFiles::load).transpose()?;
-    let tls = certificates.as_ref().map(CertificateFiles::current);
+    let tls = tls::begin(&config, &client, namespace, &mut registry)?;
     let listener = listen(config.serving.listen).await?;
+    let webhooks = match config.admission.webhooks.as_ref().zip(tls.webhooks) {
+        None => None,
+        Some((webhooks, tls)) => {
+            let judge = Webhooks::new(config.admission.rules.clone(), index.clone(), &mut registry);
+            Some((listen(webhooks.listen).await?, webhook::router(Arc::new(judge), &config.serving.prefix), tls))
+        }
+    };
     let health = OptionFuture::from(config.serving.health_listen.map(listen)).await.transpose()?;
-    info!(prefix = config.serving.prefix, tls = tls.is_some(), "serving");
+    info!(prefix = config.serving.prefix, tls = tls.extender.is_some(), webhooks = webhooks.is_some(), "serving");
     register_watches(&mut registry, watch_all(&client, &index));
     tokio::spawn(Arc::clone(&extender).sweep());
-    tokio::spawn(OptionFuture::from(certificates.map(CertificateFiles::follow)));
     let registry = Arc::new(registry);
     let read_timeout = config.serving.read_timeout;
     let routes = router(Arc::clone(&extender), Arc::clone(&registry), &config.serving);
     let health = health.map(|listener| serve(listener, health_router(extender, registry), None, read_timeout, stop.clone()));
-    tokio::join!(serve(listener, routes, tls, read_timeout, stop.clone()), OptionFuture::from(health));
+    let webhooks = webhooks.map(|(listener, routes, tls)| serve(listener, routes, Some(tls), read_timeout, stop.clone()));
+    let extender = serve(listener, routes, tls.extender, read_timeout, stop.clone());
+    tokio::join!(extender, OptionFuture::from(health), OptionFuture::from(webhooks));
     info!("stopped");
     Ok(())
+}
+
+async fn obey(command: &Command, client: Client, secret: String, namespace: String) -> anyhow::Result<()> {
+    match command {
+        Command::IssueClientCertificate { out, name, lifetime } => {
+            let order = Order { secret, namespace, name: name.clone(), lifetime: *lifetime };
+            issue(client, &order, out).await?;
+            info!(folder = %out.display(), name, "client certificate written");
+            Ok(())
+        }
+    }
 }
 
 async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {

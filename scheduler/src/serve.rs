@@ -32,7 +32,7 @@ const DRAIN: Duration = Duration::from_secs(10);
 const KEEP_ALIVE: Duration = Duration::from_secs(120);
 
 /// What a TLS client calls HTTP/2.
-const H2: &[u8] = b"h2";
+pub(crate) const H2: &[u8] = b"h2";
 
 /// Marks a request whose client has shown a certificate that the configured authorities signed.
 #[derive(Clone, Copy, Debug)]

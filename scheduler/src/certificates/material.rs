@@ -32,6 +32,9 @@ pub const CERTIFICATE: &str = "tls.crt";
 /// Its key.
 pub const CERTIFICATE_KEY: &str = "tls.key";
 
+/// Everything in a Secret that is ours.
+pub const PARTS: [&str; 5] = [AUTHORITIES, KEY, NEXT_KEY, CERTIFICATE, CERTIFICATE_KEY];
+
 const DAY: Duration = Duration::from_secs(24 * 3600);
 /// How far a client's clock may be behind.
 const SKEW: Duration = Duration::from_secs(3600);
@@ -146,7 +149,7 @@ impl Material {
     /// # Errors
     /// Names the first part that cannot be read. A certificate to show that cannot be read is made anew instead.
     pub fn read(data: &BTreeMap<String, ByteString>) -> Result<Option<Self>, MaterialError> {
-        if ![AUTHORITIES, KEY, NEXT_KEY, CERTIFICATE, CERTIFICATE_KEY].iter().any(|part| data.contains_key(*part)) {
+        if !PARTS.iter().any(|part| data.contains_key(*part)) {
             return Ok(None);
         }
         let fail = |part, rule: &str| MaterialError::Part { part, rule: rule.to_owned() };

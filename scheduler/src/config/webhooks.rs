@@ -25,7 +25,7 @@ pub(super) struct WebhookArgs {
     /// Scheduler that pods asking for our resources are sent to, unless they name one other than the default.
     #[arg(long, env = "GPUSHARE_WEBHOOK_SCHEDULER_NAME", value_name = "NAME", requires = "webhook_listen")]
     webhook_scheduler_name: Option<String>,
-    /// Refuse pods that share devices and set NVIDIA_VISIBLE_DEVICES or CUDA_MPS_*, or run privileged.
+    /// Refuse pods that share devices and set `NVIDIA_VISIBLE_DEVICES` or `CUDA_MPS_*`, or run privileged.
     #[arg(long, env = "GPUSHARE_WEBHOOK_DENY_OVERRIDES", requires = "webhook_listen")]
     webhook_deny_overrides: bool,
     /// Refuse bindings of pods asking for our resources that come from other users than these (comma between them).

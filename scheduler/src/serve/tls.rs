@@ -38,6 +38,11 @@ pub struct CertificateFiles {
 pub struct Current(watch::Receiver<Arc<ServerConfig>>);
 
 impl Current {
+    /// What `settings` says at the time.
+    pub fn new(settings: watch::Receiver<Arc<ServerConfig>>) -> Self {
+        Self(settings)
+    }
+
     pub(super) fn acceptor(&self) -> TlsAcceptor {
         TlsAcceptor::from(Arc::clone(&self.0.borrow()))
     }

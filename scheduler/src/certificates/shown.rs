@@ -1,0 +1,122 @@
+//! What TLS servers show and accept, and how it is counted. New connections meet the newest; those that stand keep theirs.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use anyhow::Context;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Registry, Unit};
+use rustls::ServerConfig;
+use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
+use rustls::sign::CertifiedKey;
+use tokio::sync::watch;
+
+use super::material::Material;
+use crate::serve::H2;
+use crate::serve::tls::Current;
+
+/// Whom a server lets in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clients {
+    /// Everybody, without a certificate.
+    Anybody,
+    /// Those with a certificate of our authority; others are let in and marked as having none.
+    Known,
+}
+
+/// Gauges and counters about certificates.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    ends: Family<Labels, Gauge>,
+    rotations: Counter,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Labels {
+    certificate: &'static str,
+}
+
+impl Metrics {
+    /// Registers them.
+    pub fn register(registry: &mut Registry) -> Self {
+        let metrics = Self { ends: Family::default(), rotations: Counter::default() };
+        registry.register_with_unit("certificate_expiry_timestamp", "When a certificate ends", Unit::Seconds, metrics.ends.clone());
+        registry.register("certificate_rotations", "Times that the certificate that servers show was replaced", metrics.rotations.clone());
+        metrics
+    }
+
+    pub(super) fn show(&self, material: &Material) {
+        let (authority, certificate) = material.ends();
+        for (name, ends) in [("authority", Some(authority)), ("server", certificate)] {
+            let since_epoch = ends.and_then(|ends| ends.duration_since(SystemTime::UNIX_EPOCH).ok()).unwrap_or_default();
+            let seconds = i64::try_from(since_epoch.as_secs()).unwrap_or(i64::MAX);
+            self.ends.get_or_create(&Labels { certificate: name }).set(seconds);
+        }
+    }
+
+    pub(super) fn rotated(&self) {
+        self.rotations.inc();
+    }
+}
+
+/// What one server is told.
+#[derive(Debug)]
+pub(super) struct Shown {
+    clients: Clients,
+    settings: watch::Sender<Arc<ServerConfig>>,
+}
+
+impl Shown {
+    /// Nothing yet: until there is a certificate, handshakes fail.
+    pub(super) fn nothing(clients: Clients) -> anyhow::Result<Self> {
+        let settings = settings(Arc::new(Nothing), None)?;
+        Ok(Self { clients, settings: watch::Sender::new(settings) })
+    }
+
+    pub(super) fn current(&self) -> Current {
+        Current::new(self.settings.subscribe())
+    }
+
+    pub(super) fn show(&self, material: &Material) -> anyhow::Result<()> {
+        let key = Arc::new(Always(Arc::new(material.certified_key()?)));
+        let authorities = (self.clients == Clients::Known).then_some(material);
+        self.settings.send_replace(settings(key, authorities)?);
+        Ok(())
+    }
+}
+
+fn settings(key: Arc<dyn ResolvesServerCert>, authorities: Option<&Material>) -> anyhow::Result<Arc<ServerConfig>> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ServerConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions()?;
+    let builder = match authorities {
+        None => builder.with_no_client_auth(),
+        Some(material) => {
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(material.roots()), provider).allow_unauthenticated();
+            builder.with_client_cert_verifier(verifier.build().context("authorities of clients")?)
+        }
+    };
+    let mut settings = builder.with_cert_resolver(key);
+    settings.alpn_protocols = vec![H2.to_vec(), b"http/1.1".to_vec()];
+    Ok(Arc::new(settings))
+}
+
+#[derive(Debug)]
+struct Nothing;
+
+impl ResolvesServerCert for Nothing {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        None
+    }
+}
+
+#[derive(Debug)]
+struct Always(Arc<CertifiedKey>);
+
+impl ResolvesServerCert for Always {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(Arc::clone(&self.0))
+    }
+}

@@ -1,0 +1,49 @@
+//! Where the servers' certificates come from: files, or the Secret in which the scheduler makes them itself.
+
+use futures::future::OptionFuture;
+use kube::Client;
+use prometheus_client::registry::Registry;
+
+use crate::certificates::shown::{Clients, Metrics};
+use crate::certificates::{Keeper, Settings};
+use crate::config::{Config, TlsFiles};
+use crate::serve::tls::{CertificateFiles, Current};
+
+/// Services that certificates made here are for, unless a flag says otherwise.
+const SERVICES: [&str; 2] = ["gpushare-webhook", "gpushare-scheduler"];
+
+/// What the servers show that speak TLS.
+pub(super) struct Tls {
+    pub(super) extender: Option<Current>,
+    pub(super) webhooks: Option<Current>,
+}
+
+/// Reads certificates from files or has them made, and sees to it that they stay new.
+pub(super) fn begin(config: &Config, client: &Client, namespace: String, registry: &mut Registry) -> anyhow::Result<Tls> {
+    let from_files = |files: Option<TlsFiles>| -> anyhow::Result<Option<Current>> {
+        let certificates = files.map(CertificateFiles::load).transpose()?;
+        let current = certificates.as_ref().map(CertificateFiles::current);
+        tokio::spawn(OptionFuture::from(certificates.map(CertificateFiles::follow)));
+        Ok(current)
+    };
+    let webhooks = config.admission.webhooks.as_ref();
+    let mut tls = Tls {
+        extender: from_files(config.serving.tls.clone())?,
+        webhooks: from_files(webhooks.and_then(|webhooks| webhooks.tls.clone()))?,
+    };
+    if let Some(wanted) = &config.admission.certificates {
+        let service = |name: &str| format!("{name}.{namespace}.svc");
+        let hosts = wanted.hosts.clone().unwrap_or_else(|| SERVICES.map(service).into());
+        let (secret, lifetime, configuration) = (wanted.secret.clone(), wanted.lifetime, wanted.configuration.clone());
+        let settings = Settings { secret, namespace, hosts, lifetime, configuration };
+        let mut keeper = Keeper::new(client.clone(), settings, Metrics::register(registry));
+        if webhooks.is_some() {
+            tls.webhooks = Some(keeper.serve(Clients::Anybody)?);
+        }
+        if wanted.for_extender {
+            tls.extender = Some(keeper.serve(Clients::Known)?);
+        }
+        tokio::spawn(keeper.keep());
+    }
+    Ok(tls)
+}
