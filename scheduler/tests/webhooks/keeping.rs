@@ -1,0 +1,141 @@
+//! The Secret and the webhook configurations, as one replica and several keep them.
+
+use std::time::{Duration, SystemTime};
+
+use k8s_openapi::ByteString;
+use prometheus_client::registry::Registry;
+use scheduler::certificates::shown::Metrics;
+use scheduler::certificates::{Keeper, Settings};
+use serde_json::{Value, json};
+
+use crate::api::{Api, MUTATING, SECRET, VALIDATING};
+
+pub(crate) const DAY: Duration = Duration::from_secs(86_400);
+pub(crate) const HOST: &str = "gpushare-webhook.gpushare-system.svc";
+
+pub(crate) fn keeper(api: &Api, registry: &mut Registry) -> Keeper {
+    let settings = Settings {
+        secret: "certificates".to_owned(),
+        namespace: "gpushare-system".to_owned(),
+        hosts: vec![HOST.to_owned()],
+        lifetime: 90 * DAY,
+        configuration: Some("gpushare-scheduler".to_owned()),
+    };
+    Keeper::new(api.client(), settings, Metrics::register(registry))
+}
+
+fn configuration(names: &[&str]) -> Value {
+    let webhooks: Vec<Value> = names
+        .iter()
+        .map(|name| json!({"name": name, "clientConfig": {"service": {"name": "gpushare-webhook", "namespace": "gpushare-system"}}}))
+        .collect();
+    json!({"metadata": {"name": "gpushare-scheduler"}, "webhooks": webhooks})
+}
+
+pub(crate) fn part(api: &Api, part: &str) -> Vec<u8> {
+    let value = api.object(SECRET).unwrap()["data"][part].clone();
+    serde_json::from_value::<ByteString>(value).unwrap().0
+}
+
+fn data(api: &Api) -> Value {
+    api.object(SECRET).unwrap()["data"].clone()
+}
+
+#[tokio::test]
+async fn makes_the_secret_and_tells_the_api_server() {
+    let api = Api::default();
+    api.put(MUTATING, configuration(&["mutate.pods.gpushare"]));
+    api.put(VALIDATING, configuration(&["validate.pods.gpushare", "validate.bindings.gpushare"]));
+    let mut keeper = keeper(&api, &mut Registry::default());
+    let now = SystemTime::now();
+    keeper.look(now).await.unwrap();
+    assert_eq!(api.writes(), [format!("POST {SECRET}"), format!("PATCH {MUTATING}"), format!("PATCH {VALIDATING}")]);
+    let bundle = data(&api)["ca.crt"].clone();
+    for path in [MUTATING, VALIDATING] {
+        let object = api.object(path).unwrap();
+        for webhook in object["webhooks"].as_array().unwrap() {
+            assert_eq!(webhook["clientConfig"]["caBundle"], bundle);
+            assert_eq!(webhook["clientConfig"]["service"]["name"], "gpushare-webhook", "the rest stays");
+        }
+    }
+    keeper.look(now).await.unwrap();
+    assert_eq!(api.writes().len(), 3, "nothing is due");
+    api.put(MUTATING, configuration(&["mutate.pods.gpushare"]));
+    keeper.look(now).await.unwrap();
+    assert_eq!(api.object(MUTATING).unwrap()["webhooks"][0]["clientConfig"]["caBundle"], bundle, "applied anew without it");
+}
+
+#[tokio::test]
+async fn replicas_agree_however_they_meet() {
+    let api = Api::default();
+    let now = SystemTime::now();
+    let mut keepers: Vec<Keeper> = (0..4).map(|_| keeper(&api, &mut Registry::default())).collect();
+    futures::future::try_join_all(keepers.iter_mut().map(|keeper| keeper.look(now))).await.unwrap();
+    assert_eq!(api.writes(), [format!("POST {SECRET}")], "one makes it, the others take it over");
+    let authority = part(&api, "ca.crt");
+    let later = now + 61 * DAY;
+    futures::future::try_join_all(keepers.iter_mut().map(|keeper| keeper.look(later))).await.unwrap();
+    assert_eq!(api.writes().len(), 2, "one renews it: {:?}", api.writes());
+    assert_eq!(part(&api, "ca.crt"), authority);
+}
+
+#[tokio::test]
+async fn a_secret_that_is_deleted_comes_back_with_the_authority_that_clients_know() {
+    let api = Api::default();
+    let mut keeper = keeper(&api, &mut Registry::default());
+    keeper.look(SystemTime::now()).await.unwrap();
+    let before = data(&api);
+    api.remove(SECRET);
+    keeper.look(SystemTime::now()).await.unwrap();
+    assert_eq!(data(&api), before);
+}
+
+#[tokio::test]
+async fn nonsense_is_not_overwritten_and_what_others_put_there_stays() {
+    let api = Api::default();
+    let secret = |data: Value| json!({"metadata": {"name": "certificates", "namespace": "gpushare-system"}, "data": data});
+    api.put(SECRET, secret(json!({"ca.crt": "bm9uc2Vuc2U="})));
+    let mut keeper = keeper(&api, &mut Registry::default());
+    let error = format!("{:#}", keeper.look(SystemTime::now()).await.unwrap_err());
+    assert_eq!(error, "Secret gpushare-system/certificates: ca.crt holds something that is no certificate");
+    assert_eq!(api.writes(), [""; 0]);
+    api.put(SECRET, secret(json!({"note": "aGVsbG8="})));
+    keeper.look(SystemTime::now()).await.unwrap();
+    assert_eq!(part(&api, "note"), b"hello");
+    assert!(!part(&api, "tls.crt").is_empty());
+}
+
+#[tokio::test]
+async fn an_api_server_that_refuses_is_asked_again() {
+    let api = Api::default();
+    let mut keeper = keeper(&api, &mut Registry::default());
+    api.fail(&[403]);
+    let error = format!("{:#}", keeper.look(SystemTime::now()).await.unwrap_err());
+    assert!(error.starts_with("cannot read the Secret"), "{error}");
+    // Somebody else is faster than this replica, and is then gone again: 409 to the write, nothing at the next read.
+    api.fail(&[404, 409]);
+    keeper.look(SystemTime::now()).await.unwrap();
+    assert_eq!(api.writes(), [format!("POST {SECRET}")]);
+}
+
+#[tokio::test]
+async fn a_client_certificate_is_issued_by_the_same_authority() {
+    use std::os::unix::fs::PermissionsExt;
+
+    use scheduler::certificates::issue::{Order, issue};
+
+    let api = Api::default();
+    let folder = tempfile::tempdir().unwrap();
+    let (secret, namespace) = ("certificates".to_owned(), "gpushare-system".to_owned());
+    let order = Order { secret, namespace, name: "kube-scheduler".to_owned(), lifetime: 365 * DAY };
+    assert!(issue(api.client(), &order, folder.path()).await.is_err(), "there is no authority yet");
+    keeper(&api, &mut Registry::default()).look(SystemTime::now()).await.unwrap();
+    for _ in 0..2 {
+        issue(api.client(), &order, folder.path()).await.unwrap();
+    }
+    assert_eq!(std::fs::read(folder.path().join("ca.crt")).unwrap(), part(&api, "ca.crt"));
+    let mode = std::fs::metadata(folder.path().join("client.key")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 3);
+    assert_eq!(api.writes().len(), 1, "nothing of the cluster changes");
+}

@@ -1,0 +1,214 @@
+//! Real connections: who trusts whom, and rotation under load.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, SystemTime};
+
+use http::{Request, StatusCode};
+use http_body_util::{BodyExt, Full};
+use hyper_util::rt::TokioIo;
+use prometheus_client::registry::Registry;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use scheduler::admission::Rules;
+use scheduler::certificates::Keeper;
+use scheduler::certificates::issue::{Order, issue};
+use scheduler::certificates::shown::Clients;
+use scheduler::extender::{Extender, router as extender_router};
+use scheduler::offline;
+use scheduler::serve::certificates::Current;
+use scheduler::serve::serve;
+use scheduler::webhook::{Webhooks, router};
+use serde_json::{Value, json};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use crate::api::Api;
+use crate::keeping::{DAY, HOST, keeper, part};
+
+async fn start(tls: Current, routes: axum::Router) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(serve(listener, routes, Some(tls), Duration::from_secs(5), std::future::pending()));
+    address
+}
+
+fn webhooks(registry: &mut Registry) -> axum::Router {
+    let index = offline::index(std::iter::empty(), std::iter::empty(), std::iter::empty());
+    let webhooks = Webhooks::new(Rules::default(), scheduler::index::Shared::new(index), registry);
+    router(Arc::new(webhooks), "/gpushare-scheduler")
+}
+
+/// A client that trusts what the Secret says now, with a certificate of its own or without.
+fn client(api: &Api, certificate: Option<(Vec<u8>, Vec<u8>)>) -> TlsConnector {
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(CertificateDer::pem_slice_iter(&part(api, "ca.crt")).map(Result::unwrap));
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder =
+        ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap().with_root_certificates(roots);
+    let config = match certificate {
+        None => builder.with_no_client_auth(),
+        Some((certificate, key)) => {
+            let chain = CertificateDer::pem_slice_iter(&certificate).map(Result::unwrap).collect();
+            builder.with_client_auth_cert(chain, PrivateKeyDer::from_pem_slice(&key).unwrap()).unwrap()
+        }
+    };
+    TlsConnector::from(Arc::new(config))
+}
+
+async fn connect(connector: &TlsConnector, address: SocketAddr) -> std::io::Result<TlsStream<TcpStream>> {
+    connector.connect(ServerName::try_from(HOST).unwrap(), TcpStream::connect(address).await?).await
+}
+
+async fn post(stream: TlsStream<TcpStream>, path: &str, body: String) -> (StatusCode, Value) {
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
+    tokio::spawn(connection);
+    let request = Request::post(path).header("host", HOST).body(Full::<bytes::Bytes>::from(body)).unwrap();
+    let reply = sender.send_request(request).await.unwrap();
+    let status = reply.status();
+    let body = reply.into_body().collect().await.unwrap().to_bytes();
+    (status, serde_json::from_slice(&body).unwrap_or_default())
+}
+
+fn review(uid: usize) -> String {
+    let container = json!({"name": "c", "resources": {"limits": {"koordinator.sh/gpu-memory-ratio": "200"}}});
+    json!({
+        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+        "request": {
+            "uid": uid.to_string(), "operation": "CREATE", "resource": {"group": "", "version": "v1", "resource": "pods"},
+            "object": {"metadata": {"name": "p"}, "spec": {"containers": [container]}}}})
+    .to_string()
+}
+
+async fn assert_reviewed(connector: &TlsConnector, address: SocketAddr, uid: usize) {
+    let stream = connect(connector, address).await.unwrap();
+    let (status, answer) = post(stream, "/gpushare-scheduler/webhook/mutate", review(uid)).await;
+    assert_eq!(status, StatusCode::OK);
+    assert_eq!(answer["response"]["uid"], uid.to_string());
+    assert_eq!((&answer["response"]["allowed"], &answer["response"]["patchType"]), (&json!(true), &json!("JSONPatch")));
+}
+
+#[tokio::test]
+async fn the_authority_in_the_secret_is_all_that_the_api_server_needs() {
+    let (api, mut registry) = (Api::default(), Registry::default());
+    let mut keeper = keeper(&api, &mut registry);
+    let address = start(keeper.serve(Clients::Anybody).unwrap(), webhooks(&mut registry)).await;
+    let other = Api::default();
+    crate::keeping::keeper(&other, &mut Registry::default()).look(SystemTime::now()).await.unwrap();
+    assert!(connect(&client(&other, None), address).await.is_err(), "there is no certificate yet");
+    keeper.look(SystemTime::now()).await.unwrap();
+    assert_reviewed(&client(&api, None), address, 1).await;
+    assert!(connect(&client(&other, None), address).await.is_err(), "another authority");
+    let mut metrics = String::new();
+    prometheus_client::encoding::text::encode(&mut metrics, &registry).unwrap();
+    assert!(metrics.contains("certificate_expiry_timestamp_seconds{certificate=\"server\"} 1"), "{metrics}");
+}
+
+/// Clients that keep calling while certificates are replaced, with the authorities that they learnt at the beginning.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rotation_under_load_fails_nobody() {
+    let (api, mut registry) = (Api::default(), Registry::default());
+    let mut keeper = keeper(&api, &mut registry);
+    let address = start(keeper.serve(Clients::Anybody).unwrap(), webhooks(&mut registry)).await;
+    keeper.look(SystemTime::now()).await.unwrap();
+    let authority = part(&api, "ca.crt");
+    let (done, n_reviews) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let connector = client(&api, None);
+    let callers: Vec<_> = (0..4)
+        .map(|_| {
+            let (connector, done, n_reviews) = (connector.clone(), Arc::clone(&done), Arc::clone(&n_reviews));
+            tokio::spawn(async move {
+                while !done.load(Ordering::Relaxed) {
+                    assert_reviewed(&connector, address, n_reviews.fetch_add(1, Ordering::Relaxed)).await;
+                }
+            })
+        })
+        .collect();
+    let mut shown = vec![part(&api, "tls.crt")];
+    for rotation in 1..=8 {
+        await_reviews(&n_reviews, rotation * 20).await;
+        rotate(&api, &mut keeper).await;
+        shown.push(part(&api, "tls.crt"));
+    }
+    await_reviews(&n_reviews, 200).await;
+    done.store(true, Ordering::Relaxed);
+    for caller in callers {
+        caller.await.unwrap();
+    }
+    shown.sort();
+    shown.dedup();
+    assert_eq!(shown.len(), 9, "every rotation brought another certificate");
+    assert_eq!(part(&api, "ca.crt"), authority);
+    let mut metrics = String::new();
+    prometheus_client::encoding::text::encode(&mut metrics, &registry).unwrap();
+    assert!(metrics.contains("certificate_rotations_total 8"), "{metrics}");
+}
+
+/// Another replica, or an administrator, has taken the certificate out of the Secret: it is made anew.
+async fn rotate(api: &Api, keeper: &mut Keeper) {
+    let mut secret = api.object(crate::api::SECRET).unwrap();
+    secret["data"].as_object_mut().unwrap().remove("tls.crt");
+    api.put(crate::api::SECRET, secret);
+    keeper.look(SystemTime::now()).await.unwrap();
+}
+
+async fn await_reviews(n_reviews: &AtomicUsize, n: usize) {
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
+    while n_reviews.load(Ordering::Relaxed) < n {
+        assert!(tokio::time::Instant::now() < deadline, "reviews do not get through");
+        tokio::task::yield_now().await;
+    }
+}
+
+/// A connection that stands outlives the rotation.
+#[tokio::test]
+async fn a_connection_that_stands_is_not_cut() {
+    let (api, mut registry) = (Api::default(), Registry::default());
+    let mut keeper = keeper(&api, &mut registry);
+    let address = start(keeper.serve(Clients::Anybody).unwrap(), webhooks(&mut registry)).await;
+    keeper.look(SystemTime::now()).await.unwrap();
+    let stream = connect(&client(&api, None), address).await.unwrap();
+    keeper.look(SystemTime::now() + 61 * DAY).await.unwrap();
+    let (status, _) = post(stream, "/gpushare-scheduler/webhook/validate", review(1)).await;
+    assert_eq!(status, StatusCode::OK);
+}
+
+/// The extender's verbs, with certificates from the Secret on both sides.
+#[tokio::test]
+async fn the_extender_knows_kube_scheduler_by_the_same_authority() {
+    let (api, mut registry) = (Api::default(), Registry::default());
+    let mut keeper = keeper(&api, &mut registry);
+    let serving = scheduler::config::Serving { tls_from_secret: true, ..offline::serving() };
+    let index = scheduler::index::Shared::new(offline::index(std::iter::empty(), std::iter::empty(), std::iter::empty()));
+    let metrics = scheduler::metrics::Metrics::register(&mut registry, index.clone());
+    let binder = scheduler::bind::Binder::new(api.client(), Duration::from_secs(4));
+    let extender = Arc::new(Extender::new(index, metrics, binder, &serving));
+    let routes = extender_router(extender, Arc::new(Registry::default()), &serving);
+    let address = start(keeper.serve(Clients::Known).unwrap(), routes).await;
+    keeper.look(SystemTime::now()).await.unwrap();
+
+    let path = "/gpushare-scheduler/filter";
+    let (status, _) = post(connect(&client(&api, None), address).await.unwrap(), path, "{}".to_owned()).await;
+    assert_eq!(status, StatusCode::FORBIDDEN, "no certificate");
+    let server_s_own = Some((part(&api, "tls.crt"), part(&api, "tls.key")));
+    let refused = async { connect(&client(&api, server_s_own), address).await.map(|stream| post(stream, path, "{}".to_owned())) };
+    match refused.await {
+        Err(_) => {}
+        Ok(reply) => assert!(tokio::spawn(reply).await.is_err(), "a server's certificate makes no client"),
+    }
+
+    let folder = tempfile::tempdir().unwrap();
+    let (secret, namespace) = ("certificates".to_owned(), "gpushare-system".to_owned());
+    let order = Order { secret, namespace, name: "kube-scheduler".to_owned(), lifetime: 365 * DAY };
+    issue(api.client(), &order, folder.path()).await.unwrap();
+    let read = |file: &str| std::fs::read(folder.path().join(file)).unwrap();
+    let connector = client(&api, Some((read("client.crt"), read("client.key"))));
+    let (status, _) = post(connect(&connector, address).await.unwrap(), path, "{}".to_owned()).await;
+    assert_eq!(status, StatusCode::BAD_REQUEST, "past the door, where an empty request is no filter");
+    rotate(&api, &mut keeper).await;
+    let (status, _) = post(connect(&connector, address).await.unwrap(), path, "{}".to_owned()).await;
+    assert_eq!(status, StatusCode::BAD_REQUEST, "also after a rotation");
+}
