@@ -112,7 +112,7 @@ impl fmt::Display for ExcludedGpu {
 }
 
 /// The devices of this node at one moment.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inventory {
     /// The GPUs that can be shared, sorted by minor number; UUIDs and minors are distinct and
     /// memory is not zero.

@@ -93,7 +93,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let node = NodeState::beside_kubelet(config.settings.clone(), fleet, pods.subscribe(), config.device_plugin_dir.clone());
     let node = Arc::new(node);
     parts.watch_pods(&config, &client, pods);
-    let known_node = parts.publish(&config, &client, &node);
+    let known_node = parts.publish(&config, &client, node.fleet.clone(), node.pods.clone());
     parts.watches.spawn(inherit_pods(Arc::clone(&node)));
     parts.watches.spawn(mark_assigned(client, Arc::clone(&node)));
     for (resource, is_registered) in registered {
@@ -131,12 +131,29 @@ impl Parts {
         self.watches.spawn(watch_pods(client.clone(), config.node_name.to_string(), config.settings.names.clone(), pods));
     }
 
-    fn publish(&mut self, config: &Config, client: &Client, state: &NodeState) -> watch::Receiver<Option<Node>> {
+    /// Tells the cluster of a node whose devices are away, so that what was published of them before goes away too.
+    fn without_devices(config: &Config, client: &Client) -> anyhow::Result<Self> {
+        let mut parts = Self { watches: JoinSet::new(), servers: JoinSet::new() };
+        let nothing = Inventory::default();
+        let (fleet, none) = watch::channel(Arc::new(Fleet::new(nothing.clone(), number(config)(&nothing)?)));
+        let (pods, pods_seen) = watch::channel(Pods::default());
+        parts.watch_pods(config, client, pods);
+        parts.publish(config, client, none, pods_seen);
+        parts.watches.spawn(async move { fleet.closed().await });
+        Ok(parts)
+    }
+
+    fn publish(
+        &mut self,
+        config: &Config,
+        client: &Client,
+        fleet: watch::Receiver<Arc<Fleet>>,
+        pods: watch::Receiver<Pods>,
+    ) -> watch::Receiver<Option<Node>> {
         let (sender, node) = watch::channel(None);
         self.watches.spawn(watch_node(client.clone(), config.node_name.to_string(), sender));
         let (sender, device) = watch::channel(Held::default());
         self.watches.spawn(watch_device(client.clone(), config.node_name.to_string(), sender));
-        let (fleet, pods) = (state.fleet.clone(), state.pods.clone());
         let checkpoints = self.watch_vendor(config, &fleet, &pods);
         let sources = Sources { fleet, pods, node: node.clone(), device, checkpoints };
         let facts = Facts {
@@ -262,6 +279,7 @@ fn end_on_signal(stopper: Stopper) -> anyhow::Result<()> {
 
 /// The devices of this node; waits for some if the operator wishes so.
 async fn find_devices(config: &Config) -> anyhow::Result<Inventory> {
+    let mut meanwhile = None;
     loop {
         let error = match discover(&config.source).await {
             Ok(inventory) => return Ok(inventory),
@@ -272,6 +290,9 @@ async fn find_devices(config: &Config) -> anyhow::Result<Inventory> {
             return Err(error);
         }
         warn!(error = %format!("{error:#}"), "no devices to share, looking again in {} s", LOOK_AGAIN.as_secs());
+        if meanwhile.is_none() {
+            meanwhile = Some(Parts::without_devices(config, &client(config).await?)?);
+        }
         sleep(LOOK_AGAIN).await;
     }
 }
@@ -306,11 +327,19 @@ fn describe(config: &Config, fleet: &Fleet) {
     let (unit, node) = (config.settings.memory_unit, config.node_name.as_str());
     for entry in &fleet.gpus {
         let gpu = &entry.gpu;
+        if !entry.is_shared {
+            info!(node, gpu = %gpu.uuid, minor = gpu.minor, model = gpu.model, "not sharing a GPU: --shared-devices leaves it out");
+            continue;
+        }
         let units = unit.units_in(gpu.memory_bytes);
         info!(node, gpu = %gpu.uuid, minor = gpu.minor, model = gpu.model, memory_units = units, %unit, slots = config.slots, "sharing a GPU");
         if units == 0 {
             warn!(gpu = %gpu.uuid, memory = gpu.memory_bytes, %unit, "this GPU has less memory than one unit; choose a smaller --memory-unit");
         }
+    }
+    for entry in &fleet.others {
+        let device = &entry.device;
+        info!(node, device = %device.id, kind = device.device_type, minor = device.minor, "publishing a device");
     }
 }
 
@@ -324,50 +353,4 @@ async fn inherit_pods(node: Arc<NodeState>) {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::task::Poll;
-
-    use futures::poll;
-    use proto::memory_unit::MemoryUnit;
-    use proto::resource::ResourceNames;
-    use serde_json::json;
-
-    use super::*;
-
-    /// A unit that has been changed must not be counted in the one before; once seen, it does not matter who is away.
-    #[tokio::test]
-    async fn memory_waits_for_its_unit() {
-        let settings = Settings {
-            names: ResourceNames::default(),
-            memory_unit: MemoryUnit::GIB,
-            visible_devices_env: String::new(),
-            allocate_wait: Duration::from_secs(1),
-        };
-        let node = |unit: &str| -> Option<Node> {
-            let node = json!({"metadata": {"name": "n1", "annotations": {"aliyun.com/gpu-mem-unit": unit}}});
-            Some(serde_json::from_value(node).unwrap())
-        };
-        let (sender, receiver) = watch::channel(None);
-        let mut wait = std::pin::pin!(unit_published(receiver, &settings));
-        assert_eq!(poll!(&mut wait), Poll::Pending);
-        sender.send_replace(node("MiB"));
-        assert_eq!(poll!(&mut wait), Poll::Pending, "the unit of before");
-        sender.send_replace(node("GiB"));
-        assert_eq!(poll!(&mut wait), Poll::Ready(()));
-    }
-
-    #[tokio::test]
-    async fn a_task_that_ends_is_an_error() {
-        let (stopper, stop) = Stopper::new();
-        let mut parts = Parts { watches: JoinSet::new(), servers: JoinSet::new() };
-        parts.servers.spawn(std::future::pending());
-        parts.watches.spawn(async {});
-        assert!(timeout(ENDING, parts.run(stop)).await.unwrap().is_err());
-        stopper.stop();
-        let (stopper, stop) = Stopper::new();
-        stopper.stop();
-        let mut parts = Parts { watches: JoinSet::new(), servers: JoinSet::new() };
-        parts.watches.spawn(async {});
-        assert!(parts.run(stop).await.is_ok());
-    }
-}
+mod tests;

@@ -1,61 +1,17 @@
 //! Nodes and Device objects as watches show them, turned into inventories.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::Resource;
-use kube::core::ClusterResourceScope;
-use proto::device::Device;
+pub use proto::device::RawDevice;
 use proto::exchange;
 use proto::node::Node;
-use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 use super::Index;
 use crate::accounting::Recorded;
 use crate::inventory::{self, DeviceReport, NodeReport};
 use crate::watch::Follow;
-
-/// A Device object whose spec is not decoded yet: one that cannot be decoded must not hide the others.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct RawDevice {
-    /// The node's name.
-    #[serde(default)]
-    pub metadata: ObjectMeta,
-    /// As it came.
-    #[serde(default)]
-    pub spec: serde_json::Value,
-}
-
-impl Resource for RawDevice {
-    type DynamicType = ();
-    type Scope = ClusterResourceScope;
-
-    fn kind((): &()) -> Cow<'_, str> {
-        Device::kind(&())
-    }
-
-    fn group((): &()) -> Cow<'_, str> {
-        Device::group(&())
-    }
-
-    fn version((): &()) -> Cow<'_, str> {
-        Device::version(&())
-    }
-
-    fn plural((): &()) -> Cow<'_, str> {
-        Device::plural(&())
-    }
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
-}
 
 /// What is known of a node.
 #[derive(Debug, Default)]

@@ -1,0 +1,104 @@
+//! How the parts begin and end.
+
+use std::collections::BTreeMap;
+use std::task::Poll;
+
+use clap::Parser;
+use futures::poll;
+use http::{Request, Response};
+use http_body_util::BodyExt;
+use kube::client::Body;
+use proto::memory_unit::MemoryUnit;
+use proto::resource::ResourceNames;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::config::Args;
+
+/// A unit that has been changed must not be counted in the one before; once seen, it does not matter who is away.
+#[tokio::test]
+async fn memory_waits_for_its_unit() {
+    let settings = Settings {
+        names: ResourceNames::default(),
+        memory_unit: MemoryUnit::GIB,
+        visible_devices_env: String::new(),
+        allocate_wait: Duration::from_secs(1),
+    };
+    let node = |unit: &str| -> Option<Node> {
+        let node = json!({"metadata": {"name": "n1", "annotations": {"aliyun.com/gpu-mem-unit": unit}}});
+        Some(serde_json::from_value(node).unwrap())
+    };
+    let (sender, receiver) = watch::channel(None);
+    let mut wait = std::pin::pin!(unit_published(receiver, &settings));
+    assert_eq!(poll!(&mut wait), Poll::Pending);
+    sender.send_replace(node("MiB"));
+    assert_eq!(poll!(&mut wait), Poll::Pending, "the unit of before");
+    sender.send_replace(node("GiB"));
+    assert_eq!(poll!(&mut wait), Poll::Ready(()));
+}
+
+/// What one request is about: its method and the last parts of its path.
+fn line(request: &Request<Body>) -> String {
+    let path: Vec<&str> = request.uri().path().rsplit('/').take(2).collect();
+    format!("{} {}/{}", request.method(), path.last().copied().unwrap_or_default(), path.first().copied().unwrap_or_default())
+}
+
+/// A node that had a GPU when this process ran the last time: labels, status and devices go, and what running pods ask for stays.
+#[tokio::test]
+async fn what_was_published_goes_away_with_the_devices() {
+    let args = ["gpushare-device-plugin", "--node-name", "n1", "--vendor-resource", "nvidia.com/gpu=ignore"];
+    let config = Config::from(Args::try_parse_from(args).unwrap());
+    let (service, mut requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+    let _parts = Parts::without_devices(&config, &Client::new(service, "default")).unwrap();
+    let amounts = json!({"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu": "100", "cpu": "4"});
+    let node = json!({
+        "metadata": {"name": "n1", "uid": "u", "labels": {"node.koordinator.sh/gpu-vendor": "nvidia"}, "annotations": {"aliyun.com/gpu-mem-unit": "GiB"}},
+        "status": {"capacity": amounts, "allocatable": amounts},
+    });
+    let container = json!({"name": "c", "resources": {"limits": {"koordinator.sh/gpu-core": "30"}}});
+    let pod = json!({"metadata": {"name": "p", "uid": "p"}, "spec": {"nodeName": "n1", "containers": [container]}, "status": {"phase": "Running"}});
+    let device = json!({"metadata": {"name": "n1", "labels": {"node.koordinator.sh/gpu-vendor": "nvidia"}}, "spec": {"devices": [{"health": true}]}});
+    let mut written = BTreeMap::new();
+    let mut watches = Vec::new();
+    while written.len() < 3 {
+        let (request, answer) = timeout(ENDING, requests.next_request()).await.unwrap().unwrap();
+        let line = line(&request);
+        let list = |item: &Value| json!({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": [item]});
+        let body = match line.as_str() {
+            _ if request.uri().query().is_some_and(|query| query.contains("watch=true")) => {
+                watches.push(answer);
+                continue;
+            }
+            "GET v1/nodes" => list(&node),
+            "GET v1/pods" => list(&pod),
+            "GET v1alpha1/devices" => list(&device),
+            _ => {
+                let body = request.into_body().collect().await.unwrap().to_bytes();
+                let body: Value = serde_json::from_slice(&body).unwrap();
+                written.insert(line, body.clone());
+                body
+            }
+        };
+        answer.send_response(Response::new(Body::from(body.to_string().into_bytes())));
+    }
+    let device = &written["PATCH devices/n1"];
+    assert_eq!((&device["spec"], &device["metadata"]["labels"]), (&json!({"devices": []}), &json!({})));
+    assert_eq!(written["PATCH nodes/n1"], json!({"metadata": {"labels": {"node.koordinator.sh/gpu-vendor": null}}}));
+    let amounts = json!({"koordinator.sh/gpu-core": "30", "koordinator.sh/gpu": null});
+    assert_eq!(written["PATCH n1/status"], json!({"status": {"capacity": amounts, "allocatable": amounts}}));
+}
+
+#[tokio::test]
+async fn a_task_that_ends_is_an_error() {
+    let (stopper, stop) = Stopper::new();
+    let mut parts = Parts { watches: JoinSet::new(), servers: JoinSet::new() };
+    parts.servers.spawn(std::future::pending());
+    parts.watches.spawn(async {});
+    assert!(timeout(ENDING, parts.run(stop)).await.unwrap().is_err());
+    stopper.stop();
+    let (stopper, stop) = Stopper::new();
+    stopper.stop();
+    let mut parts = Parts { watches: JoinSet::new(), servers: JoinSet::new() };
+    parts.watches.spawn(async {});
+    assert!(parts.run(stop).await.is_ok());
+}
