@@ -3,8 +3,10 @@
 //! Changes only through [`Follow`] (watches), and through assume, confirm and forget (binds). Does no I/O, reads no clock:
 //! whoever calls brings the time.
 
+mod ask;
 mod assume;
 mod census;
+mod given;
 mod hints;
 mod nodes;
 mod pods;
@@ -13,16 +15,18 @@ mod stamp;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
-use placement::{Fleet, Hints, NodeId, OwnerId, Policies, Reason, Request};
+use placement::{Fleet, OwnerId, Policies};
 use proto::resource::ResourceNames;
 use rustc_hash::FxHashMap;
 
+pub use ask::NodeAsk;
 pub use assume::{AssumeError, Assumed, Assumption, Moment, Phase};
 pub use census::{Census, GpuCensus, GpuShow, HolderShow, NodeShow};
 pub use nodes::RawDevice;
 pub use stamp::Stamps;
 
 use crate::accounting::PodFacts;
+use crate::kinds::Kinds;
 use crate::watch::Follow;
 use hints::HintQueue;
 use nodes::NodeState;
@@ -65,6 +69,14 @@ pub struct Index {
     fleet: Fleet,
     /// Every node that exists or has a Device object, by name.
     nodes: FxHashMap<Box<str>, NodeState>,
+    /// Which type of device has which resource.
+    kinds: Kinds,
+    /// The nodes that say their kubelet has given devices to a pod, by its UID.
+    given_on: FxHashMap<Box<str>, Vec<Box<str>>>,
+    /// Pods that have ended and are still listed, by UID, with the number of the list that named them last.
+    ended: FxHashMap<OwnerId, u32>,
+    /// Whether no pod may see all devices of its node.
+    forbids_all_devices: bool,
     /// How many nodes count in units that nobody knows.
     n_opaque: usize,
     /// Pods that ask for our resources and are not terminal, by UID.
@@ -100,6 +112,10 @@ impl Index {
             policies,
             fleet: Fleet::new(),
             nodes: FxHashMap::default(),
+            kinds: Kinds::default(),
+            given_on: FxHashMap::default(),
+            ended: FxHashMap::default(),
+            forbids_all_devices: false,
             n_opaque: 0,
             pods: FxHashMap::default(),
             hints: HintQueue::new(hint_ttl),
@@ -109,6 +125,12 @@ impl Index {
             pod_list: first,
             began_with_pending: false,
         }
+    }
+
+    /// The same index for a cluster in which no pod may see all devices of its node.
+    #[must_use]
+    pub fn forbidding_all_devices(self) -> Self {
+        Self { forbids_all_devices: true, ..self }
     }
 
     /// Resource names that are the cluster's choice.
@@ -163,50 +185,6 @@ impl Index {
     pub fn pods_named<'a>(&'a self, namespace: &'a str, name: &'a str) -> impl Iterator<Item = (&'a OwnerId, &'a PodFacts)> {
         let entries = self.pods.iter().map(|(uid, entry)| (uid, &entry.facts));
         entries.filter(move |(_, facts)| &*facts.namespace == namespace && &*facts.name == name)
-    }
-
-    /// Whether a node has room.
-    ///
-    /// # Errors
-    /// The reason why not.
-    #[inline]
-    pub fn fit(&self, name: &str, ask: &NodeAsk<'_>) -> Result<NodeId, Reason> {
-        let node = self.fleet.node_id(name).ok_or(Reason::NoDevice)?;
-        self.refuse_opaque(name, ask)?;
-        self.fleet.fit(node, &ask.request, Hints::RespectOthers(ask.uid)).map(|()| node)
-    }
-
-    /// Refuses amounts that cannot be compared with units of unknown size.
-    fn refuse_opaque(&self, name: &str, ask: &NodeAsk<'_>) -> Result<(), Reason> {
-        if self.n_opaque == 0 || ask.in_units {
-            return Ok(());
-        }
-        if self.nodes.get(name).is_some_and(NodeState::is_opaque) { Err(Reason::NotServed) } else { Ok(()) }
-    }
-
-    /// How good a node is, from 0 to 10.
-    pub fn score(&self, name: &str, ask: &NodeAsk<'_>) -> i64 {
-        let Ok(node) = self.fit(name, ask) else { return 0 };
-        self.fleet.score(node, &ask.request, self.policies, Hints::RespectOthers(ask.uid)).tenths().into()
-    }
-}
-
-/// What is asked of nodes, and for whom.
-#[derive(Clone, Copy, Debug)]
-pub struct NodeAsk<'a> {
-    /// UID of the pod, so that its own hint does not count against it.
-    pub uid: &'a str,
-    /// What each of its devices must have.
-    pub request: Request,
-    /// Whether it asks in memory units.
-    pub in_units: bool,
-}
-
-impl<'a> NodeAsk<'a> {
-    /// The question that a pod's request poses.
-    pub fn new(uid: &'a str, request: &proto::request::GpuRequest) -> Self {
-        let in_units = matches!(request.memory, proto::request::Memory::Units(_));
-        Self { uid, request: crate::accounting::per_device(request), in_units }
     }
 }
 

@@ -2,17 +2,25 @@
 //!
 //! Pure. Whatever cannot be read is left out and reported; the rest is used.
 
-use placement::{GpuUuid, Inventory};
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use placement::{Class, Device, DeviceId, DeviceType, GpuUuid, Inventory, ResourceName};
 use proto::device::{DeviceInfo, TYPE_GPU};
 use proto::memory_unit::MemoryUnit;
 use proto::node::Node;
-use proto::resource::{DEFAULT_SLOTS, GPU_CORE, GPU_COUNT, GPU_MEMORY, GPU_SHARED, ResourceNames};
+use proto::quantity::Quantity;
+use proto::resource::{
+    DEFAULT_SLOTS, GPU_CORE, GPU_COUNT, GPU_MEMORY, GPU_SHARED, ISOLATION_PROVIDER, ResourceNames, SERVES_VENDOR, SHARING, canonical,
+};
 use serde::Deserialize;
 use serde_json::Value;
 
 /// Most devices that a node's capacity is believed to speak of.
 const MAX_GPUS: u64 = 1024;
-/// How the made-up UUIDs of devices that are known from a node's capacity begin.
+/// Most of a resource that a device may have, as for the memory of a GPU.
+const MAX_AMOUNT: u64 = 1 << 50;
+/// How the made-up IDs of devices that are known from a node's capacity begin.
 const MADE_UP: &str = "minor-";
 
 /// A node's devices as far as they can be read.
@@ -30,6 +38,8 @@ pub struct NodeReport {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceReport {
     gpus: Vec<placement::Gpu>,
+    classes: Vec<Class>,
+    serves_vendor: bool,
     problems: Vec<String>,
 }
 
@@ -37,7 +47,7 @@ pub struct DeviceReport {
 pub fn report(node: &Node, device: Option<&DeviceReport>, names: &ResourceNames) -> Option<NodeReport> {
     match device {
         // Whoever writes the object has looked: a guess from the capacity would be a worse one.
-        Some(device) => (!device.gpus.is_empty() || !device.problems.is_empty()).then(|| device.on(node, names)),
+        Some(device) => (!device.is_empty() || !device.problems.is_empty()).then(|| device.on(node, names)),
         // Who publishes bytes publishes a Device object too; until it is seen, an equal split would be a guess.
         None if node.capacity(GPU_MEMORY).is_some() => None,
         None => of_capacity(node, names),
@@ -50,6 +60,8 @@ pub fn trim(node: &Node, names: &ResourceNames) -> Node {
     let key = names.memory_unit_annotation();
     let unit = node.metadata.annotations.as_ref().and_then(|annotations| annotations.get(&key));
     trimmed.metadata.annotations = unit.map(|unit| [(key, unit.clone())].into());
+    let isolation = node.metadata.labels.as_ref().and_then(|labels| labels.get_key_value(ISOLATION_PROVIDER));
+    trimmed.metadata.labels = isolation.map(|(key, provider)| [(key.clone(), provider.clone())].into());
     for resource in [names.memory.as_str(), GPU_COUNT, GPU_MEMORY] {
         if let Some(value) = node.status.capacity.get(resource) {
             trimmed.status.capacity.insert(resource.to_owned(), value.clone());
@@ -59,9 +71,11 @@ pub fn trim(node: &Node, names: &ResourceNames) -> Node {
 }
 
 impl DeviceReport {
-    /// Reads the `spec` of a Device object.
-    pub fn of(spec: &Value) -> Self {
-        let mut report = Self::default();
+    /// Reads a Device object.
+    pub fn of(metadata: &ObjectMeta, spec: &Value) -> Self {
+        let marks = [metadata.labels.as_ref(), metadata.annotations.as_ref()];
+        let serves_vendor = marks.into_iter().flatten().any(|marks| marks.get(SERVES_VENDOR).is_some_and(|mark| mark == "true"));
+        let mut report = Self { serves_vendor, ..Self::default() };
         let entries = match spec.get("devices") {
             None | Some(Value::Null) => &[],
             Some(Value::Array(entries)) => entries.as_slice(),
@@ -71,15 +85,35 @@ impl DeviceReport {
             }
         };
         for (at, entry) in entries.iter().enumerate() {
-            if entry.get("type").is_some_and(|kind| kind != TYPE_GPU) {
-                continue;
-            }
-            match gpu(entry) {
-                Ok(gpu) => report.gpus.push(gpu),
-                Err(problem) => report.problems.push(format!("Device object: spec.devices[{at}]: {problem}")),
+            if let Err(problem) = report.add(entry) {
+                report.problems.push(format!("Device object: spec.devices[{at}]: {problem}"));
             }
         }
         report
+    }
+
+    fn add(&mut self, entry: &Value) -> Result<(), String> {
+        let info = DeviceInfo::deserialize(entry).map_err(|error| error.to_string())?;
+        if info.device_type == TYPE_GPU || info.device_type.is_empty() {
+            self.gpus.push(gpu(info)?);
+            return Ok(());
+        }
+        let kind = DeviceType::from(info.device_type.as_str());
+        let device = device(info)?;
+        match self.classes.iter_mut().find(|class| class.kind == kind) {
+            Some(class) => class.devices.push(device),
+            None => self.classes.push(Class { kind, devices: vec![device] }),
+        }
+        Ok(())
+    }
+
+    /// Devices of other types than GPU.
+    pub fn classes(&self) -> &[Class] {
+        &self.classes
+    }
+
+    fn is_empty(&self) -> bool {
+        self.gpus.is_empty() && self.classes.is_empty()
     }
 
     fn on(&self, node: &Node, names: &ResourceNames) -> NodeReport {
@@ -88,14 +122,21 @@ impl DeviceReport {
             problems.push(problem);
             None
         });
-        let inventory = Inventory { gpus: self.gpus.clone(), unit_bytes: unit.map(MemoryUnit::bytes) };
+        let inventory = Inventory {
+            gpus: self.gpus.clone(),
+            unit_bytes: unit.map(MemoryUnit::bytes),
+            serves_vendor: self.serves_vendor,
+            classes: Some(self.classes.clone()),
+        };
         NodeReport { inventory, opaque: false, problems }
     }
 }
 
-fn gpu(entry: &Value) -> Result<placement::Gpu, String> {
-    let info = DeviceInfo::deserialize(entry).map_err(|error| error.to_string())?;
-    let amount = |resource: &str| match info.resources.get(resource) {
+fn gpu(info: DeviceInfo) -> Result<placement::Gpu, String> {
+    let minor = minor(&info)?;
+    let sharing = info.labels.get(SHARING).is_none_or(|sharing| sharing != "disabled");
+    let resources: BTreeMap<&str, Quantity> = info.resources.iter().map(|(name, amount)| (canonical(name), *amount)).collect();
+    let amount = |resource: &str| match resources.get(resource) {
         None => Ok(None),
         Some(quantity) => quantity.unsigned().map(Some).ok_or_else(|| format!("{resource} is {quantity}, not a whole number")),
     };
@@ -103,18 +144,37 @@ fn gpu(entry: &Value) -> Result<placement::Gpu, String> {
         None => Ok(usual),
         Some(count) => u32::try_from(count).map_err(|_| format!("{resource} is {count}, which is absurd")),
     };
-    if info.id.is_empty() {
-        return Err("id is missing".to_owned());
-    }
-    let minor = info.minor.ok_or("minor is missing")?;
     Ok(placement::Gpu {
-        minor: u32::try_from(minor).map_err(|_| format!("minor is {minor}"))?,
+        minor,
         memory_bytes: amount(GPU_MEMORY)?.ok_or_else(|| format!("resources has no {GPU_MEMORY}"))?,
         core: count(GPU_CORE, 100)?,
         slots: count(GPU_SHARED, DEFAULT_SLOTS)?,
         healthy: info.health,
-        uuid: GpuUuid::from(info.id),
+        sharing,
+        uuid: if info.id.is_empty() { GpuUuid::from(made_up(minor)) } else { GpuUuid::from(info.id) },
     })
+}
+
+fn device(info: DeviceInfo) -> Result<Device, String> {
+    let minor = minor(&info)?;
+    let amount = |(name, quantity): (&String, &Quantity)| {
+        let amount = quantity.unsigned().filter(|amount| *amount <= MAX_AMOUNT);
+        let amount = amount.ok_or_else(|| format!("{name} is {quantity}, not a whole number up to 2^50"))?;
+        Ok((ResourceName::from(canonical(name)), amount))
+    };
+    let resources = info.resources.iter().map(amount).collect::<Result<_, String>>()?;
+    let id = if info.id.is_empty() { DeviceId::from(made_up(minor)) } else { DeviceId::from(info.id) };
+    Ok(Device { id, minor, resources, healthy: info.health })
+}
+
+fn minor(info: &DeviceInfo) -> Result<u32, String> {
+    let minor = info.minor.ok_or("minor is missing")?;
+    u32::try_from(minor).map_err(|_| format!("minor is {minor}"))
+}
+
+/// What stands for the ID of a device that is known by its minor only.
+fn made_up(minor: u32) -> String {
+    format!("{MADE_UP}{minor}")
 }
 
 /// The unit that the node's plugin publishes.
@@ -138,7 +198,8 @@ fn of_capacity(node: &Node, names: &ResourceNames) -> Option<NodeReport> {
     let gpus = equal_gpus(n_gpus, units.saturating_mul(unit_bytes));
     // Zero units is what kubelet shows while a plugin has not registered again; nothing can be said until it has.
     let gpus = if units == 0 { Vec::new() } else { gpus };
-    Some(NodeReport { inventory: Inventory { gpus, unit_bytes: Some(unit_bytes) }, opaque: unit.is_none(), problems })
+    let inventory = Inventory { gpus, unit_bytes: Some(unit_bytes), ..Inventory::default() };
+    Some(NodeReport { inventory, opaque: unit.is_none(), problems })
 }
 
 /// What a node that does not exist yet would have, by its template alone.
@@ -150,25 +211,26 @@ pub fn of_template(node: &Node, names: &ResourceNames) -> Option<NodeReport> {
     let percent = || node.capacity(GPU_CORE).or_else(|| node.capacity(GPU_SHARED)).map(|percent| percent / per_gpu);
     let n_gpus = node.capacity(GPU_COUNT).or_else(percent).filter(|count| (1..=MAX_GPUS).contains(count))?;
     let unit_bytes = published_unit(node, names).ok().flatten().map(MemoryUnit::bytes);
-    let inventory = Inventory { gpus: equal_gpus(n_gpus, bytes / n_gpus), unit_bytes };
+    let inventory = Inventory { gpus: equal_gpus(n_gpus, bytes / n_gpus), unit_bytes, ..Inventory::default() };
     Some(NodeReport { inventory, opaque: false, problems: Vec::new() })
 }
 
 fn equal_gpus(n_gpus: u64, memory_bytes: u64) -> Vec<placement::Gpu> {
     let gpu = |minor: u32| placement::Gpu {
-        uuid: GpuUuid::from(format!("{MADE_UP}{minor}")),
+        uuid: GpuUuid::from(made_up(minor)),
         minor,
         memory_bytes,
         core: 100,
         slots: DEFAULT_SLOTS,
         healthy: true,
+        sharing: true,
     };
     (0..u32::try_from(n_gpus).unwrap_or(0)).map(gpu).collect()
 }
 
-/// The UUID for records; empty for a device that is known by its minor only.
-pub fn record_id(uuid: &GpuUuid) -> &str {
-    if uuid.as_str().starts_with(MADE_UP) { "" } else { uuid.as_str() }
+/// The ID for records; empty for a device that is known by its minor only.
+pub fn record_id(id: &str) -> &str {
+    if id.starts_with(MADE_UP) { "" } else { id }
 }
 
 #[cfg(test)]

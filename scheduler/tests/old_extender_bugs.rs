@@ -24,8 +24,8 @@ async fn e1_an_overfull_gpu_has_nothing_free() {
     assert_eq!(index.fleet().check().len(), 1);
     let node = index.fleet().view(index.fleet().node_id("n1").unwrap()).unwrap();
     assert_eq!(node.gpus()[0].free.memory.bytes_floor(), 0);
-    let ask = proto::request::PodRequest::of(&serde_json::from_value::<Pod>(units("new", 1)).unwrap(), index.names());
-    let ask = scheduler::index::NodeAsk::new("new", &ask.unwrap().unwrap().gpus.unwrap());
+    let facts = scheduler::accounting::PodFacts::of(&serde_json::from_value(units("new", 1)).unwrap(), index.names()).unwrap();
+    let ask = index.ask("new", &facts).unwrap().unwrap();
     assert_eq!(index.fit("n1", &ask), Err(placement::Reason::Memory));
 }
 

@@ -19,7 +19,7 @@ fn name(at: u32) -> String {
 
 fn gpu(node: u32, minor: u32) -> Gpu {
     let uuid = format!("GPU-00000000-0000-4000-8000-{node:08x}{minor:04x}").into();
-    Gpu { uuid, minor, memory_bytes: 80 * GIB, core: 100, slots: 100, healthy: true }
+    Gpu { uuid, minor, memory_bytes: 80 * GIB, core: 100, slots: 100, healthy: true, sharing: true }
 }
 
 /// Nodes with 8 GPUs of 80 GiB; on every other node each GPU is too full for 40 GiB more.
@@ -27,7 +27,7 @@ fn half_full(n_nodes: u32) -> Fleet {
     let mut fleet = Fleet::new();
     for node in 0..n_nodes {
         let gpus: Vec<Gpu> = (0..GPUS).map(|minor| gpu(node, minor)).collect();
-        fleet.set_inventory(&name(node), Inventory { gpus: gpus.clone(), unit_bytes: Some(GIB) });
+        fleet.set_inventory(&name(node), Inventory { gpus: gpus.clone(), unit_bytes: Some(GIB), ..Inventory::default() });
         for gpu in gpus {
             let owner = format!("{node:08x}-0000-4000-8000-{:012x}", gpu.minor);
             let memory = HeldMemory::Exact(Memory::from_bytes(if node % 2 == 0 { 30 * GIB } else { 50 * GIB }));
@@ -43,7 +43,7 @@ fn hint_every_tenth(fleet: &mut Fleet, n_nodes: u32) {
         let amounts = Amounts { memory: Memory::from_bytes(GIB), core: 0, slots: 1 };
         let shares = vec![Share { gpu: gpu(node, 0).uuid, minor: 0, amounts }];
         let id = fleet.node_id(&name(node)).unwrap();
-        fleet.hint(&format!("hinting-{node}").as_str().into(), id, Placement { shares });
+        fleet.hint(&format!("hinting-{node}").as_str().into(), id, Placement { shares, ..Placement::default() });
     }
 }
 

@@ -2,13 +2,14 @@
 //!
 //! Shares no arithmetic with the dense rows: it would otherwise repeat their mistakes.
 
+mod others;
 mod recount;
 
 use std::collections::BTreeMap;
 
 use crate::amounts::Dimension;
 use crate::fleet::Fleet;
-use crate::ident::{GpuUuid, OwnerId};
+use crate::ident::{DeviceId, DeviceType, GpuUuid, OwnerId, ResourceName};
 
 /// An invariant that does not hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +26,21 @@ pub enum Violation {
         used: u128,
         /// What there is, in the same unit.
         total: u128,
+    },
+    /// More of a device of another type is certainly held than it has.
+    DeviceOversubscribed {
+        /// The node's name.
+        node: String,
+        /// The device's type.
+        kind: DeviceType,
+        /// The device.
+        id: DeviceId,
+        /// What there is too little of.
+        resource: ResourceName,
+        /// What is held.
+        used: u128,
+        /// What there is.
+        total: u64,
     },
     /// What is kept ready for requests is not what the inventory and the holdings amount to.
     RowDiffers {
@@ -76,6 +92,7 @@ impl Fleet {
         violations.extend(self.check_hints());
         for node in self.slots.iter().filter_map(|slot| slot.node.as_ref()) {
             violations.extend(recount::check_node(node));
+            violations.extend(others::check_node(node));
         }
         violations
     }

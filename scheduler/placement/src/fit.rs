@@ -4,7 +4,7 @@ use crate::fleet::{Fleet, NodeId};
 use crate::ident::OwnerId;
 use crate::node::Node;
 use crate::reason::Reason;
-use crate::request::{Need, Request};
+use crate::request::{Ask, GpuAsk, Need, Request};
 use crate::rows::Row;
 
 /// Which hints count as taken.
@@ -30,19 +30,31 @@ impl Hints<'_> {
 }
 
 impl Fleet {
-    /// Whether a node has room for a request; if not, the reason of the nearest miss.
+    /// Whether a node has room for what is asked; if not, the reason of the nearest miss.
     ///
     /// A few comparisons per device; nothing is allocated.
     ///
     /// # Errors
     /// The most helpful reason: what would have to change least for the request to fit.
     #[inline]
-    pub fn fit(&self, node: NodeId, request: &Request, hints: Hints<'_>) -> Result<(), Reason> {
-        self.node(node).ok_or(Reason::NoDevice)?.fit(request, hints).map(drop)
+    pub fn fit<'r>(&self, node: NodeId, ask: impl Into<Ask<'r>>, hints: Hints<'_>) -> Result<(), Reason> {
+        self.node(node).ok_or(Reason::NoDevice)?.fit_all(ask.into(), hints)
     }
 }
 
 impl Node {
+    /// Whether there is room for everything that is asked.
+    #[inline]
+    pub(crate) fn fit_all(&self, ask: Ask<'_>, hints: Hints<'_>) -> Result<(), Reason> {
+        match &ask.gpus {
+            GpuAsk::Share(request) => drop(self.fit(request, hints)?),
+            GpuAsk::Whole(n) => self.fit_whole(*n, hints)?,
+            GpuAsk::All { slots } => drop(self.choose_all(*slots, hints)?),
+            GpuAsk::Nothing => {}
+        }
+        if ask.others.is_empty() { Ok(()) } else { self.fit_others(ask.others, hints) }
+    }
+
     /// What the request means on this node, if there is room.
     #[inline]
     pub(crate) fn fit(&self, request: &Request, hints: Hints<'_>) -> Result<Need, Reason> {
@@ -50,7 +62,7 @@ impl Node {
         let lookup = if self.any_hint_counts(hints) { look(need, self.rows_under(hints)) } else { look(need, self.rows.iter().copied()) };
         match lookup {
             Lookup::Fits => Ok(need),
-            Lookup::Misses(misses) if self.any_sick => Err(self.miss_with_sick(need, hints, misses)),
+            Lookup::Misses(misses) if self.any_aside => Err(self.miss_with_aside(need, hints, misses)),
             Lookup::Misses(misses) => Err(misses.reason(need)),
         }
     }
@@ -62,15 +74,19 @@ impl Node {
         Need::of(request, self.unit_bytes())
     }
 
-    /// The reason where it may be that there are too few healthy devices; sick ones are no near misses.
-    fn miss_with_sick(&self, need: Need, hints: Hints<'_>, all: Misses) -> Reason {
+    /// The reason where some devices are sick or take no shares: these are no near misses.
+    fn miss_with_aside(&self, need: Need, hints: Hints<'_>, all: Misses) -> Reason {
         if all.n_large_enough < need.devices {
             return Reason::TooLarge;
         }
-        let healthy = self.rows_under(hints).zip(self.gpus()).filter(|(_, gpu)| gpu.healthy);
-        match look(need, healthy.map(|(row, _)| row)) {
-            Lookup::Misses(misses) if misses.n_large_enough >= need.devices => misses.reason(need),
-            _ => Reason::Unhealthy,
+        let healthy = || self.rows_under(hints).zip(self.gpus()).zip(self.marks.iter()).filter(|((_, gpu), _)| gpu.healthy);
+        match look(need, healthy().filter(|(_, mark)| !mark.is_withheld).map(|((row, _), _)| row)) {
+            Lookup::Misses(misses) if misses.n_large_enough >= need.devices => return misses.reason(need),
+            _ => {}
+        }
+        match look(need, healthy().map(|((row, _), _)| row)) {
+            Lookup::Misses(misses) if misses.n_large_enough < need.devices => Reason::Unhealthy,
+            _ => Reason::Vendor,
         }
     }
 }

@@ -3,7 +3,7 @@
 use rustc_hash::FxHashMap;
 
 use crate::gpu::{Inventory, InventoryProblem};
-use crate::holding::{Holding, Origin, Placement};
+use crate::holding::{Holdings, Origin, Placement};
 use crate::ident::OwnerId;
 use crate::names::Names;
 use crate::node::{Held, Node};
@@ -72,9 +72,9 @@ impl Fleet {
     /// Takes note of a fact: what an owner holds, in place of anything that it held, reserved or hinted at before.
     ///
     /// Facts are never refused; one that exceeds a device leaves nothing free there. The node need not be known yet.
-    pub fn hold(&mut self, owner: &OwnerId, node: &str, holding: Holding) {
+    pub fn hold(&mut self, owner: &OwnerId, node: &str, holdings: impl Into<Holdings>) {
         let index = self.index_of(node);
-        self.put(owner, index, Origin::Fact, holding);
+        self.put(owner, index, Origin::Fact, holdings.into());
     }
 
     /// Forgets what an owner holds, and its hint; whether it held something.
@@ -113,10 +113,10 @@ impl Fleet {
         true
     }
 
-    pub(crate) fn put(&mut self, owner: &OwnerId, index: u32, origin: Origin, holding: Holding) {
+    pub(crate) fn put(&mut self, owner: &OwnerId, index: u32, origin: Origin, holdings: Holdings) {
         let before = self.owners.insert(owner.clone(), index).filter(|&before| before != index);
         // The new node is filled before anything is vacated: it may be there for the sake of this owner's hint only.
-        let held = Held { owner: owner.clone(), origin, holding };
+        let held = Held { owner: owner.clone(), origin, holdings };
         if let Some(node) = self.at_mut(index) {
             node.put(held);
         }

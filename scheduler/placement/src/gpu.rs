@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use crate::amounts::Amounts;
-use crate::ident::GpuUuid;
+use crate::class::Class;
+use crate::ident::{DeviceId, DeviceType, GpuUuid};
 use crate::memory::Memory;
 
 /// Most memory that a device may have: 1 PiB.
@@ -26,6 +27,8 @@ pub struct Gpu {
     pub slots: u32,
     /// Whether new shares may be placed on it; shares that it has stay counted.
     pub healthy: bool,
+    /// Whether it may be shared at all; otherwise it is left to whole requests in the vendor's name.
+    pub sharing: bool,
 }
 
 /// The devices of one node.
@@ -35,6 +38,11 @@ pub struct Inventory {
     pub gpus: Vec<Gpu>,
     /// Bytes of one memory unit on this node; `None` if it serves no units or they are unknown.
     pub unit_bytes: Option<u64>,
+    /// Whether devices that are asked for whole in the vendor's name are the ones that are chosen here. Otherwise the
+    /// vendor's plugin takes any that it has, and which, is known afterwards only.
+    pub serves_vendor: bool,
+    /// Devices of other types; `None` if nobody says what the node has, so that nothing can be refused for the lack of it.
+    pub classes: Option<Vec<Class>>,
 }
 
 /// Something in an inventory that cannot be used; the rest of it is.
@@ -46,6 +54,16 @@ pub enum InventoryProblem {
         /// The UUID.
         uuid: GpuUuid,
         /// Minor of the device that is left out.
+        minor: u32,
+    },
+    /// Two devices of another type with one ID or one minor; only the first is used.
+    #[error("{kind} device {id} (minor {minor}) is listed twice by ID or minor; it is ignored")]
+    DuplicateDevice {
+        /// Its type.
+        kind: DeviceType,
+        /// ID of the device that is left out.
+        id: DeviceId,
+        /// Its minor.
         minor: u32,
     },
     /// Two devices with one minor; only the one with the lower UUID is used.
@@ -98,6 +116,11 @@ impl Gpu {
 }
 
 impl Inventory {
+    /// Whether there is any device, usable or not.
+    pub fn has_devices(&self) -> bool {
+        !self.gpus.is_empty() || self.classes.iter().flatten().any(|class| !class.devices.is_empty())
+    }
+
     /// Orders the devices by minor and takes out what cannot be used.
     pub(crate) fn sift(&mut self) -> Vec<InventoryProblem> {
         let mut problems = Vec::new();
@@ -119,6 +142,10 @@ impl Inventory {
             problems.extend(problem);
             usable
         });
+        problems.extend(self.classes.iter_mut().flatten().flat_map(Class::sift));
+        if let Some(classes) = &mut self.classes {
+            classes.sort_by(|a, b| a.kind.cmp(&b.kind));
+        }
         if let Some(unit_bytes) = self.unit_bytes.filter(|unit| !(1..=MAX_MEMORY_BYTES).contains(unit)) {
             problems.push(InventoryProblem::Unit { unit_bytes });
             self.unit_bytes = None;

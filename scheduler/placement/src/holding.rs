@@ -1,6 +1,7 @@
 //! What owners hold, in the terms in which it was learnt or decided.
 
 use crate::amounts::Amounts;
+use crate::class::{DeviceShare, HeldDevice};
 use crate::ident::GpuUuid;
 use crate::memory::Memory;
 use crate::request::{MemoryAsk, Request};
@@ -39,13 +40,45 @@ pub struct HeldShare {
     pub trusted: bool,
 }
 
-/// What one owner holds.
+/// Shares of GPUs that one owner holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Holding {
     /// Shares of devices that the record names.
     Shares(Vec<HeldShare>),
     /// Shares of unknown devices of the node: each device is charged as if it were one of them.
     Anywhere(Request),
+}
+
+/// Everything that one owner holds of a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holdings {
+    /// Shares of GPUs.
+    pub gpus: Holding,
+    /// Whole GPUs that the vendor's plugin has given, or will give, to the owner, and nobody knows which.
+    pub unknown_whole: u32,
+    /// Whether the owner asks in the vendor's name, and so shares with nobody.
+    pub is_vendor: bool,
+    /// Parts of devices of other types.
+    pub others: Vec<HeldDevice>,
+}
+
+impl From<Holding> for Holdings {
+    fn from(gpus: Holding) -> Self {
+        Self { gpus, unknown_whole: 0, is_vendor: false, others: Vec::new() }
+    }
+}
+
+impl Default for Holdings {
+    fn default() -> Self {
+        Self::from(Holding::Shares(Vec::new()))
+    }
+}
+
+impl Holdings {
+    /// Whether nothing is held.
+    pub fn is_empty(&self) -> bool {
+        self.gpus == Holding::Shares(Vec::new()) && self.unknown_whole == 0 && self.others.is_empty()
+    }
 }
 
 /// Where a holding comes from.
@@ -68,11 +101,17 @@ pub struct Share {
     pub amounts: Amounts,
 }
 
-/// Shares of distinct devices of one node, by rising minor.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Devices of one node that were chosen.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Placement {
-    /// The shares, at least one.
+    /// Shares of distinct GPUs, by rising minor; of an owner that sees them all, the one whose place it takes first.
     pub shares: Vec<Share>,
+    /// Whole GPUs that the vendor's plugin will choose.
+    pub unknown_whole: u32,
+    /// Whether the request is in the vendor's name.
+    pub is_vendor: bool,
+    /// Parts of devices of other types, by type and minor.
+    pub others: Vec<DeviceShare>,
 }
 
 impl From<&Share> for HeldShare {
@@ -82,8 +121,13 @@ impl From<&Share> for HeldShare {
     }
 }
 
-impl From<&Placement> for Holding {
+impl From<&Placement> for Holdings {
     fn from(placement: &Placement) -> Self {
-        Self::Shares(placement.shares.iter().map(HeldShare::from).collect())
+        Self {
+            gpus: Holding::Shares(placement.shares.iter().map(HeldShare::from).collect()),
+            unknown_whole: placement.unknown_whole,
+            is_vendor: placement.is_vendor,
+            others: placement.others.iter().map(HeldDevice::from).collect(),
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Names that callers give to GPUs and to owners of shares; the engine only compares them.
+//! Names that callers give to devices, their types and resources, and to owners of shares; the engine only compares them.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -57,4 +57,19 @@ ident! {
 ident! {
     /// Who holds a share, such as a pod's UID; cheap to clone.
     OwnerId
+}
+
+ident! {
+    /// A type of devices other than GPUs, such as `rdma`; cheap to clone.
+    DeviceType
+}
+
+ident! {
+    /// What identifies a device among those of its type on its node, such as a PCI address; cheap to clone.
+    DeviceId
+}
+
+ident! {
+    /// A resource that devices have amounts of; cheap to clone.
+    ResourceName
 }

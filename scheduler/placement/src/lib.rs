@@ -1,4 +1,4 @@
-//! Pure engine: which GPUs of a node have room for a request, how good a node is, and who holds what.
+//! Pure engine: which GPUs, and other devices, of a node have room for a request, how good a node is, and who holds what.
 //!
 //! Knows no Kubernetes, wire format, clock, file, network, environment or randomness: the same calls give the same
 //! answers. Callers bring inventories, facts (what watches say pods hold), decisions (what they are about to bind) and
@@ -10,6 +10,7 @@
 mod amounts;
 mod charge;
 mod check;
+mod class;
 mod fit;
 mod fleet;
 mod gpu;
@@ -25,18 +26,20 @@ mod request;
 mod reserve;
 mod rows;
 mod view;
+mod whole;
 
 pub use amounts::{Amounts, Dimension};
 pub use check::Violation;
+pub use class::{Class, ClassRequest, Device, DeviceRef, DeviceShare, DeviceView, HeldDevice, NamedAmounts};
 pub use fit::Hints;
 pub use fleet::{Fleet, NodeId};
 pub use gpu::{Gpu, Inventory, InventoryProblem};
-pub use holding::{GpuRef, HeldMemory, HeldShare, Holding, Origin, Placement, Share};
-pub use ident::{GpuUuid, OwnerId};
+pub use holding::{GpuRef, HeldMemory, HeldShare, Holding, Holdings, Origin, Placement, Share};
+pub use ident::{DeviceId, DeviceType, GpuUuid, OwnerId, ResourceName};
 pub use memory::Memory;
 pub use policy::{DevicePolicy, NodePolicy, Policies, PolicyError};
 pub use rank::Score;
 pub use reason::Reason;
-pub use request::{MemoryAsk, Request};
+pub use request::{Ask, GpuAsk, MemoryAsk, Request};
 pub use reserve::ReserveError;
 pub use view::{DeviceVerdict, Doubt, GpuView, HeldView, HolderView, NodeView};

@@ -1,18 +1,20 @@
 //! One node: its inventory, who holds what of it, and the dense rows that requests are compared with.
 
 use crate::amounts::Amounts;
+use crate::class::NamedAmounts;
 use crate::fit::Hints;
 use crate::gpu::{Gpu, Inventory};
-use crate::holding::{GpuRef, Holding, Origin, Placement};
+use crate::holding::{GpuRef, Holding, Holdings, Origin, Placement};
 use crate::ident::OwnerId;
 use crate::rows::{Row, Rows};
+use crate::whole::Mark;
 
 /// What one owner holds of a node.
 #[derive(Debug)]
 pub(crate) struct Held {
     pub(crate) owner: OwnerId,
     pub(crate) origin: Origin,
-    pub(crate) holding: Holding,
+    pub(crate) holdings: Holdings,
 }
 
 /// What one owner is expected to take soon.
@@ -31,8 +33,12 @@ pub(crate) struct Node {
     pub(crate) inventory: Option<Inventory>,
     /// One per device of the inventory, in its order.
     pub(crate) rows: Rows,
-    /// Whether some device is sick.
-    pub(crate) any_sick: bool,
+    /// One per device of the inventory, in its order.
+    pub(crate) marks: Box<[Mark]>,
+    /// Whether some device is sick or takes no shares.
+    pub(crate) any_aside: bool,
+    /// What is free of devices of other types, in the order of the inventory.
+    pub(crate) free_others: Vec<Vec<NamedAmounts>>,
     /// Sorted by owner.
     pub(crate) held: Vec<Held>,
     /// Sorted by owner.
@@ -41,7 +47,16 @@ pub(crate) struct Node {
 
 impl Node {
     pub(crate) fn new(name: Box<str>) -> Self {
-        Self { name, inventory: None, rows: Rows::default(), any_sick: false, held: Vec::new(), hints: Vec::new() }
+        Self {
+            name,
+            inventory: None,
+            rows: Rows::default(),
+            marks: Box::default(),
+            any_aside: false,
+            free_others: Vec::new(),
+            held: Vec::new(),
+            hints: Vec::new(),
+        }
     }
 
     /// Whether nothing refers to this node any more.
@@ -64,7 +79,7 @@ impl Node {
 
     /// Puts a holding in, in place of one that the owner has here.
     pub(crate) fn put(&mut self, mut held: Held) {
-        self.share_uuids(&mut held.holding);
+        self.share_uuids(&mut held.holdings.gpus);
         match self.held.binary_search_by(|other| other.owner.cmp(&held.owner)) {
             Ok(at) => self.held.splice(at..=at, [held]).for_each(drop),
             Err(at) => self.held.insert(at, held),
@@ -90,7 +105,6 @@ impl Node {
     }
 
     pub(crate) fn set_inventory(&mut self, inventory: Option<Inventory>) {
-        self.any_sick = inventory.iter().flat_map(|inventory| &inventory.gpus).any(|gpu| !gpu.healthy);
         self.inventory = inventory;
         self.recount();
         self.locate_hints();
@@ -115,21 +129,35 @@ impl Node {
         Row { free: charges.fold(row.free, |free, (_, amounts)| free.less(*amounts)), ..row }
     }
 
-    /// Works all rows out anew from the inventory and the holdings.
+    /// Works everything that is free out anew from the inventory and the holdings.
     fn recount(&mut self) {
+        self.free_others = self.free_of_others();
+        let n_unknown = self.n_unknown_whole();
         let Some(inventory) = &self.inventory else {
             self.rows.resize(0);
+            self.marks = Box::default();
+            self.any_aside = false;
             return;
         };
         self.rows.resize(inventory.gpus.len());
-        for (row, gpu) in self.rows.iter_mut().zip(&inventory.gpus) {
+        if self.marks.len() != inventory.gpus.len() {
+            self.marks = vec![Mark::default(); inventory.gpus.len()].into();
+        }
+        self.any_aside = false;
+        for ((row, mark), gpu) in self.rows.iter_mut().zip(&mut self.marks).zip(&inventory.gpus) {
+            *mark = Mark { is_withheld: inventory.is_withheld(gpu, n_unknown), ..Mark::default() };
+            let is_aside = !gpu.healthy || mark.is_withheld;
             let total = gpu.total();
-            *row = Row { free: if gpu.healthy { total } else { Amounts::ZERO }, total };
+            *row = Row { free: if is_aside { Amounts::ZERO } else { total }, total };
+            self.any_aside |= is_aside;
         }
         for held in &self.held {
-            inventory.charge(&held.holding, &mut |charge| {
-                if let Some(row) = self.rows.get_mut(charge.row) {
+            let is_shared = !held.holdings.is_vendor;
+            inventory.charge(&held.holdings.gpus, &mut |charge| {
+                if let (Some(row), Some(mark)) = (self.rows.get_mut(charge.row), self.marks.get_mut(charge.row)) {
                     row.free = row.free.less(charge.amounts);
+                    mark.is_held |= charge.amounts.takes_part();
+                    mark.is_shared |= is_shared && charge.amounts.takes_part();
                 }
             });
         }
@@ -143,7 +171,11 @@ impl Node {
         for hint in &mut self.hints {
             let locate = |gpu| inventory.gpus.iter().position(|candidate| candidate.uuid == gpu);
             let shares = hint.placement.shares.iter();
-            hint.charges = shares.filter_map(|share| Some((locate(share.gpu.clone())?, share.amounts))).collect();
+            let shares = shares.filter_map(|share| Some((locate(share.gpu.clone())?, share.amounts)));
+            // Any of them may be the one that the vendor's plugin takes.
+            let for_vendor = inventory.gpus.iter().enumerate().filter(|(_, gpu)| inventory.is_for_vendor(gpu));
+            let any = for_vendor.filter(|_| hint.placement.unknown_whole > 0).map(|(row, gpu)| (row, gpu.total()));
+            hint.charges = shares.chain(any).collect();
         }
     }
 

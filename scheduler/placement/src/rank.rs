@@ -6,7 +6,7 @@ use crate::holding::{Placement, Share};
 use crate::node::Node;
 use crate::policy::{DevicePolicy, NodePolicy, Policies};
 use crate::reason::Reason;
-use crate::request::{Need, Request};
+use crate::request::{Ask, GpuAsk, Need, Request};
 use crate::rows::Row;
 
 /// How good a node is: 0 to 1,000,000, higher is better.
@@ -29,30 +29,46 @@ impl Score {
 }
 
 impl Fleet {
-    /// The devices that a request should take on a node.
+    /// The devices that should be taken on a node for what is asked.
     ///
     /// # Errors
     /// The reason that [`Fleet::fit`] gives.
-    pub fn choose(&self, node: NodeId, request: &Request, policy: DevicePolicy, hints: Hints<'_>) -> Result<Placement, Reason> {
+    pub fn choose<'r>(&self, node: NodeId, ask: impl Into<Ask<'r>>, policy: DevicePolicy, hints: Hints<'_>) -> Result<Placement, Reason> {
+        let ask = ask.into();
         let node = self.node(node).ok_or(Reason::NoDevice)?;
-        let need = node.fit(request, hints)?;
-        let chosen = Ranked::new(node, need, policy, hints).take(need.devices);
-        let share = |(at, row): (usize, Row)| {
-            let gpu = node.gpus().get(at)?;
-            Some(Share { gpu: gpu.uuid.clone(), minor: gpu.minor, amounts: need.on(row.total) })
-        };
-        let mut shares: Vec<Share> = chosen.filter_map(share).collect();
-        shares.sort_by_key(|share| share.minor);
-        Ok(Placement { shares })
+        node.fit_all(ask, hints)?;
+        let mut placement = Placement { others: node.choose_others(ask.others, policy, hints), ..Placement::default() };
+        match ask.gpus {
+            GpuAsk::Nothing => {}
+            GpuAsk::Share(request) => placement.shares = node.choose_shares(&request, policy, hints)?,
+            GpuAsk::All { slots } => placement.shares = node.choose_all(slots, hints)?,
+            GpuAsk::Whole(n) => {
+                placement.is_vendor = true;
+                placement.shares = node.choose_whole(n, hints);
+                placement.unknown_whole = if placement.shares.is_empty() { n } else { 0 };
+            }
+        }
+        if !matches!(ask.gpus, GpuAsk::All { .. }) {
+            placement.shares.sort_by_key(|share| share.minor);
+        }
+        Ok(placement)
     }
 
-    /// How good a node would be for a request after the best choice of its devices; 0 if there is no room.
-    pub fn score(&self, node: NodeId, request: &Request, policies: Policies, hints: Hints<'_>) -> Score {
+    /// How good a node would be for what is asked after the best choice of its devices; 0 if there is no room.
+    ///
+    /// GPU memory alone counts.
+    pub fn score<'r>(&self, node: NodeId, ask: impl Into<Ask<'r>>, policies: Policies, hints: Hints<'_>) -> Score {
+        let ask = ask.into();
         let Some(node) = self.node(node) else { return Score::default() };
-        let Ok(need) = node.fit(request, hints) else { return Score::default() };
-        let chosen = Ranked::new(node, need, policies.device, hints).take(need.devices);
-        let taken: u128 = chosen.map(|(_, row)| u128::from(need.on(row.total).memory.hundredths())).sum();
+        if node.fit_all(ask, hints).is_err() {
+            return Score::default();
+        }
         let (free, total) = node.memory_of_healthy(hints);
+        let taken = match ask.gpus {
+            GpuAsk::Share(request) => node.taken_by(&request, policies.device, hints),
+            GpuAsk::Whole(n) => total * u128::from(n) / u128::try_from(node.gpus().len()).unwrap_or(u128::MAX).max(1),
+            GpuAsk::All { .. } | GpuAsk::Nothing => 0,
+        };
         let part = match policies.node {
             NodePolicy::Binpack => total.saturating_sub(free.saturating_sub(taken)),
             NodePolicy::Spread => free.saturating_sub(taken),
@@ -63,6 +79,22 @@ impl Fleet {
 }
 
 impl Node {
+    fn choose_shares(&self, request: &Request, policy: DevicePolicy, hints: Hints<'_>) -> Result<Vec<Share>, Reason> {
+        let need = self.need(request)?;
+        let share = |(at, row): (usize, Row)| {
+            let gpu = self.gpus().get(at)?;
+            Some(Share { gpu: gpu.uuid.clone(), minor: gpu.minor, amounts: need.on(row.total) })
+        };
+        Ok(Ranked::new(self, need, policy, hints).take(need.devices).filter_map(share).collect())
+    }
+
+    /// Memory that the best choice takes, in hundredths of a byte.
+    fn taken_by(&self, request: &Request, policy: DevicePolicy, hints: Hints<'_>) -> u128 {
+        let Ok(need) = self.need(request) else { return 0 };
+        let chosen = Ranked::new(self, need, policy, hints).take(need.devices);
+        chosen.map(|(_, row)| u128::from(need.on(row.total).memory.hundredths())).sum()
+    }
+
     /// Free and total memory of all healthy devices together, in hundredths of a byte.
     fn memory_of_healthy(&self, hints: Hints<'_>) -> (u128, u128) {
         let healthy = self.rows_under(hints).zip(self.gpus()).filter(|(_, gpu)| gpu.healthy);

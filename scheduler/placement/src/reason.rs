@@ -1,4 +1,4 @@
-//! Why a request is refused: the only ten texts that may reach a scheduler.
+//! Why a request is refused: the ten texts that may reach a scheduler besides the rule that a request itself breaks.
 
 use std::fmt;
 
@@ -21,17 +21,19 @@ pub enum Reason {
     TooFew,
     /// The node could not take the request even if it were empty.
     TooLarge,
-    /// The amounts are not served, at all or by this node.
+    /// The node does not serve the form of the request.
     NotServed,
-    /// The pod mixes two ways of asking.
-    MixedDialects,
-    /// The request breaks a rule wherever it goes.
+    /// Pods of the vendor's plugin and pods that share would meet on a GPU.
+    Vendor,
+    /// Devices of another type than GPU are too few or too full.
+    OtherDevices,
+    /// The request breaks a rule wherever it goes; the rule is told instead of a text of this list.
     InvalidRequest,
 }
 
 impl Reason {
     /// Every reason, in order.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::NoDevice,
         Self::Unhealthy,
         Self::Memory,
@@ -40,7 +42,8 @@ impl Reason {
         Self::TooFew,
         Self::TooLarge,
         Self::NotServed,
-        Self::MixedDialects,
+        Self::Vendor,
+        Self::OtherDevices,
         Self::InvalidRequest,
     ];
 
@@ -54,8 +57,11 @@ impl Reason {
             Self::Slots => "no GPU of the node may be shared by another pod",
             Self::TooFew => "too few GPUs of the node have room at the same time",
             Self::TooLarge => "request is larger than the node's GPUs even when they are empty",
-            Self::NotServed => "pod asks for GPU amounts in a form that is not served: ask for gpu.shared or for memory units of the node",
-            Self::MixedDialects => "pod mixes GPU resources that exclude each other",
+            Self::NotServed => {
+                "node does not serve what the pod asks for: its memory unit is unknown, or it lacks the pod's isolation provider"
+            }
+            Self::Vendor => "GPUs of the node are kept apart for pods that share them and for pods of the vendor's plugin",
+            Self::OtherDevices => "too few devices of another type than GPU on the node, or too little room on them",
             Self::InvalidRequest => "pod's GPU request breaks a rule and fits nowhere",
         }
     }
@@ -71,7 +77,8 @@ impl Reason {
             Self::TooFew => "too_few",
             Self::TooLarge => "too_large",
             Self::NotServed => "not_served",
-            Self::MixedDialects => "mixed_dialects",
+            Self::Vendor => "vendor",
+            Self::OtherDevices => "other_devices",
             Self::InvalidRequest => "invalid_request",
         }
     }

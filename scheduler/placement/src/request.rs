@@ -1,6 +1,7 @@
 //! What is asked for: equal shares on distinct devices of one node.
 
 use crate::amounts::Amounts;
+use crate::class::ClassRequest;
 use crate::memory::Memory;
 use crate::reason::Reason;
 
@@ -26,6 +27,50 @@ pub struct Request {
     pub core: u32,
     /// Places for sharers on each device; usually 1.
     pub slots: u32,
+}
+
+/// What is asked of the GPUs of one node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum GpuAsk {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// Shares.
+    Share(Request),
+    /// So many whole devices in the vendor's name, which nobody else may use.
+    Whole(u32),
+    /// To see all devices and to take nothing of them but so many places for sharers on one.
+    All {
+        /// Places for sharers.
+        slots: u32,
+    },
+}
+
+/// Everything that is asked of one node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ask<'a> {
+    /// Of its GPUs.
+    pub gpus: GpuAsk,
+    /// Of its other devices, one entry per type.
+    pub others: &'a [ClassRequest],
+}
+
+impl From<&Request> for GpuAsk {
+    fn from(request: &Request) -> Self {
+        Self::Share(*request)
+    }
+}
+
+impl From<&Request> for Ask<'_> {
+    fn from(request: &Request) -> Self {
+        Self { gpus: GpuAsk::Share(*request), others: &[] }
+    }
+}
+
+impl From<GpuAsk> for Ask<'_> {
+    fn from(gpus: GpuAsk) -> Self {
+        Self { gpus, others: &[] }
+    }
 }
 
 impl MemoryAsk {

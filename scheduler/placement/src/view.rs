@@ -1,15 +1,17 @@
 //! What is where, for people and metrics; allocates freely and is not for the hot path.
 
 use crate::amounts::Amounts;
+use crate::class::{DeviceView, HeldDevice};
 use crate::fit::Hints;
 use crate::fleet::{Fleet, NodeId};
 use crate::gpu::{Gpu, Inventory};
-use crate::holding::{GpuRef, HeldMemory, HeldShare, Holding, Origin};
-use crate::ident::{GpuUuid, OwnerId};
+use crate::holding::{GpuRef, HeldMemory, HeldShare, Holding, Holdings, Origin};
+use crate::ident::{DeviceType, GpuUuid, OwnerId};
 use crate::node::{Held, Node};
 use crate::reason::Reason;
-use crate::request::{MemoryAsk, Request};
+use crate::request::{GpuAsk, MemoryAsk};
 use crate::rows::Row;
+use crate::whole::Mark;
 
 /// One node.
 #[derive(Clone, Copy, Debug)]
@@ -58,7 +60,7 @@ pub struct HeldView<'a> {
     /// Where this is known from.
     pub origin: Origin,
     /// What it holds.
-    pub holding: &'a Holding,
+    pub holdings: &'a Holdings,
 }
 
 /// Something about a holding that the inventory does not bear out.
@@ -79,6 +81,15 @@ pub enum Doubt {
     /// No record says which devices it is; every device is charged.
     #[error("it is not known which GPUs are used")]
     UnknownGpu,
+    /// The vendor's plugin chooses the GPU, and has not said which; none of its GPUs takes shares meanwhile.
+    #[error("it is not known which GPUs the vendor's plugin has given it")]
+    UnknownWhole,
+    /// It is not known, or not there, which device of another type is used; every device of the type may be charged.
+    #[error("it is not known which {kind} devices are used")]
+    UnknownDevice {
+        /// The type.
+        kind: DeviceType,
+    },
     /// The record is in memory units and the node's unit is unknown; whole devices are charged.
     #[error("the node's memory unit is not known")]
     UnknownUnit,
@@ -130,27 +141,50 @@ impl Fleet {
         self.hinted.len()
     }
 
-    /// What every device of a node has to say to a request, by minor.
+    /// What every GPU of a node has to say to what is asked of GPUs, by minor; nothing, if that is no amount.
     ///
     /// # Errors
     /// The reason why the request cannot be compared with devices at all.
-    pub fn explain(&self, node: NodeId, request: &Request, hints: Hints<'_>) -> Result<Vec<DeviceVerdict<'_>>, Reason> {
+    pub fn explain(&self, node: NodeId, ask: impl Into<GpuAsk>, hints: Hints<'_>) -> Result<Vec<DeviceVerdict<'_>>, Reason> {
         let node = self.node(node).ok_or(Reason::NoDevice)?;
-        let need = node.need(request)?;
-        let verdict = |(row, gpu): (Row, _)| {
-            let need = need.on(row.total);
-            DeviceVerdict { gpu, free: row.free, total: row.total, need, fit: judge(gpu, row.free, need) }
+        let need = match ask.into() {
+            GpuAsk::Share(request) => node.need(&request)?,
+            GpuAsk::Whole(n) => return Ok(node.explain_whole(n, hints)),
+            GpuAsk::All { .. } | GpuAsk::Nothing => return Ok(Vec::new()),
         };
-        Ok(node.rows_under(hints).zip(node.gpus()).map(verdict).collect())
+        let verdict = |((row, gpu), mark): ((Row, _), &Mark)| {
+            let need = need.on(row.total);
+            DeviceVerdict { gpu, free: row.free, total: row.total, need, fit: judge(gpu, *mark, row.free, need) }
+        };
+        Ok(node.rows_under(hints).zip(node.gpus()).zip(node.marks.iter()).map(verdict).collect())
     }
 }
 
-fn judge(gpu: &Gpu, free: Amounts, need: Amounts) -> Result<(), Reason> {
+impl Node {
+    fn explain_whole(&self, n: u32, hints: Hints<'_>) -> Vec<DeviceVerdict<'_>> {
+        let reason = self.fit_whole(n, hints).err();
+        let may_be_had: Vec<usize> = self.whole_rows(hints).map(|(row, _)| row).collect();
+        let verdict = |(at, (gpu, row)): (usize, (_, &Row))| {
+            let need: Amounts = Gpu::whole(gpu);
+            let fit = match reason {
+                None | Some(Reason::TooFew) if may_be_had.contains(&at) => Ok(()),
+                reason => Err(reason.filter(|reason| *reason != Reason::TooFew).unwrap_or(Reason::Vendor)),
+            };
+            DeviceVerdict { gpu, free: row.free, total: row.total, need, fit }
+        };
+        self.gpus().iter().zip(self.rows.iter()).enumerate().map(verdict).collect()
+    }
+}
+
+fn judge(gpu: &Gpu, mark: Mark, free: Amounts, need: Amounts) -> Result<(), Reason> {
     if !need.within(gpu.total()) {
         return Err(Reason::TooLarge);
     }
     if !gpu.healthy {
         return Err(Reason::Unhealthy);
+    }
+    if mark.is_withheld {
+        return Err(Reason::Vendor);
     }
     need.lacking(free).next().map_or(Ok(()), |dimension| Err(dimension.into()))
 }
@@ -186,7 +220,7 @@ impl<'a> NodeView<'a> {
         let mut gpus: Vec<GpuView<'a>> = self.node.gpus().iter().map(view).collect();
         for held in &self.node.held {
             let Some(inventory) = self.inventory() else { break };
-            inventory.charge(&held.holding, &mut |charge| {
+            inventory.charge(&held.holdings.gpus, &mut |charge| {
                 if let Some(gpu) = gpus.get_mut(charge.row) {
                     gpu.add(HolderView { owner: &held.owner, origin: held.origin, amounts: charge.amounts, suspect: charge.suspect });
                 }
@@ -200,10 +234,17 @@ impl<'a> NodeView<'a> {
         gpus
     }
 
+    /// Its devices of other types, by type and minor.
+    pub fn other_devices(self) -> Vec<DeviceView<'a>> {
+        let classes = self.node.classes().iter().zip(&self.node.free_others);
+        let devices = classes.flat_map(|(class, free)| class.devices.iter().zip(free).map(|(device, free)| (&class.kind, device, free)));
+        devices.map(|(kind, device, free)| DeviceView { kind, device, free: free.clone() }).collect()
+    }
+
     /// What the inventory does not bear out, by owner; empty while there is no inventory to compare with.
     pub fn doubts(self) -> Vec<(&'a OwnerId, Doubt)> {
         let Some(inventory) = self.inventory() else { return Vec::new() };
-        let doubts = |held: &'a Held| held.holding.doubts(inventory).into_iter().map(|doubt| (&held.owner, doubt));
+        let doubts = |held: &'a Held| held.holdings.doubts(inventory).into_iter().map(|doubt| (&held.owner, doubt));
         self.node.held.iter().flat_map(doubts).collect()
     }
 }
@@ -219,7 +260,19 @@ impl<'a> GpuView<'a> {
 
 impl Held {
     fn view<'a>(&'a self, node: &'a str) -> HeldView<'a> {
-        HeldView { owner: &self.owner, node, origin: self.origin, holding: &self.holding }
+        HeldView { owner: &self.owner, node, origin: self.origin, holdings: &self.holdings }
+    }
+}
+
+impl Holdings {
+    fn doubts(&self, inventory: &Inventory) -> Vec<Doubt> {
+        let mut doubts = self.gpus.doubts(inventory);
+        doubts.extend((self.unknown_whole > 0).then_some(Doubt::UnknownWhole));
+        let classes = inventory.classes.as_deref().unwrap_or_default();
+        let is_known = |held: &&HeldDevice| classes.iter().any(|class| class.kind == held.kind && class.find(&held.device).is_some());
+        let unknown = self.others.iter().filter(|held| !is_known(held));
+        doubts.extend(unknown.map(|held| Doubt::UnknownDevice { kind: held.kind.clone() }));
+        doubts
     }
 }
 

@@ -1,20 +1,28 @@
 //! What pods hold by spec and record, and what is said about those whose record is missing, bad or contradicted.
 
-use placement::{Gpu, GpuRef, GpuUuid, HeldMemory, HeldShare, Holding, Inventory, Memory, MemoryAsk};
+use placement::{Gpu, GpuRef, GpuUuid, HeldMemory, HeldShare, Holding, Holdings, Inventory, Memory, MemoryAsk};
 use proto::pod::Pod;
 use proto::resource::ResourceNames;
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::{Account, PodFacts};
+use super::{Account, PodFacts, Surroundings};
+use crate::kinds::Kinds;
 
 const MIB: u64 = 1 << 20;
 
 /// Two GPUs of 1000 MiB, counted in units of 10 MiB.
 fn inventory() -> Inventory {
-    let gpu =
-        |minor| Gpu { uuid: GpuUuid::from(format!("GPU-{minor}")), minor, memory_bytes: 1000 * MIB, core: 100, slots: 100, healthy: true };
-    Inventory { gpus: vec![gpu(0), gpu(1)], unit_bytes: Some(10 * MIB) }
+    let gpu = |minor| Gpu {
+        uuid: GpuUuid::from(format!("GPU-{minor}")),
+        minor,
+        memory_bytes: 1000 * MIB,
+        core: 100,
+        slots: 100,
+        healthy: true,
+        sharing: true,
+    };
+    Inventory { gpus: vec![gpu(0), gpu(1)], unit_bytes: Some(10 * MIB), ..Inventory::default() }
 }
 
 fn account(limits: &Value, annotations: &Value) -> Account {
@@ -23,7 +31,8 @@ fn account(limits: &Value, annotations: &Value) -> Account {
         "spec": {"nodeName": "n1", "containers": [{"name": "c", "resources": {"limits": limits}}]},
     }))
     .unwrap();
-    PodFacts::of(&pod, &ResourceNames::default()).unwrap().account(Some(&inventory())).unwrap()
+    let around = Surroundings { inventory: Some(&inventory()), kinds: &Kinds::default(), given: &[] };
+    PodFacts::of(&pod, &ResourceNames::default()).unwrap().account(around).unwrap()
 }
 
 fn units(units: u64) -> Value {
@@ -51,7 +60,7 @@ fn old(idx: &str, pod: &str, device: &str) -> Value {
 
 /// Device, MiB of it if that is fixed, and whether the share is trusted.
 fn shown(account: &Account) -> Vec<(String, Option<u64>, bool)> {
-    let Holding::Shares(shares) = &account.holding else { return Vec::new() };
+    let Holding::Shares(shares) = &account.holdings.gpus else { return Vec::new() };
     let gpu = |gpu: &GpuRef| match gpu {
         GpuRef::Uuid(uuid) => uuid.to_string(),
         GpuRef::Minor(minor) => minor.to_string(),
@@ -118,7 +127,7 @@ fn contradictions(
 #[case::wrong_dialect(bytes(1, 50), old("0", "8", "100"), "its only record is gpushare's")]
 fn unknown_devices(#[case] limits: Value, #[case] annotations: Value, #[case] problem: &str) {
     let account = account(&limits, &annotations);
-    assert!(matches!(account.holding, Holding::Anywhere(_)), "{account:?}");
+    assert!(matches!(account.holdings.gpus, Holding::Anywhere(_)), "{account:?}");
     let told = account.problem.unwrap_or_default();
     assert!(told.contains(problem), "{told}");
 }
@@ -134,7 +143,8 @@ fn ratio_is_exact() {
         slots: 1,
         trusted: true,
     };
-    assert_eq!(account, Account { holding: Holding::Shares(vec![share("GPU-0"), share("GPU-1")]), problem: None });
+    let holdings = Holdings::from(Holding::Shares(vec![share("GPU-0"), share("GPU-1")]));
+    assert_eq!(account, Account { holdings, problem: None });
 }
 
 /// A bound pod whose request breaks a rule is charged by its record, or as a whole device.
@@ -142,10 +152,10 @@ fn ratio_is_exact() {
 fn invalid_requests_are_counted_too() {
     let invalid = json!({"aliyun.com/gpu-mem": 8, "koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu-memory": MIB});
     let unrecorded = account(&invalid, &json!({}));
-    assert!(matches!(unrecorded.holding, Holding::Anywhere(request) if request.memory == MemoryAsk::Ratio(100)));
+    assert!(matches!(unrecorded.holdings.gpus, Holding::Anywhere(request) if request.memory == MemoryAsk::Ratio(100)));
     let recorded = account(&invalid, &record(&[(0, "GPU-0", 50)]));
     assert!(recorded.problem.unwrap().contains("use the resources of one dialect only"));
-    assert!(matches!(recorded.holding, Holding::Shares(_)));
+    assert!(matches!(recorded.holdings.gpus, Holding::Shares(_)));
 }
 
 #[test]
@@ -154,7 +164,7 @@ fn other_writers_round_down() {
     let limits = json!({"koordinator.sh/gpu.shared": 2, "koordinator.sh/gpu-memory": 66 * MIB + 1});
     let account = account(&limits, &third);
     assert_eq!(account.problem, None);
-    let Holding::Shares(shares) = account.holding else { panic!("two shares") };
+    let Holding::Shares(shares) = account.holdings.gpus else { panic!("two shares") };
     assert_eq!(shares[0].memory, HeldMemory::Exact(Memory::from_bytes(33 * MIB + 1)));
 }
 

@@ -117,7 +117,7 @@ impl Extender {
         let _permit = timeout_at(deadline, self.binding.acquire()).await.map_err(late("waiting for other binds"))?;
         let _turn = timeout_at(deadline, self.turns.take(&pod.uid)).await.map_err(late("waiting for the pod's other bind"))?;
         let facts = timeout_at(deadline, self.facts(&pod)).await.map_err(late("reading the pod"))??;
-        let Some(facts) = facts else {
+        let Some(facts) = facts.filter(|facts| self.index.read().concerns(facts)) else {
             let order = Order { pod, node, annotations: BTreeMap::new() };
             return judge(self.binder.bind(&order, deadline).await);
         };

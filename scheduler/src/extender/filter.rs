@@ -5,13 +5,13 @@
 use std::borrow::Cow;
 use std::time::Instant;
 
-use placement::{Fleet, NodeId, Reason};
+use placement::{Fleet, GpuAsk, NodeId, Reason};
 use proto::extender::{ExtenderArgs, ExtenderFilterResult, Name, NodeList, WholeNode};
 use proto::node::Node;
 
 use super::{Extender, RequestFailure};
-use crate::accounting::{Ask, PodFacts, refusal};
-use crate::bind::is_identity;
+use crate::accounting::PodFacts;
+use crate::bind::{is_identity, shorten};
 use crate::index::{Index, NodeAsk};
 use crate::inventory;
 
@@ -19,16 +19,16 @@ use crate::inventory;
 const ENTRY: usize = 96;
 
 /// What a pod wants of every node.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Wanted<'a> {
     /// Nothing: every node will do.
     Nothing,
     /// This.
     Room(NodeAsk<'a>),
-    /// Something that no node can give.
-    Impossible(Reason),
+    /// Something that no node can give, by this rule.
+    Impossible(Box<str>),
     /// This very node, which a decision names that is open still.
-    Only(&'a str),
+    Only(Box<str>),
 }
 
 /// Why a node does not do.
@@ -40,28 +40,33 @@ struct Miss {
 }
 
 impl<'a> Wanted<'a> {
-    /// What a pod wants; a request that breaks a rule is told to the log in full.
-    pub(super) fn of(uid: &'a str, facts: Option<&PodFacts>) -> Self {
+    /// The rule that the request breaks.
+    fn rule(&self) -> Option<&str> {
+        match self {
+            Self::Impossible(rule) => Some(rule),
+            _ => None,
+        }
+    }
+
+    /// What a pod wants.
+    pub(super) fn of(index: &Index, uid: &'a str, facts: Option<&PodFacts>) -> Self {
         let Some(facts) = facts else { return Self::Nothing };
-        match &facts.ask {
-            Ask::Request(request) => Self::Room(NodeAsk::new(uid, request)),
-            Ask::Invalid(error) => {
-                tracing::info!(namespace = %facts.namespace, pod = %facts.name, %error, "the pod's request breaks a rule");
-                Self::Impossible(refusal(error))
-            }
+        match index.ask(uid, facts) {
+            Ok(None) => Self::Nothing,
+            Ok(Some(ask)) => Self::Room(ask),
+            Err(error) => Self::Impossible(shorten(&error.to_string()).into()),
         }
     }
 
     fn of_node(&self, index: &Index, name: &str) -> Result<Option<NodeId>, Miss> {
         match self {
             Self::Nothing => Ok(None),
-            Self::Only(node) if *node == name => Ok(None),
+            Self::Only(node) if **node == *name => Ok(None),
             Self::Only(_) => Err(Miss { reason: Reason::NoDevice, unknown: false }),
-            Self::Impossible(reason) => Err(Miss { reason: *reason, unknown: false }),
-            Self::Room(ask) => index
-                .fit(name, ask)
-                .map(Some)
-                .map_err(|reason| Miss { reason, unknown: reason == Reason::NoDevice && !index.knows_node(name) }),
+            Self::Impossible(_) => Err(Miss { reason: Reason::InvalidRequest, unknown: false }),
+            Self::Room(ask) => {
+                index.fit(name, ask).map_err(|reason| Miss { reason, unknown: reason == Reason::NoDevice && !index.knows_node(name) })
+            }
         }
     }
 }
@@ -82,13 +87,13 @@ pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Vec<u8>,
     let facts = PodFacts::of(&args.pod, index.names());
     // An open decision is repeated, as its write may have got through: its node is the only one for the pod.
     let wanted = match index.assumed_node(uid) {
-        Some(node) if is_asked_about(node, args.node_names.as_deref(), args.nodes.as_ref()) => Wanted::Only(node),
-        _ => Wanted::of(uid, facts.as_ref()),
+        Some(node) if is_asked_about(node, args.node_names.as_deref(), args.nodes.as_ref()) => Wanted::Only(node.into()),
+        _ => Wanted::of(&index, uid, facts.as_ref()),
     };
     let (judged, json) = match (&args.node_names, args.nodes) {
         (Some(names), _) => {
             let judged = judge_names(&index, &wanted, names);
-            let json = judged.json(names, body.len());
+            let json = judged.json(names, body.len(), wanted.rule());
             (judged, json)
         }
         (None, Some(nodes)) => judge_nodes(&index, &wanted, nodes),
@@ -101,11 +106,10 @@ pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Vec<u8>,
     // What is kept for later is kept for pods only that the API server can have named.
     let is_pod = facts.as_ref().is_some_and(|facts| is_identity(uid, &facts.namespace, &facts.name));
     let hint = match wanted {
-        Wanted::Room(ask) if is_pod => Some((judged.only(), ask.request, ask.in_units)),
+        Wanted::Room(ask) if is_pod => Some((judged.only(), ask)),
         _ => None,
     };
     drop(index);
-    let hint = hint.map(|(node, request, in_units)| (node, NodeAsk { uid, request, in_units }));
     if let Some(facts) = facts.filter(|_| is_new && is_pod) {
         extender.remember(uid, &facts);
     }
@@ -167,7 +171,7 @@ impl Judged {
     /// The answer to a request of names.
     ///
     /// Failed nodes are listed only if none fits: nobody asks about them otherwise.
-    fn json(&self, names: &[Name<'_>], size: usize) -> Vec<u8> {
+    fn json(&self, names: &[Name<'_>], size: usize, rule: Option<&str>) -> Vec<u8> {
         let listed = if self.fitting.is_empty() { self.missed.as_slice() } else { &[] };
         let mut json = Vec::with_capacity(size + listed.len() * ENTRY + 128);
         json.extend_from_slice(br#"{"Nodes":null,"NodeNames":["#);
@@ -178,25 +182,29 @@ impl Judged {
             push_name(&mut json, name);
         }
         json.extend_from_slice(br#"],"FailedNodes":{"#);
-        push_missed(&mut json, names, listed.iter().filter(|(_, miss)| miss.unknown));
+        push_missed(&mut json, names, listed.iter().filter(|(_, miss)| miss.unknown), None);
         json.extend_from_slice(br#"},"FailedAndUnresolvableNodes":{"#);
-        push_missed(&mut json, names, listed.iter().filter(|(_, miss)| !miss.unknown));
+        push_missed(&mut json, names, listed.iter().filter(|(_, miss)| !miss.unknown), rule);
         json.extend_from_slice(br#"},"Error":""}"#);
         json
     }
 }
 
-fn push_missed<'m>(json: &mut Vec<u8>, names: &[Name<'_>], missed: impl Iterator<Item = &'m (usize, Miss)>) {
+/// The rule that a request breaks is told in place of a reason.
+fn push_missed<'m>(json: &mut Vec<u8>, names: &[Name<'_>], missed: impl Iterator<Item = &'m (usize, Miss)>, rule: Option<&str>) {
+    let rule = rule.map(|rule| serde_json::Value::from(rule).to_string());
     let entries = missed.filter_map(|(at, miss)| Some((names.get(*at)?, miss.reason)));
     for (nth, (name, reason)) in entries.enumerate() {
         if nth > 0 {
             json.push(b',');
         }
         push_name(json, name);
-        json.extend_from_slice(b":\"");
-        // Reasons are our own texts and have nothing in them that JSON would escape.
-        json.extend_from_slice(reason.as_str().as_bytes());
-        json.push(b'"');
+        json.push(b':');
+        match &rule {
+            Some(rule) => json.extend_from_slice(rule.as_bytes()),
+            // Reasons are our own texts and have nothing in them that JSON would escape.
+            None => json.extend([b"\"", reason.as_str().as_bytes(), b"\""].concat()),
+        }
     }
 }
 
@@ -237,7 +245,7 @@ fn judge_nodes(index: &Index, wanted: &Wanted<'_>, nodes: NodeList) -> (Judged, 
         for (at, miss) in &judged.missed {
             let failed = if miss.unknown { &mut result.failed_nodes } else { &mut result.failed_and_unresolvable_nodes };
             if let Some(name) = names.get(*at) {
-                failed.insert(name.as_str(), miss.reason.as_str());
+                failed.insert(name.as_str(), wanted.rule().unwrap_or(miss.reason.as_str()));
             }
         }
     }
@@ -251,12 +259,14 @@ fn judge_nodes(index: &Index, wanted: &Wanted<'_>, nodes: NodeList) -> (Judged, 
 /// Judges a node that does not exist yet: an empty one of its capacity.
 fn fit_template(index: &Index, node: &Node, ask: &NodeAsk<'_>) -> Result<(), Miss> {
     let miss = |reason| Miss { reason, unknown: true };
-    let report = inventory::of_template(node, index.names()).ok_or(miss(Reason::NoDevice))?;
+    let Some(report) = inventory::of_template(node, index.names()) else {
+        return if matches!(ask.gpus, GpuAsk::Share(_) | GpuAsk::All { .. }) { Err(miss(Reason::NoDevice)) } else { Ok(()) };
+    };
     if report.opaque && !ask.in_units {
         return Err(miss(Reason::NotServed));
     }
     let mut empty = Fleet::new();
     empty.set_inventory("template", report.inventory);
     let id = empty.node_id("template").ok_or(miss(Reason::NoDevice))?;
-    empty.fit(id, &ask.request, placement::Hints::Ignore).map_err(|reason| Miss { reason, unknown: false })
+    empty.fit(id, ask.devices(), placement::Hints::Ignore).map_err(|reason| Miss { reason, unknown: false })
 }

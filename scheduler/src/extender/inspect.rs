@@ -138,7 +138,8 @@ pub fn pod(index: &Index, pod: &str) -> Vec<u8> {
         let error = format!("{pod:?} is not namespace/name");
         return json(&InspectedPods { pods: Vec::new(), error });
     };
-    let mut pods: Vec<Standing> = index.pods_named(namespace, name).map(|(uid, facts)| standing(index, uid, facts)).collect();
+    let asking = index.pods_named(namespace, name).filter(|(_, facts)| index.concerns(facts));
+    let mut pods: Vec<Standing> = asking.map(|(uid, facts)| standing(index, uid, facts)).collect();
     pods.sort_by(|a, b| a.uid.cmp(&b.uid));
     let error = if pods.is_empty() { format!("there is no pod {pod:?} that asks for a share of a GPU") } else { String::new() };
     json(&InspectedPods { pods, error })
@@ -147,12 +148,14 @@ pub fn pod(index: &Index, pod: &str) -> Vec<u8> {
 fn standing(index: &Index, uid: &OwnerId, facts: &PodFacts) -> Standing {
     let (assumed, problem) = index.standing(uid);
     let node = facts.bound.as_ref().map(|bound| bound.node.to_string());
-    let (request, invalid, devices) = match &facts.ask {
-        Ask::Invalid(error) => (String::new(), Some(error.to_string()), Vec::new()),
-        Ask::Request(request) if node.is_none() && !assumed => {
-            (request.to_string(), None, devices(index, &NodeAsk::new(uid.as_str(), request)))
-        }
-        Ask::Request(request) => (request.to_string(), None, Vec::new()),
+    let request = match &facts.ask {
+        Ask::Request(request) => request.to_string(),
+        Ask::Invalid(_) => String::new(),
+    };
+    let (invalid, devices) = match index.ask(uid.as_str(), facts) {
+        Err(error) => (Some(error.to_string()), Vec::new()),
+        Ok(Some(ask)) if node.is_none() && !assumed => (None, devices(index, &ask)),
+        Ok(_) => (None, Vec::new()),
     };
     Standing {
         namespace: facts.namespace.to_string(),
@@ -171,7 +174,7 @@ fn devices(index: &Index, ask: &NodeAsk<'_>) -> Vec<DeviceStanding> {
     let mut devices = Vec::new();
     for name in index.gpu_nodes() {
         let Some(node) = index.fleet().node_id(&name) else { continue };
-        let verdicts = index.fleet().explain(node, &ask.request, Hints::RespectOthers(ask.uid));
+        let verdicts = index.fleet().explain(node, ask.gpus, Hints::RespectOthers(ask.uid));
         devices.extend(verdicts.into_iter().flatten().map(|verdict| DeviceStanding::new(&name, &verdict)));
     }
     devices

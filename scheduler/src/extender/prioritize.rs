@@ -18,7 +18,7 @@ pub fn answer(extender: &Extender, body: &[u8], _now: Instant) -> Result<Vec<u8>
     let index = extender.index.read();
     extender.ready(&index).map_err(|reason| RequestFailure::NotReady { reason })?;
     let facts = PodFacts::of(&args.pod, index.names());
-    let wanted = Wanted::of(args.pod.uid(), facts.as_ref());
+    let wanted = Wanted::of(&index, args.pod.uid(), facts.as_ref());
     let score = |name| match &wanted {
         Wanted::Room(ask) => HostPriority { host: name, score: index.score(name, ask) },
         Wanted::Nothing | Wanted::Only(_) | Wanted::Impossible(_) => HostPriority { host: name, score: 0 },

@@ -42,7 +42,7 @@ mod tests {
     #[test]
     fn holds_the_latest_only() {
         let error = proto::request::RequestError::Rule { place: String::new(), rule: String::new() };
-        let facts = PodFacts { namespace: "".into(), name: "".into(), ask: Ask::Invalid(Box::new(error)), bound: None };
+        let facts = PodFacts { namespace: "".into(), name: "".into(), ask: Ask::Invalid(Box::new(error)), isolation: None, bound: None };
         let mut remembered = Remembered::default();
         for at in 0..=MAX_PODS {
             remembered.put(&at.to_string(), &facts);

@@ -3,16 +3,16 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use placement::{Hints, Inventory, OwnerId, Placement, Reason, ReserveError};
+use placement::{DeviceShare, GpuAsk, Hints, Holdings, Inventory, NodeId, OwnerId, Placement, Reason, ReserveError};
 use proto::device::TYPE_GPU;
 use proto::quantity::Quantity;
-use proto::record::{DeviceAllocation, GpushareRecord, Record};
+use proto::record::{DeviceAllocation, DeviceAllocations, GpushareRecord, Record};
 use proto::request::{Dialect, GpuRequest, Memory};
 use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO};
 
 use super::pods::PodEntry;
 use super::{Index, NodeAsk, NodeState};
-use crate::accounting::{Ask, Bound, PodFacts, refusal};
+use crate::accounting::{Bound, PodFacts};
 use crate::bind::{Found, Order, PodId};
 use crate::inventory::record_id;
 
@@ -88,10 +88,8 @@ pub enum AssumeError {
         node: String,
     },
     /// The request breaks a rule.
-    #[error("{reason}: {detail}")]
+    #[error("{detail}")]
     Invalid {
-        /// The class of the rule.
-        reason: Reason,
         /// The rule.
         detail: String,
     },
@@ -128,14 +126,14 @@ impl Index {
         if let Some(assumption) = entry.and_then(|entry| entry.assumption.as_mut()) {
             return assumption.again(node, now);
         }
-        let request = match &facts.ask {
-            Ask::Request(request) => *request,
-            Ask::Invalid(error) => return Err(AssumeError::Invalid { reason: refusal(error), detail: error.to_string() }),
-        };
-        let placement = self.choose(pod, &request, node)?;
+        let ask = self.ask(&pod.uid, facts).map_err(|error| AssumeError::Invalid { detail: error.to_string() })?.unwrap_or_default();
+        let placement = self.choose(&ask, node)?;
         let stamp = self.stamps.next(nanos);
-        let order =
-            Order { pod: pod.clone(), node: node.to_owned(), annotations: self.record(&request, node, &placement, stamp).annotations() };
+        let order = Order {
+            pod: pod.clone(),
+            node: node.to_owned(),
+            annotations: self.record(facts.ask.gpus(), node, &placement, stamp).annotations(),
+        };
         let assumption = Assumption { order: order.clone(), stamp, phase: Phase::Writing, since: now, unlisted: false };
         let entry = self.pods.entry(OwnerId::from(pod.uid.as_str())).or_insert_with(|| PodEntry::new(facts.clone()));
         entry.assumption = Some(Box::new(assumption));
@@ -144,30 +142,57 @@ impl Index {
     }
 
     /// Chooses and reserves. Room that is hinted at is taken only if there is no other.
-    fn choose(&mut self, pod: &PodId, request: &GpuRequest, node: &str) -> Result<Placement, AssumeError> {
+    fn choose(&mut self, ask: &NodeAsk<'_>, node: &str) -> Result<Placement, AssumeError> {
         let no_room = |reason| AssumeError::NoRoom { node: node.to_owned(), reason };
-        let ask = NodeAsk::new(&pod.uid, request);
-        let id = self.fleet.node_id(node).ok_or_else(|| no_room(Reason::NoDevice))?;
-        self.refuse_opaque(node, &ask).map_err(no_room)?;
-        let choose = |hints| self.fleet.choose(id, &ask.request, self.policies.device, hints);
-        let placement = choose(Hints::RespectOthers(&pod.uid)).or_else(|_| choose(Hints::Ignore)).map_err(no_room)?;
-        let owner = self.owner(&pod.uid);
+        let owner = self.owner(ask.uid);
+        let Some(id) = self.fit_somehow(node, ask).map_err(no_room)? else {
+            return Ok(self.hold_unknown(&owner, ask, node));
+        };
+        let choose = |hints| self.fleet.choose(id, ask.devices(), self.policies.device, hints);
+        let placement = choose(Hints::RespectOthers(ask.uid)).or_else(|_| choose(Hints::Ignore)).map_err(no_room)?;
+        if placement == Placement::default() {
+            return Ok(placement);
+        }
         match self.fleet.reserve(&owner, id, &placement) {
             Ok(()) => Ok(placement),
             Err(source) => Err(AssumeError::Reserve { node: node.to_owned(), source }),
         }
     }
 
+    /// The node's place in the fleet, if anything is known of its devices or nothing need be.
+    fn fit_somehow(&self, node: &str, ask: &NodeAsk<'_>) -> Result<Option<NodeId>, Reason> {
+        match self.fleet.node_id(node) {
+            Some(id) => self.refuse_unserved(node, ask).map(|()| Some(id)),
+            None => self.fit(node, ask),
+        }
+    }
+
+    /// Takes note of what a pod will hold on a node of whose devices nothing is known: kubelet decides.
+    fn hold_unknown(&mut self, owner: &OwnerId, ask: &NodeAsk<'_>, node: &str) -> Placement {
+        let mut placement = Placement::default();
+        if let GpuAsk::Whole(n) = ask.gpus {
+            (placement.unknown_whole, placement.is_vendor) = (n, true);
+            self.fleet.hold(owner, node, Holdings::from(&placement));
+        }
+        placement
+    }
+
     /// What the pod's annotations will say.
-    fn record(&self, request: &GpuRequest, node: &str, placement: &Placement, stamp: u64) -> Record {
+    fn record(&self, request: Option<&GpuRequest>, node: &str, placement: &Placement, stamp: u64) -> Record {
         let state = self.nodes.get(node);
         let opaque = state.is_some_and(NodeState::is_opaque);
         let view = self.fleet.node_id(node).and_then(|node| self.fleet.view(node));
         let inventory = view.and_then(placement::NodeView::inventory);
-        let allocation = |share: &placement::Share| allocation(share, inventory, opaque);
-        let allocations = placement.shares.iter().map(allocation).collect();
-        let gpushare = match (request.dialect, request.memory, placement.shares.first()) {
-            (Dialect::Gpushare, Memory::Units(pod_units), Some(share)) => Some(GpushareRecord {
+        let mut allocations = DeviceAllocations::new();
+        for share in &placement.shares {
+            allocations.entry(TYPE_GPU.to_owned()).or_default().push(allocation(share, inventory, opaque));
+        }
+        for share in &placement.others {
+            allocations.entry(share.kind.to_string()).or_default().push(allocation_of_other(share));
+        }
+        let memory = request.map(|request| (request.dialect, request.memory));
+        let gpushare = match (memory, placement.shares.first()) {
+            (Some((Dialect::Gpushare, Memory::Units(pod_units))), Some(share)) => Some(GpushareRecord {
                 idx: share.minor,
                 pod_units,
                 device_units: inventory.and_then(|inventory| units_of(share, inventory)).unwrap_or_default(),
@@ -175,7 +200,7 @@ impl Index {
             }),
             _ => None,
         };
-        Record { allocations: [(TYPE_GPU.to_owned(), allocations)].into(), assumed_at: Some(stamp), gpushare }
+        Record { allocations, assumed_at: Some(stamp), gpushare }
     }
 
     /// A decision has been written.
@@ -281,22 +306,34 @@ impl Assumption {
 /// Koordinator's entry for one device.
 fn allocation(share: &placement::Share, inventory: Option<&Inventory>, opaque: bool) -> DeviceAllocation {
     let mut resources = BTreeMap::new();
+    let is_seen_only = share.amounts.memory == placement::Memory::ZERO && share.amounts.core == 0;
     let mut put = |resource: &str, amount: u64| resources.insert(resource.to_owned(), Quantity::from_unsigned(amount));
     if share.amounts.core > 0 {
         put(GPU_CORE, share.amounts.core.into());
     }
     // Bytes of a node whose unit is unknown are made up and must not be written down.
-    if !opaque {
+    if !opaque && !is_seen_only {
         put(GPU_MEMORY, share.amounts.memory.bytes_ceil());
     }
     let gpu = inventory.and_then(|inventory| inventory.gpus.iter().find(|gpu| gpu.uuid == share.gpu));
-    if let Some(gpu) = gpu {
+    if let Some(gpu) = gpu.filter(|_| !is_seen_only) {
         put(GPU_MEMORY_RATIO, share.amounts.memory.percent_of(gpu.total().memory).into());
     }
     DeviceAllocation {
         minor: i32::try_from(share.minor).unwrap_or(i32::MAX),
         resources,
-        id: record_id(&share.gpu).to_owned(),
+        id: record_id(share.gpu.as_str()).to_owned(),
+        extension: None,
+    }
+}
+
+/// Koordinator's entry for one device of another type.
+fn allocation_of_other(share: &DeviceShare) -> DeviceAllocation {
+    let amounts = share.amounts.iter();
+    DeviceAllocation {
+        minor: i32::try_from(share.minor).unwrap_or(i32::MAX),
+        resources: amounts.map(|(resource, amount)| (resource.to_string(), Quantity::from_unsigned(*amount))).collect(),
+        id: record_id(share.id.as_str()).to_owned(),
         extension: None,
     }
 }

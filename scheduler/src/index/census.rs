@@ -106,7 +106,9 @@ impl Index {
             n_nodes: count(self.nodes.values().filter(|node| node.exists()).count()),
             n_gpu_nodes: count(self.nodes.values().filter(|node| node.shares_gpus()).count()),
             n_pods: count(self.fleet.n_owners()),
-            n_pending: count(pods().filter(|entry| entry.facts.bound.is_none() && entry.assumption.is_none()).count()),
+            n_pending: count(
+                pods().filter(|entry| entry.facts.bound.is_none() && entry.assumption.is_none() && self.concerns(&entry.facts)).count(),
+            ),
             n_assumed: count(pods().filter(|entry| entry.assumption.is_some()).count()),
             n_conservative: count(pods().filter(|entry| entry.problem.is_some()).count()),
             n_hints: count(self.fleet.n_hints()),
@@ -150,7 +152,7 @@ impl Index {
         holders.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
         GpuShow {
             minor: view.gpu.minor,
-            uuid: record_id(&view.gpu.uuid).to_owned(),
+            uuid: record_id(view.gpu.uuid.as_str()).to_owned(),
             healthy: view.gpu.healthy,
             total: view.gpu.memory_bytes,
             used: used.memory.bytes_ceil(),
@@ -183,7 +185,7 @@ fn count_gpus(node: NodeView<'_>) -> Vec<GpuCensus> {
     let gpu = |gpu: placement::GpuView<'_>| GpuCensus {
         node: node.name().to_owned(),
         minor: gpu.gpu.minor,
-        uuid: record_id(&gpu.gpu.uuid).to_owned(),
+        uuid: record_id(gpu.gpu.uuid.as_str()).to_owned(),
         total: gpu.gpu.memory_bytes,
         used: gpu.used.plus(gpu.suspect).memory.bytes_ceil(),
     };

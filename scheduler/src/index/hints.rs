@@ -112,7 +112,7 @@ impl Index {
         let end = self.hints.end_of(ask.uid, now);
         let is_renewed = self.is_hinted(ask.uid);
         self.unhint(ask.uid);
-        let choice = self.fleet.choose(node, &ask.request, self.policies.device, Hints::RespectOthers(ask.uid));
+        let choice = self.fleet.choose(node, ask.devices(), self.policies.device, Hints::RespectOthers(ask.uid));
         let (Ok(placement), Some(end)) = (choice, end) else { return };
         let owner = self.owner(ask.uid);
         if self.fleet.hint(&owner, node, placement) {

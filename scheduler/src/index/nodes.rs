@@ -10,19 +10,22 @@ use tracing::warn;
 
 use super::Index;
 use crate::accounting::Recorded;
+use crate::given::GivenByPod;
 use crate::inventory::{self, DeviceReport, NodeReport};
 use crate::watch::Follow;
 
 /// What is known of a node.
 #[derive(Debug, Default)]
 pub(super) struct NodeState {
-    node: Option<Node>,
+    pub(super) node: Option<Node>,
     device: Option<DeviceReport>,
     /// Numbers of the lists that named the two last.
     node_list: u32,
     device_list: u32,
     /// The records that its pods have exchanged, by UID.
     pub(super) exchanged: BTreeMap<String, Recorded>,
+    /// What its kubelet has given to pods that somebody else placed.
+    pub(super) given: GivenByPod,
     /// What the two amount to.
     report: Option<NodeReport>,
     /// What in it cannot be used.
@@ -103,15 +106,15 @@ impl Follow<RawDevice> for Index {
         let Some(name) = device.metadata.name.as_deref() else { return };
         let state = self.nodes.entry(name.into()).or_default();
         state.device_list = self.device_list.number;
-        let report = DeviceReport::of(&device.spec);
+        let report = DeviceReport::of(&device.metadata, &device.spec);
         let has_exchanged = state.exchange(&device.metadata);
         if state.device.as_ref() != Some(&report) {
-            state.device = Some(report);
-            self.refresh_node(name);
+            self.replace_device(name, Some(report));
         }
         if has_exchanged {
             self.account_again(name);
         }
+        self.read_given(name, &device.metadata);
     }
 
     fn delete(&mut self, device: &RawDevice) {
@@ -145,12 +148,30 @@ impl Index {
 
     fn forget_device(&mut self, name: &str) {
         if let Some(state) = self.nodes.get_mut(name) {
-            state.device = None;
             let had_exchanged = !std::mem::take(&mut state.exchanged).is_empty();
-            self.refresh_node(name);
+            self.replace_given(name, GivenByPod::new());
+            self.replace_device(name, None);
             if had_exchanged {
                 self.account_again(name);
             }
+        }
+    }
+
+    /// Takes in what a node's Device object says now, and which types of devices there are by that.
+    fn replace_device(&mut self, name: &str, device: Option<DeviceReport>) {
+        let Some(state) = self.nodes.get_mut(name) else { return };
+        let before = std::mem::replace(&mut state.device, device);
+        let classes = |device: &Option<DeviceReport>| device.as_ref().map(|device| device.classes().to_vec()).unwrap_or_default();
+        let changed = self.kinds.replace(&classes(&before), &classes(&state.device), &self.names);
+        self.refresh_node(name);
+        if changed.is_empty() {
+            return;
+        }
+        let asks = |(resource, _): &(String, u64)| changed.iter().any(|changed| changed.as_str() == resource);
+        let affected = self.pods.iter().filter(|(_, entry)| entry.facts.ask.others().iter().any(asks));
+        let affected: Vec<_> = affected.map(|(owner, _)| owner.clone()).collect();
+        for owner in affected {
+            self.account(&owner);
         }
     }
 
@@ -170,7 +191,7 @@ impl Index {
         self.n_opaque += usize::from(state.is_opaque());
         let mut problems = state.report.as_ref().map(|report| report.problems.clone()).unwrap_or_default();
         match &state.report {
-            Some(report) if !report.inventory.gpus.is_empty() => {
+            Some(report) if report.inventory.has_devices() => {
                 let unusable = self.fleet.set_inventory(name, report.inventory.clone());
                 problems.extend(unusable.iter().map(ToString::to_string));
             }
@@ -185,5 +206,6 @@ impl Index {
             self.nodes.remove(name);
         }
         self.account_again(name);
+        self.account_given_on(name);
     }
 }

@@ -2,13 +2,13 @@
 
 use std::borrow::Cow;
 
-use placement::OwnerId;
+use placement::{NodeView, OwnerId};
 use proto::pod::Pod;
 use tracing::warn;
 
 use super::Index;
 use super::assume::{Assumption, Phase};
-use crate::accounting::{Bound, PodFacts};
+use crate::accounting::{Bound, PodFacts, Surroundings};
 use crate::watch::Follow;
 
 /// What is known of a pod that asks for our resources.
@@ -31,15 +31,21 @@ impl Follow<Pod> for Index {
         if uid.is_empty() {
             return;
         }
-        let facts = if pod.is_terminal() { None } else { PodFacts::of(&pod, &self.names) };
-        match facts {
-            Some(facts) => self.put_pod(uid, facts),
+        match PodFacts::of(&pod, &self.names) {
+            Some(facts) if !pod.is_terminal() => self.put_pod(uid, facts),
+            Some(_) => {
+                self.remove_pod(uid);
+                self.ended.insert(OwnerId::from(uid), self.pod_list.number);
+            }
             None => self.remove_pod(uid),
         }
+        self.account_given(uid);
     }
 
     fn delete(&mut self, pod: &Pod) {
         self.remove_pod(pod.uid());
+        self.ended.remove(pod.uid());
+        self.account_given(pod.uid());
     }
 
     fn begin_list(&mut self) {
@@ -58,9 +64,14 @@ impl Follow<Pod> for Index {
         let gone: Vec<OwnerId> = gone.map(|(uid, _)| uid.clone()).collect();
         for uid in gone {
             self.remove_pod(uid.as_str());
+            self.account_given(uid.as_str());
+        }
+        let forgotten = self.ended.extract_if(|_, list| *list != number).map(|(uid, _)| uid);
+        for uid in forgotten.collect::<Vec<_>>() {
+            self.account_given(uid.as_str());
         }
         if !self.pod_list.synced {
-            self.began_with_pending = self.pods.values().any(|entry| entry.facts.bound.is_none());
+            self.began_with_pending = self.pods.values().any(|entry| entry.facts.bound.is_none() && self.concerns(&entry.facts));
         }
         self.pod_list.synced = true;
     }
@@ -72,8 +83,13 @@ impl Index {
         let owner = self.owner(uid);
         let Some(bound) = &facts.bound else {
             let entry = self.pods.entry(owner).or_insert_with(|| PodEntry::new(facts.clone()));
+            let was_bound = entry.facts.bound.is_some() && entry.assumption.is_none();
             entry.facts = facts;
             entry.list = list;
+            if was_bound {
+                entry.problem = None;
+                self.fleet.release(uid);
+            }
             return;
         };
         if let Some(nanos) = bound.assumed_at {
@@ -106,16 +122,23 @@ impl Index {
     pub(super) fn account(&mut self, owner: &OwnerId) {
         let Some(entry) = self.pods.get_mut(owner) else { return };
         let Some(bound) = entry.bound() else { return };
-        let node = self.fleet.node_id(&bound.node).and_then(|node| self.fleet.view(node));
+        let view = self.fleet.node_id(&bound.node).and_then(|node| self.fleet.view(node));
+        let state = self.nodes.get(&*bound.node);
         // The node's plugin has exchanged the records of two pods; their own annotations follow.
-        let exchanged = self.nodes.get(&*bound.node).and_then(|node| node.exchanged.get(owner.as_str()));
-        let account = entry.facts.account_of(exchanged.unwrap_or(&bound.record), node.and_then(placement::NodeView::inventory));
+        let exchanged = state.and_then(|node| node.exchanged.get(owner.as_str()));
+        let given = state.map(|state| state.given_to(owner.as_str())).unwrap_or_default();
+        let around = Surroundings { inventory: view.and_then(NodeView::inventory), kinds: &self.kinds, given };
+        let account = entry.facts.account_of(exchanged.unwrap_or(&bound.record), around);
         let problem: Option<Box<str>> = account.problem.map(Into::into);
         if let Some(problem) = problem.as_deref().filter(|problem| entry.problem.as_deref() != Some(problem)) {
             let (namespace, name, node) = (&entry.facts.namespace, &entry.facts.name, &bound.node);
             warn!(%namespace, pod = %name, %node, problem, "a pod is counted conservatively");
         }
-        self.fleet.hold(owner, &bound.node, account.holding);
+        if account.holdings.is_empty() {
+            self.fleet.release(owner.as_str());
+        } else {
+            self.fleet.hold(owner, &bound.node, account.holdings);
+        }
         entry.problem = problem;
     }
 
@@ -135,7 +158,7 @@ impl PodEntry {
     }
 
     /// Where the pod is and what its record says: as a watch has shown it, or as a decision will write it.
-    fn bound(&self) -> Option<Cow<'_, Bound>> {
+    pub(super) fn bound(&self) -> Option<Cow<'_, Bound>> {
         let assumed = |assumption: &Assumption| Cow::Owned(Bound::read(&assumption.order.node, Some(&assumption.order.annotations)));
         self.facts.bound.as_deref().map(Cow::Borrowed).or_else(|| self.assumption.as_deref().map(assumed))
     }

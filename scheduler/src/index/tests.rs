@@ -8,8 +8,8 @@ use proto::pod::Pod;
 use proto::resource::ResourceNames;
 use serde_json::{Value, json};
 
-use super::{Assumed, Index, NodeAsk, Phase};
-use crate::accounting::{Ask, PodFacts};
+use super::{Assumed, Index, Phase};
+use crate::accounting::PodFacts;
 use crate::bind::{Found, PodId};
 use crate::offline;
 use crate::watch::Follow;
@@ -112,11 +112,11 @@ fn a_decision_that_has_moved_on_is_not_settled() {
 fn hints_are_bounded() {
     let mut index = index();
     let now = Instant::now();
-    let Ask::Request(request) = facts("p").ask else { panic!("a request") };
     for at in 0..5000 {
         let uid = at.to_string();
         let node = index.fleet().node_id(&format!("n{}", at % 100)).unwrap();
-        index.hint(node, &NodeAsk::new(&uid, &request), now);
+        let ask = index.ask(&uid, &facts("p")).unwrap().unwrap();
+        index.hint(node, &ask, now);
     }
     assert_eq!(index.fleet().n_hints(), 4096);
     assert!(!index.is_hinted("0") && index.is_hinted("4999"));
@@ -129,11 +129,11 @@ fn hints_are_bounded() {
 #[test]
 fn hints_are_not_renewed_for_ever() {
     let (mut index, now) = (index(), Instant::now());
-    let Ask::Request(request) = facts("p").ask else { panic!("a request") };
+    let ask = index.ask("p", &facts("p")).unwrap().unwrap();
     let node = index.fleet().node_id("n1").unwrap();
     let mut hinted = |seconds: u64| {
         let at = now + Duration::from_secs(seconds);
-        index.hint(node, &NodeAsk::new("p", &request), at);
+        index.hint(node, &ask, at);
         index.is_hinted("p")
     };
     assert_eq!([0, 10, 29].map(&mut hinted), [true; 3]);
@@ -148,8 +148,9 @@ fn opaque_nodes_take_no_bytes() {
     let index = index();
     let pod = json!({"spec": {"containers": [{"name": "c", "resources": {"limits": {"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "1"}}}]}});
     let pod: Pod = serde_json::from_value(pod).unwrap();
-    let Ask::Request(request) = PodFacts::of(&pod, &ResourceNames::default()).unwrap().ask else { panic!("a request") };
-    assert_eq!(index.fit("n1", &NodeAsk::new("u", &request)), Err(placement::Reason::NotServed));
+    let facts = PodFacts::of(&pod, &ResourceNames::default()).unwrap();
+    let ask = index.ask("u", &facts).unwrap().unwrap();
+    assert_eq!(index.fit("n1", &ask), Err(placement::Reason::NotServed));
 }
 
 #[test]
@@ -172,7 +173,7 @@ fn exchanged_records_count_before_annotations() {
     let device = |exchanged: &str| json!({"metadata": {"name": "n", "annotations": {"gpushare/exchanged-records": exchanged}}, "spec": {"devices": [gpu(0), gpu(1)]}});
     let node = json!({"metadata": {"name": "n", "annotations": {"aliyun.com/gpu-mem-unit": "4Gi"}}, "status": {"capacity": {"aliyun.com/gpu-mem": "2"}}});
     let mut index = offline::index([node].into_iter(), [device("{}")].into_iter(), [bound("p", 0), bound("q", 1)].into_iter());
-    let held = |index: &Index| ["p", "q"].map(|owner| format!("{:?}", index.fleet().held_by(owner).unwrap().holding).contains("GPU-1"));
+    let held = |index: &Index| ["p", "q"].map(|owner| format!("{:?}", index.fleet().held_by(owner).unwrap().holdings).contains("GPU-1"));
     assert_eq!(held(&index), [false, true]);
     let exchanged = json!({"p": {"gpu": record(1)}, "q": {"gpu": record(0)}}).to_string();
     let show = |index: &mut Index, exchanged: &str| index.apply(serde_json::from_value::<super::RawDevice>(device(exchanged)).unwrap());

@@ -1,5 +1,6 @@
 //! Device objects and capacities, good, bad and old.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use proto::node::Node;
 use proto::resource::ResourceNames;
 use rstest::rstest;
@@ -15,7 +16,7 @@ fn node(annotation: Option<&str>, capacity: &Value) -> Node {
 
 fn read(node: &Node, devices: Option<&Value>) -> Option<NodeReport> {
     let names = ResourceNames::default();
-    let device = devices.map(|devices| DeviceReport::of(&json!({"devices": devices})));
+    let device = devices.map(|devices| DeviceReport::of(&ObjectMeta::default(), &json!({"devices": devices})));
     let whole = report(node, device.as_ref(), &names);
     assert_eq!(report(&trim(node, &names), device.as_ref(), &names), whole, "what is trimmed away is not read");
     whole
@@ -49,7 +50,6 @@ fn device_object_with_and_without_optional_amounts() {
 /// One bad entry is told, by its place and field, and leaves the others alone.
 #[rstest]
 #[case::no_object(json!("gpu"), "spec.devices[1]: invalid type: string \"gpu\"")]
-#[case::no_id(with("id", json!("")), "spec.devices[1]: id is missing")]
 #[case::no_minor(with("minor", Value::Null), "spec.devices[1]: minor is missing")]
 #[case::negative_minor(with("minor", json!(-1)), "spec.devices[1]: minor is -1")]
 #[case::no_memory(with("resources", json!({})), "spec.devices[1]: resources has no koordinator.sh/gpu-memory")]

@@ -114,14 +114,14 @@ async fn pod_that_asks_for_nothing_passes_everywhere() {
     assert_eq!(answer["NodeNames"], json!(["a", "b"]));
 }
 
-/// A request that breaks a rule is refused on every node, in one of the fixed texts.
+/// A request that breaks a rule is refused on every node, in the words of the rule.
 #[rstest]
-#[case::amounts_alone(json!({"koordinator.sh/gpu-memory": "1Gi"}), "pod asks for GPU amounts in a form that is not served: ask for gpu.shared or for memory units of the node")]
-#[case::two_dialects(json!({"aliyun.com/gpu-mem": "1", "koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "1Gi"}), "pod mixes GPU resources that exclude each other")]
-#[case::zero(json!({"aliyun.com/gpu-mem": "0"}), "pod's GPU request breaks a rule and fits nowhere")]
-#[case::negative(json!({"aliyun.com/gpu-mem": "-1"}), "pod's GPU request breaks a rule and fits nowhere")]
-#[case::absurd(json!({"aliyun.com/gpu-mem": "9223372036854775807"}), "pod's GPU request breaks a rule and fits nowhere")]
-#[case::no_number(json!({"aliyun.com/gpu-mem": {"a": 1}}), "pod's GPU request breaks a rule and fits nowhere")]
+#[case::amounts_alone(json!({"koordinator.sh/gpu-memory": "1Gi"}), "container \"main\" asks for koordinator.sh/gpu-memory (1Gi) but not for koordinator.sh/gpu.shared; without it kubelet does not ask for a device")]
+#[case::two_dialects(json!({"aliyun.com/gpu-mem": "1", "koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "1Gi"}), "the pod asks for both aliyun.com/gpu-mem and koordinator.sh/gpu.shared; use the resources of one dialect only")]
+#[case::zero(json!({"aliyun.com/gpu-mem": "0"}), "container \"main\": aliyun.com/gpu-mem is \"0\", which is not a whole number from 1 to 1125899906842624")]
+#[case::negative(json!({"aliyun.com/gpu-mem": "-1"}), "container \"main\": aliyun.com/gpu-mem is \"-1\", which is not a whole number from 1 to 1125899906842624")]
+#[case::absurd(json!({"aliyun.com/gpu-mem": "9223372036854775807"}), "container \"main\": aliyun.com/gpu-mem is \"9223372036854775807\", which is not a whole number from 1 to 1125899906842624")]
+#[case::no_number(json!({"aliyun.com/gpu-mem": {"a": 1}}), "container \"main\": aliyun.com/gpu-mem is \"{\\\"a\\\":1}\", which is not a whole number from 1 to 1125899906842624")]
 #[tokio::test]
 async fn invalid_requests(#[case] limits: Value, #[case] reason: &str) {
     let world = World::new().with_node("n1", &[100]);

@@ -7,7 +7,7 @@ use crate::holding::{GpuRef, HeldMemory, HeldShare, Holding};
 use crate::ident::OwnerId;
 use crate::node::{Hint, Node};
 use crate::request::MemoryAsk;
-use crate::rows::Row;
+use crate::whole::Mark;
 
 /// Sums wide enough that nothing that is added up can exceed them: memory (hundredths of a byte), core, slots.
 type Sums = [u128; 3];
@@ -23,6 +23,7 @@ struct Part<'a> {
     core: u32,
     slots: u32,
     trusted: bool,
+    is_vendor: bool,
 }
 
 pub(super) fn check_node(node: &Node) -> Vec<Violation> {
@@ -31,7 +32,7 @@ pub(super) fn check_node(node: &Node) -> Vec<Violation> {
     for (at, gpu) in node.gpus().iter().enumerate() {
         let (certain, suspect) = count(node, gpu, &parts);
         violations.extend(oversubscription(node, gpu, certain));
-        violations.extend(check_row(node, gpu, node.rows.get(at), certain, suspect));
+        violations.extend(check_row(node, at, &parts, certain, suspect));
         violations.extend(shared_twice(node, gpu, &parts));
     }
     if node.inventory.is_some() {
@@ -41,20 +42,29 @@ pub(super) fn check_node(node: &Node) -> Vec<Violation> {
     violations
 }
 
+/// Whether a GPU takes no shares: it is kept for the vendor's plugin, or that may have given it away.
+fn is_withheld(node: &Node, gpu: &Gpu) -> bool {
+    let any_apart = node.gpus().iter().any(|gpu| !gpu.sharing);
+    let serves_vendor = node.inventory.as_ref().is_some_and(|inventory| inventory.serves_vendor);
+    let any_unknown = node.held.iter().any(|held| held.holdings.unknown_whole > 0);
+    let may_be_given = serves_vendor || !any_apart;
+    !gpu.sharing || (any_unknown && may_be_given)
+}
+
 fn parts(node: &Node) -> impl Iterator<Item = Part<'_>> {
     node.held.iter().flat_map(|held| {
-        let owner = &held.owner;
-        let parts: Vec<Part<'_>> = match &held.holding {
+        let (owner, is_vendor) = (&held.owner, held.holdings.is_vendor);
+        let parts: Vec<Part<'_>> = match &held.holdings.gpus {
             Holding::Shares(shares) => shares
                 .iter()
                 .map(|HeldShare { gpu, memory, core, slots, trusted }| {
                     let (memory, core, slots, trusted) = (*memory, *core, *slots, *trusted);
-                    Part { owner, gpu: Some(gpu), memory, core, slots, trusted }
+                    Part { owner, gpu: Some(gpu), memory, core, slots, trusted, is_vendor }
                 })
                 .collect(),
             Holding::Anywhere(request) => {
                 let memory = HeldMemory::Ask(request.memory);
-                vec![Part { owner, gpu: None, memory, core: request.core, slots: request.slots, trusted: false }]
+                vec![Part { owner, gpu: None, memory, core: request.core, slots: request.slots, trusted: false, is_vendor }]
             }
         };
         parts
@@ -73,12 +83,7 @@ fn count(node: &Node, gpu: &Gpu, parts: &[Part<'_>]) -> (Sums, Sums) {
     let (mut certain, mut suspect) = (Sums::default(), Sums::default());
     for part in parts {
         let named = part.gpu.is_some_and(|reference| names(reference, gpu));
-        let everywhere = match part.gpu {
-            None => true,
-            Some(GpuRef::Uuid(_)) => false,
-            Some(GpuRef::Minor(minor)) => node.gpus().iter().all(|gpu| gpu.minor != *minor),
-        };
-        if !named && !everywhere {
+        if !may_be_on(node, part, gpu) {
             continue;
         }
         let (memory, known) = memory_on(gpu, part.memory, node.unit_bytes());
@@ -124,21 +129,38 @@ fn oversubscription(node: &Node, gpu: &Gpu, certain: Sums) -> impl Iterator<Item
     })
 }
 
-fn check_row(node: &Node, gpu: &Gpu, row: Option<&Row>, certain: Sums, suspect: Sums) -> Option<Violation> {
+fn check_row(node: &Node, at: usize, parts: &[Part<'_>], certain: Sums, suspect: Sums) -> Option<Violation> {
+    let (gpu, row) = (node.gpus().get(at)?, node.rows.get(at));
     let differs = |detail| Some(Violation::RowDiffers { node: node.name.to_string(), detail });
     let Some(row) = row else { return differs(format!("GPU {} has no row", gpu.uuid)) };
     let total = totals(gpu);
     let mut free = Sums::default();
-    if gpu.healthy {
+    if gpu.healthy && !is_withheld(node, gpu) {
         let taken = certain.into_iter().zip(suspect).map(|(certain, suspect)| certain + suspect);
         for (free, (total, taken)) in free.iter_mut().zip(total.into_iter().zip(taken)) {
             *free = total.saturating_sub(taken);
         }
     }
-    if sums(row.total) == total && sums(row.free) == free {
+    if sums(row.total) != total || sums(row.free) != free {
+        return differs(format!("GPU {} is kept as {row:?}, but {free:?} of {total:?} is free", gpu.uuid));
+    }
+    let takes = |part: &Part<'_>| may_be_on(node, part, gpu) && (memory_on(gpu, part.memory, node.unit_bytes()).0 > 0 || part.core > 0);
+    let is_held = parts.iter().any(takes);
+    let is_shared = parts.iter().any(|part| takes(part) && !part.is_vendor);
+    let expected = Mark { is_held, is_shared, is_withheld: is_withheld(node, gpu) };
+    if node.marks.get(at) == Some(&expected) {
         return None;
     }
-    differs(format!("GPU {} is kept as {row:?}, but {free:?} of {total:?} is free", gpu.uuid))
+    differs(format!("GPU {} is marked {:?}, not {expected:?}", gpu.uuid, node.marks.get(at)))
+}
+
+/// Whether a part may be on a GPU, for all that is known.
+fn may_be_on(node: &Node, part: &Part<'_>, gpu: &Gpu) -> bool {
+    match part.gpu {
+        None => true,
+        Some(reference @ GpuRef::Uuid(_)) => names(reference, gpu),
+        Some(GpuRef::Minor(minor)) => gpu.minor == *minor || node.gpus().iter().all(|gpu| gpu.minor != *minor),
+    }
 }
 
 fn shared_twice(node: &Node, gpu: &Gpu, parts: &[Part<'_>]) -> Vec<Violation> {
@@ -170,6 +192,13 @@ fn check_hint(node: &Node, hint: &Hint) -> Option<Violation> {
             }
         }
     }
+    let any_apart = node.gpus().iter().any(|gpu| !gpu.sharing);
+    let serves_vendor = node.inventory.as_ref().is_some_and(|inventory| inventory.serves_vendor);
+    for (at, gpu) in node.gpus().iter().enumerate() {
+        if hint.placement.unknown_whole > 0 && (serves_vendor || !any_apart || !gpu.sharing) {
+            expected.push((at, gpu.total()));
+        }
+    }
     let detail = || format!("the hint of {} is kept as {:?} instead of {expected:?}", hint.owner, hint.charges);
     (*hint.charges != *expected).then(|| Violation::RowDiffers { node: node.name.to_string(), detail: detail() })
 }
@@ -187,7 +216,8 @@ fn check_shape(node: &Node) -> Vec<Violation> {
     demand(gpus.is_sorted_by(|one, next| one.minor < next.minor), "GPUs are not ordered by minor");
     let distinct = |(at, gpu): (usize, &Gpu)| gpus.iter().skip(at + 1).all(|other| other.uuid != gpu.uuid);
     demand(gpus.iter().enumerate().all(distinct), "two GPUs have one UUID");
-    demand(node.any_sick == gpus.iter().any(|gpu| !gpu.healthy), "it is not noted whether a GPU is sick");
+    let any_aside = gpus.iter().any(|gpu| !gpu.healthy || is_withheld(node, gpu));
+    demand(node.any_aside == any_aside, "it is not noted whether a GPU is sick or withheld");
     demand(node.held.is_sorted_by(|one, next| one.owner < next.owner), "holdings are not ordered by owner");
     demand(node.hints.is_sorted_by(|one, next| one.owner < next.owner), "hints are not ordered by owner");
     violations

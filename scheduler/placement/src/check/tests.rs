@@ -11,7 +11,7 @@ use crate::memory::Memory;
 use crate::node::Node;
 
 fn gpu(node: &str, minor: u32) -> Gpu {
-    Gpu { uuid: format!("{node}-{minor}").into(), minor, memory_bytes: 1000, core: 100, slots: 10, healthy: true }
+    Gpu { uuid: format!("{node}-{minor}").into(), minor, memory_bytes: 1000, core: 100, slots: 10, healthy: true, sharing: true }
 }
 
 fn share(gpu: GpuRef, memory: u64, core: u32, slots: u32) -> HeldShare {
@@ -22,13 +22,13 @@ fn share(gpu: GpuRef, memory: u64, core: u32, slots: u32) -> HeldShare {
 fn fleet() -> Fleet {
     let mut fleet = Fleet::new();
     for node in ["n", "m"] {
-        fleet.set_inventory(node, Inventory { gpus: vec![gpu(node, 0), gpu(node, 1)], unit_bytes: None });
+        fleet.set_inventory(node, Inventory { gpus: vec![gpu(node, 0), gpu(node, 1)], unit_bytes: None, ..Inventory::default() });
     }
     for (owner, minor) in [("a", 0), ("b", 1)] {
         fleet.hold(&owner.into(), "n", Holding::Shares(vec![share(GpuRef::Minor(minor), 100, 10, 1)]));
     }
     let amounts = Amounts { memory: Memory::from_bytes(100), core: 0, slots: 1 };
-    let placement = Placement { shares: vec![Share { gpu: "n-0".into(), minor: 0, amounts }] };
+    let placement = Placement { shares: vec![Share { gpu: "n-0".into(), minor: 0, amounts }], ..Placement::default() };
     let id = fleet.node_id("n").unwrap();
     assert!(fleet.hint(&"h".into(), id, placement));
     assert_eq!(fleet.check(), []);
@@ -82,7 +82,7 @@ fn m(fleet: &mut Fleet) -> &mut Node {
 #[case::owner_on_two_nodes(
     |fleet: &mut Fleet| {
         let held = n(fleet).held.remove(1);
-        let copy = crate::node::Held { owner: held.owner.clone(), origin: held.origin, holding: held.holding.clone() };
+        let copy = crate::node::Held { owner: held.owner.clone(), origin: held.origin, holdings: held.holdings.clone() };
         n(fleet).put(held);
         m(fleet).put(copy);
     },
@@ -97,7 +97,7 @@ fn corruption_is_found(#[case] corrupt: fn(&mut Fleet), #[case] expected: &[&str
 /// Notes the sickness of a device, but leaves its room on offer.
 fn sicken(node: &mut Node) {
     node.inventory.as_mut().unwrap().gpus[0].healthy = false;
-    node.any_sick = true;
+    node.any_aside = true;
 }
 
 #[rstest]
@@ -128,7 +128,7 @@ fn one_device_shared_twice_by_one_owner_is_found() {
 fn what_is_held_of_sick_or_vanished_devices_breaks_nothing() {
     let mut fleet = fleet();
     let sick = Gpu { healthy: false, ..gpu("n", 0) };
-    fleet.set_inventory("n", Inventory { gpus: vec![sick, gpu("n", 1)], unit_bytes: None });
+    fleet.set_inventory("n", Inventory { gpus: vec![sick, gpu("n", 1)], unit_bytes: None, ..Inventory::default() });
     assert_eq!(fleet.check(), []);
     fleet.remove_inventory("n");
     assert_eq!(fleet.check(), []);
@@ -137,6 +137,7 @@ fn what_is_held_of_sick_or_vanished_devices_breaks_nothing() {
 fn kinds(fleet: &Fleet) -> Vec<&'static str> {
     let kind = |violation: &Violation| match violation {
         Violation::Oversubscribed { .. } => "Oversubscribed",
+        Violation::DeviceOversubscribed { .. } => "DeviceOversubscribed",
         Violation::RowDiffers { .. } => "RowDiffers",
         Violation::OwnerOnSeveralNodes { .. } => "OwnerOnSeveralNodes",
         Violation::SameGpuTwice { .. } => "SameGpuTwice",

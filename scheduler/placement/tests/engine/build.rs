@@ -14,13 +14,13 @@ pub(crate) fn mib(mib: u64) -> Memory {
 
 /// A healthy GPU named `<node>-<minor>`.
 pub(crate) fn gpu(node: &str, minor: u32, memory_bytes: u64) -> Gpu {
-    Gpu { uuid: format!("{node}-{minor}").into(), minor, memory_bytes, core: 100, slots: 100, healthy: true }
+    Gpu { uuid: format!("{node}-{minor}").into(), minor, memory_bytes, core: 100, slots: 100, healthy: true, sharing: true }
 }
 
 /// GPUs of so many MiB, counted in MiB.
 pub(crate) fn inventory(node: &str, mib: &[u64]) -> Inventory {
     let gpus = (0..).zip(mib).map(|(minor, mib)| gpu(node, minor, mib * MIB)).collect();
-    Inventory { gpus, unit_bytes: Some(MIB) }
+    Inventory { gpus, unit_bytes: Some(MIB), ..Inventory::default() }
 }
 
 /// A fleet of one node, `n`.

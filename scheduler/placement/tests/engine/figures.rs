@@ -56,7 +56,7 @@ fn thirds_of_an_odd_number_of_bytes_fill_a_gpu() {
     for bytes in [1, 7, 101, 85_899_345_919, (1 << 50) - 1] {
         let mut fleet = Fleet::new();
         let gpu = crate::build::gpu("n", 0, bytes);
-        fleet.set_inventory("n", placement::Inventory { gpus: vec![gpu], unit_bytes: None });
+        fleet.set_inventory("n", placement::Inventory { gpus: vec![gpu], unit_bytes: None, ..placement::Inventory::default() });
         let id = fleet.node_id("n").unwrap();
         for (owner, percent) in [("a", 34), ("b", 33), ("c", 33)] {
             place(&mut fleet, owner, id, &ratio(percent)).unwrap();

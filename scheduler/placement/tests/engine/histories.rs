@@ -85,7 +85,7 @@ impl Pair {
         }
         if reserved.is_ok() && !repeated {
             self.model.hints.remove(owner);
-            self.model.holdings.insert(owner.to_owned(), (node.to_owned(), placement.into()));
+            self.model.holdings.insert(owner.to_owned(), (node.to_owned(), placement::Holdings::from(placement).gpus));
         }
     }
 
@@ -184,9 +184,9 @@ fn inventory(node: &'static str, may_be_sick: bool) -> impl Strategy<Value = Inv
     (minors, proptest::collection::vec(gpu, 5), unit, any::<bool>()).prop_map(move |(minors, gpus, unit_bytes, alike)| {
         let gpu = |(at, minor): (usize, u32)| {
             let (memory_bytes, core, slots, healthy) = gpus[if alike { 0 } else { at }];
-            Gpu { uuid: format!("{node}-{minor}").into(), minor, memory_bytes, core, slots, healthy }
+            Gpu { uuid: format!("{node}-{minor}").into(), minor, memory_bytes, core, slots, healthy, sharing: true }
         };
-        Inventory { gpus: minors.into_iter().enumerate().map(gpu).collect(), unit_bytes }
+        Inventory { gpus: minors.into_iter().enumerate().map(gpu).collect(), unit_bytes, ..Inventory::default() }
     })
 }
 
@@ -220,7 +220,7 @@ fn misplacement(node: &'static str) -> impl Strategy<Value = Placement> {
         minor,
         amounts: placement::Amounts { memory: Memory::from_hundredths(memory), core, slots },
     });
-    proptest::collection::vec(share, 1..3).prop_map(|shares| Placement { shares })
+    proptest::collection::vec(share, 1..3).prop_map(|shares| Placement { shares, ..Placement::default() })
 }
 
 fn policy() -> impl Strategy<Value = DevicePolicy> {

@@ -7,7 +7,8 @@ use crate::build::{GIB, ask, gpu, gpus, units};
 
 fn problems(extra: Gpu, unit_bytes: u64) -> (Vec<InventoryProblem>, usize) {
     let mut fleet = Fleet::new();
-    let inventory = Inventory { gpus: vec![extra, gpu("n", 0, GIB), gpu("n", 1, GIB)], unit_bytes: Some(unit_bytes) };
+    let inventory =
+        Inventory { gpus: vec![extra, gpu("n", 0, GIB), gpu("n", 1, GIB)], unit_bytes: Some(unit_bytes), ..Inventory::default() };
     let problems = fleet.set_inventory("n", inventory);
     assert_eq!(fleet.check(), []);
     let id = fleet.node_id("n").unwrap();
@@ -43,7 +44,7 @@ fn the_order_of_devices_does_not_matter() {
     let kept = |order: [usize; 3]| {
         let mut fleet = Fleet::new();
         let gpus = order.map(|at| devices[at].clone()).into();
-        fleet.set_inventory("n", Inventory { gpus, unit_bytes: None });
+        fleet.set_inventory("n", Inventory { gpus, unit_bytes: None, ..Inventory::default() });
         fleet.nodes().next().unwrap().inventory().unwrap().clone()
     };
     let expected = kept([0, 1, 2]);
@@ -65,7 +66,7 @@ fn a_senseless_unit_is_unknown(#[case] unit_bytes: u64) {
 fn the_largest_devices_are_counted_exactly() {
     let mut fleet = Fleet::new();
     let gpus = (0..16).map(|minor| Gpu { core: 1 << 20, slots: 1 << 20, ..gpu("n", minor, 1 << 50) }).collect();
-    assert_eq!(fleet.set_inventory("n", Inventory { gpus, unit_bytes: Some(1 << 40) }), []);
+    assert_eq!(fleet.set_inventory("n", Inventory { gpus, unit_bytes: Some(1 << 40), ..Inventory::default() }), []);
     let id = fleet.node_id("n").unwrap();
     assert_eq!(fleet.fit(id, &ask(16, MemoryAsk::Ratio(100)), Hints::Respect), Ok(()));
     assert_eq!(fleet.fit(id, &units(1024), Hints::Respect), Ok(()));

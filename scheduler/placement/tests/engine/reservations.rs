@@ -10,7 +10,7 @@ fn share(gpu: &str, minor: u32, mib_taken: u64) -> Share {
 }
 
 fn on(shares: &[Share]) -> Placement {
-    Placement { shares: shares.to_vec() }
+    Placement { shares: shares.to_vec(), ..Placement::default() }
 }
 
 #[rstest]

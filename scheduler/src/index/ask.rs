@@ -1,0 +1,105 @@
+//! What a pod asks of nodes, and whether a node can give it.
+
+use placement::{Ask, ClassRequest, GpuAsk, Hints, NodeId, Reason};
+use proto::request::{Dialect, Memory, RequestError};
+use proto::resource::ISOLATION_PROVIDER;
+
+use super::{Index, NodeState};
+use crate::accounting::{self, PodFacts};
+
+/// What is asked of nodes, and for whom.
+#[derive(Clone, Debug, Default)]
+pub struct NodeAsk<'a> {
+    /// UID of the pod, so that its own hint does not count against it.
+    pub uid: &'a str,
+    /// What it needs of a node's GPUs.
+    pub gpus: GpuAsk,
+    /// What it needs of a node's other devices.
+    pub others: Vec<ClassRequest>,
+    /// Whether it can go without knowing how large a memory unit is, or asks in such units.
+    pub in_units: bool,
+    /// What must limit containers on the node.
+    pub isolation: Option<Box<str>>,
+}
+
+impl NodeAsk<'_> {
+    /// The question in the engine's terms.
+    #[inline]
+    pub fn devices(&self) -> Ask<'_> {
+        Ask { gpus: self.gpus, others: &self.others }
+    }
+
+    /// Whether only nodes do that are known to have devices.
+    fn needs_known_devices(&self) -> bool {
+        matches!(self.gpus, GpuAsk::Share(_) | GpuAsk::All { .. })
+    }
+}
+
+impl Index {
+    /// What a pod asks of nodes; `None` if it asks for no device.
+    ///
+    /// # Errors
+    /// The rule that its request breaks, wherever it goes.
+    pub fn ask<'a>(&self, uid: &'a str, facts: &PodFacts) -> Result<Option<NodeAsk<'a>>, RequestError> {
+        let request = match &facts.ask {
+            accounting::Ask::Request(request) => request,
+            accounting::Ask::Invalid(error) => return Err((**error).clone()),
+        };
+        let gpus = request.gpus.as_ref();
+        if self.forbids_all_devices && gpus.is_some_and(|gpus| gpus.dialect == Dialect::AllDevices) {
+            return Err(RequestError::AllDevicesForbidden);
+        }
+        let others = self.kinds.requests(&request.others);
+        if gpus.is_none() && others.is_empty() {
+            return Ok(None);
+        }
+        let counts_bytes = gpus.is_some_and(|gpus| gpus.dialect == Dialect::Koordinator && !matches!(gpus.memory, Memory::Units(_)));
+        let gpus = gpus.map(accounting::gpu_ask).unwrap_or_default();
+        Ok(Some(NodeAsk { uid, gpus, others, in_units: !counts_bytes, isolation: facts.isolation.clone() }))
+    }
+
+    /// Whether a pod asks for devices, or for something that breaks a rule.
+    pub fn concerns(&self, facts: &PodFacts) -> bool {
+        !matches!(self.ask("", facts), Ok(None))
+    }
+
+    /// Whether a node has room; its place in the fleet, if anything is known of its devices.
+    ///
+    /// # Errors
+    /// The reason why not.
+    #[inline]
+    pub fn fit(&self, name: &str, ask: &NodeAsk<'_>) -> Result<Option<NodeId>, Reason> {
+        let Some(node) = self.fleet.node_id(name) else {
+            // What kubelet offers of the rest, kube-scheduler knows.
+            return if ask.needs_known_devices() { Err(Reason::NoDevice) } else { Ok(None) };
+        };
+        self.refuse_unserved(name, ask)?;
+        self.fleet.fit(node, ask.devices(), Hints::RespectOthers(ask.uid)).map(|()| Some(node))
+    }
+
+    /// Refuses amounts that cannot be compared with units of unknown size, and nodes without the pod's isolation.
+    #[inline]
+    pub(super) fn refuse_unserved(&self, name: &str, ask: &NodeAsk<'_>) -> Result<(), Reason> {
+        if (self.n_opaque == 0 || ask.in_units) && ask.isolation.is_none() {
+            return Ok(());
+        }
+        let state = self.nodes.get(name);
+        let is_unclear = !ask.in_units && state.is_some_and(NodeState::is_opaque);
+        let lacks_isolation = ask.isolation.as_deref().is_some_and(|wanted| state.and_then(NodeState::isolation) != Some(wanted));
+        if is_unclear || lacks_isolation { Err(Reason::NotServed) } else { Ok(()) }
+    }
+
+    /// How good a node is, from 0 to 10.
+    pub fn score(&self, name: &str, ask: &NodeAsk<'_>) -> i64 {
+        let Ok(Some(node)) = self.fit(name, ask) else { return 0 };
+        self.fleet.score(node, ask.devices(), self.policies, Hints::RespectOthers(ask.uid)).tenths().into()
+    }
+}
+
+impl NodeState {
+    /// What limits containers on the node, by its label.
+    fn isolation(&self) -> Option<&str> {
+        let labels = self.node.as_ref()?.metadata.labels.as_ref()?;
+        labels.get(ISOLATION_PROVIDER).map(String::as_str)
+    }
+}
