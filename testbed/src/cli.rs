@@ -6,7 +6,7 @@ use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 use crate::console::Console;
-use crate::{demo, e2e, load};
+use crate::{chaos, demo, e2e, load};
 
 /// Runs gpushare's real daemons in a small Kubernetes on this machine, without a cluster and without a GPU.
 #[derive(Debug, Parser)]
@@ -25,6 +25,8 @@ enum Command {
     Demo(demo::DemoArgs),
     /// Run scenarios, faults included, and check every invariant after each.
     E2e(e2e::E2eArgs),
+    /// Try for as long as you like to make a container see a wrong device.
+    Chaos(chaos::ChaosArgs),
     /// Measure the real scheduler; use a release build.
     Load(load::LoadArgs),
 }
@@ -54,6 +56,7 @@ async fn run(command: Command) -> anyhow::Result<bool> {
     match command {
         Command::Demo(args) => demo::run(args).await,
         Command::E2e(args) => e2e::run(args).await,
+        Command::Chaos(args) => chaos::run(args).await,
         Command::Load(args) => load::run(args).await,
     }
 }

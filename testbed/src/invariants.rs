@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::core::v1::{Container, Pod};
 use kube::api::LogParams;
 use kube::{Api, Client, ResourceExt};
-use proto::device::{DeviceInfo, TYPE_GPU};
+use proto::device::{Device, DeviceInfo, TYPE_GPU};
+use proto::exchange;
 use proto::memory_unit::MemoryUnit;
 use proto::record::{BIND_TIMESTAMP, DEVICE_ALLOCATED, DeviceAllocations, MEM_IDX, MEM_POD};
 use proto::resource::{GPU, GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
@@ -102,6 +103,27 @@ pub fn record(pod: &Pod) -> Result<Vec<(i32, String)>, String> {
     }
 }
 
+/// The record that counts for a pod: the one that it has exchanged for its own, if its node's Device object names one.
+fn effective(pod: &Pod, device: Option<&Device>) -> Result<(Vec<(i32, String)>, Option<DeviceAllocations>), String> {
+    let exchanged = exchange::read(device.and_then(|device| device.metadata.annotations.as_ref())).map_err(|error| error.to_string())?;
+    let Some(other) = pod.metadata.uid.as_ref().and_then(|uid| exchanged.get(uid)) else { return Ok((record(pod)?, None)) };
+    let devices = other.get(TYPE_GPU).into_iter().flatten().map(|one| (one.minor, one.id.clone())).collect();
+    Ok((devices, Some(other.clone())))
+}
+
+/// UUIDs that a container should see, sorted, as the record that counts for its pod names them; none if it asks for none.
+pub fn should_see(pod: &Pod, device: Option<&Device>, container: &str) -> Vec<String> {
+    let spec = pod.spec.as_ref();
+    let mut containers = spec.into_iter().flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
+    if !containers.any(|one| one.name == container && asks(one)) {
+        return Vec::new();
+    }
+    let (devices, _) = effective(pod, device).unwrap_or_default();
+    let mut uuids: Vec<String> = devices.into_iter().map(|(_, uuid)| uuid).collect();
+    uuids.sort();
+    uuids
+}
+
 /// Adds up what every pod holds, and says what is wrong. Pods in `excused` may have broken records.
 pub fn accounts(snapshot: &Snapshot, excused: &BTreeSet<String>) -> Accounts {
     let mut accounts = Accounts::default();
@@ -133,7 +155,7 @@ impl Accounts {
     }
 
     fn add_pod(&mut self, snapshot: &Snapshot, name: &str, pod: &Pod, node: &str, share: Share) -> Result<(), String> {
-        let devices = record(pod)?;
+        let (devices, exchanged) = effective(pod, snapshot.devices.get(node))?;
         let distinct: BTreeSet<i32> = devices.iter().map(|(minor, _)| *minor).collect();
         if distinct.len() as u64 != share.n_devices || devices.len() != distinct.len() {
             return Err(format!("it asks for {} devices and has {:?}", share.n_devices, devices));
@@ -148,12 +170,13 @@ impl Accounts {
                 return Err(format!("its GPU {minor} is {uuid}, the node's is {}", gpu.uuid));
             }
             let hundredths = share.hundredths(unit, gpu.total);
-            check_recorded_amounts(pod, *minor, share, hundredths)?;
+            check_recorded_amounts(pod, exchanged.as_ref(), *minor, share, hundredths)?;
             gpu.used_hundredths += hundredths;
             gpu.core += share.core / share.n_devices;
             gpu.pods.push(name.to_owned());
         }
-        check_gpushare_annotations(pod, share, &devices)
+        // The annotations of a pod that has exchanged its record follow later.
+        if exchanged.is_some() { Ok(()) } else { check_gpushare_annotations(pod, share, &devices) }
     }
 
     fn check_limits(&mut self) {
@@ -170,9 +193,16 @@ impl Accounts {
 }
 
 /// The amounts that the record names must be those that the pod asks for; it may round to a byte.
-fn check_recorded_amounts(pod: &Pod, minor: i32, share: Share, hundredths: u128) -> Result<(), String> {
+fn check_recorded_amounts(
+    pod: &Pod,
+    exchanged: Option<&DeviceAllocations>,
+    minor: i32,
+    share: Share,
+    hundredths: u128,
+) -> Result<(), String> {
     let text = pod.annotations().get(DEVICE_ALLOCATED).map_or("{}", String::as_str);
-    let record: DeviceAllocations = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    let own: DeviceAllocations = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    let record = exchanged.unwrap_or(&own);
     let Some(entry) = record.get(TYPE_GPU).into_iter().flatten().find(|entry| entry.minor == minor) else { return Ok(()) };
     let recorded = |name: &str| entry.resources.get(name).and_then(|amount| amount.unsigned());
     let bytes = recorded(GPU_MEMORY).map(u128::from);
@@ -238,7 +268,8 @@ pub async fn sights(client: &Client, snapshot: &Snapshot) -> kube::Result<Vec<Si
                 Err(kube::Error::Api(status)) if status.code == 404 => continue,
                 log => log?,
             };
-            let should_see = if asks(container) { recorded_uuids(pod) } else { Vec::new() };
+            let device = node_of(pod).and_then(|node| snapshot.devices.get(node));
+            let should_see = should_see(pod, device, &container.name);
             sights.push(Sight { pod: name.clone(), container: container.name.clone(), sees: visible_devices(&log), should_see });
         }
     }
@@ -249,12 +280,6 @@ pub async fn sights(client: &Client, snapshot: &Snapshot) -> kube::Result<Vec<Si
 pub fn misfits(sights: &[Sight]) -> Vec<String> {
     let wrong = sights.iter().filter(|sight| sight.sees != sight.should_see);
     wrong.map(|s| format!("container {} of {} sees {:?} and should see {:?}", s.container, s.pod, s.sees, s.should_see)).collect()
-}
-
-fn recorded_uuids(pod: &Pod) -> Vec<String> {
-    let mut uuids: Vec<String> = record(pod).unwrap_or_default().into_iter().map(|(_, uuid)| uuid).collect();
-    uuids.sort();
-    uuids
 }
 
 fn asks(container: &Container) -> bool {
@@ -278,7 +303,11 @@ fn started_containers(pod: &Pod) -> impl Iterator<Item = &Container> {
 /// The devices in a printed environment; the last line counts, as a container may have started more than once.
 fn visible_devices(log: &str) -> Vec<String> {
     let mut values = log.lines().filter_map(|line| line.strip_prefix(VISIBLE_DEVICES)?.strip_prefix('='));
-    let value = values.next_back().unwrap_or_default();
+    devices_of(values.next_back().unwrap_or_default())
+}
+
+/// The devices that a value of the variable names, sorted.
+pub fn devices_of(value: &str) -> Vec<String> {
     let mut uuids: Vec<String> = value.split(',').filter(|uuid| !matches!(*uuid, "" | "void" | "none")).map(str::to_owned).collect();
     uuids.sort();
     uuids

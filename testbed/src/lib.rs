@@ -4,6 +4,7 @@
 //! each behaving as the original does where gpushare can tell the difference. Nothing of it ships.
 
 pub mod apiserver;
+pub mod chaos;
 pub mod cli;
 pub mod cluster;
 pub mod console;

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::time::Duration;
 
+use crate::apiserver::Cluster;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::runtime::{WatchStreamExt, watcher};
@@ -85,6 +86,16 @@ impl Observer {
 }
 
 impl Snapshot {
+    /// What an API server of this process holds now.
+    pub fn of(api: &Cluster) -> Self {
+        Self {
+            nodes: objects(api, "nodes"),
+            pods: objects(api, "pods"),
+            devices: objects(api, "devices.scheduling.koordinator.sh"),
+            synced: BTreeSet::new(),
+        }
+    }
+
     /// A pod of the namespace `default` or, written `namespace/name`, of any.
     pub fn pod(&self, name: &str) -> Option<&Pod> {
         if name.contains('/') { self.pods.get(name) } else { self.pods.get(&format!("default/{name}")) }
@@ -131,6 +142,12 @@ fn reason(pod: &Pod) -> String {
     });
     let node = node_of(pod).map(|node| format!("on {node}"));
     unscheduled_because(pod).map(str::to_owned).or(of_pod).or(waiting).or(node).unwrap_or_else(|| "no reason is given".to_owned())
+}
+
+fn objects<K: ResourceExt + DeserializeOwned>(api: &Cluster, resource: &str) -> BTreeMap<String, K> {
+    let listed = api.list(resource, None).unwrap_or_default();
+    let typed = listed.into_iter().filter_map(|object| serde_json::from_value::<K>(serde_json::Value::clone(&object)).ok());
+    typed.map(|object| (key(&object), object)).collect()
 }
 
 fn key(object: &impl ResourceExt) -> String {

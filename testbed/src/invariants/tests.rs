@@ -97,3 +97,22 @@ fn the_last_environment_in_a_log_counts() {
     assert_eq!(visible_devices("NVIDIA_VISIBLE_DEVICES=void\n"), Vec::<String>::new());
     assert_eq!(visible_devices("XNVIDIA_VISIBLE_DEVICES=GPU-a\n"), Vec::<String>::new());
 }
+
+#[test]
+fn an_exchanged_record_counts_in_place_of_the_pods_own() {
+    let limits = json!({GPU_MEM: "2"});
+    let with_uid = |name: &str, minor: i32| {
+        let mut pod = pod(name, &limits, &[minor], 2 * GIB, 0);
+        pod["metadata"]["uid"] = json!(format!("uid-{name}"));
+        pod
+    };
+    let mut snapshot = snapshot(&[with_uid("a", 0), with_uid("b", 1)]);
+    let record = |minor: i32| json!({"gpu": [{"minor": minor, "id": format!("GPU-n-{minor}"), "resources": {GPU_MEMORY: "2Gi"}}]});
+    let exchanged = json!({"uid-a": record(1), "uid-b": record(0)}).to_string();
+    let device = snapshot.devices.get_mut("n").unwrap();
+    device.metadata.annotations = Some([(exchange::EXCHANGED_RECORDS.to_owned(), exchanged)].into());
+    let accounts = accounts(&snapshot, &BTreeSet::new());
+    assert_eq!(accounts.violations, Vec::<String>::new());
+    assert_eq!(accounts.gpus[&("n".to_owned(), 1)].pods, ["default/a"]);
+    assert_eq!(should_see(&snapshot.pods["default/a"], snapshot.devices.get("n"), "c"), ["GPU-n-1"]);
+}

@@ -1,0 +1,139 @@
+//! `testbed chaos`: the real daemons under adversarial orders, deletions, restarts and faults, decided by a seed.
+//!
+//! Every container that starts is held against the record of its pod at that moment; the same steps can be taken with
+//! matching by assume timestamp alone, as gpushare does it, for comparison. What is random is in the schedule; how the
+//! processes interleave is not controlled, and no outcome may depend on it.
+
+mod book;
+mod cdi_dir;
+mod report;
+mod runner;
+mod schedule;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+use crate::cluster::default_deploy;
+use crate::console::Console;
+
+pub use book::{Book, Pages};
+pub use report::{Figures, render};
+pub use schedule::{Batch, Meanwhile, Shape, Step, n_admissions, schedule};
+
+/// How the plugin is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// Devices by CDI, proof before every start.
+    Cdi,
+    /// Devices by environment variable, proof before every start.
+    Envvar,
+    /// Devices by environment variable, matched by assume timestamp alone: no proof.
+    Timestamp,
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Cdi => "proof, cdi",
+            Self::Envvar => "proof, envvar",
+            Self::Timestamp => "assume timestamp alone",
+        })
+    }
+}
+
+impl Mode {
+    fn plugin_args(self, metrics: SocketAddr) -> Vec<String> {
+        let metrics = metrics.to_string();
+        ["--health-listen", &metrics].into_iter().map(str::to_owned).collect()
+    }
+}
+
+/// `testbed chaos`.
+#[derive(Clone, Debug, Args)]
+pub struct ChaosArgs {
+    /// Decides every step.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// How many steps.
+    #[arg(long, default_value_t = 120)]
+    steps: usize,
+    /// How the plugin is run.
+    #[arg(long, value_enum, default_value = "cdi")]
+    mode: Mode,
+    /// Run all modes one after the other on the same steps.
+    #[arg(long, conflicts_with = "mode")]
+    compare: bool,
+    /// Print the steps and do nothing.
+    #[arg(long)]
+    list: bool,
+    /// Print the result as JSON.
+    #[arg(long)]
+    json: bool,
+    /// The directory deploy/ of the repository.
+    #[arg(long, value_name = "DIR", default_value_os_t = default_deploy())]
+    deploy: PathBuf,
+}
+
+/// Runs what the arguments name; whether nothing went wrong.
+pub async fn run(args: ChaosArgs) -> Result<bool> {
+    let console = Console::new(args.json);
+    if args.list {
+        for (idx, step) in schedule(args.seed, args.steps).iter().enumerate() {
+            console.result(&format!("{:4}  {step:?}", idx + 1));
+        }
+        return Ok(true);
+    }
+    let modes = if args.compare { vec![Mode::Cdi, Mode::Envvar, Mode::Timestamp] } else { vec![args.mode] };
+    let mut runs = Vec::new();
+    for mode in modes {
+        runs.push(one_run(&console, mode, args.seed, args.steps, args.deploy.clone()).await?);
+    }
+    console.finish();
+    console.result(&render(&runs));
+    for run in &runs {
+        let quotes = run.quotes.iter().chain(&run.violations).take(12);
+        quotes.for_each(|quote| console.result(&format!("{}: {quote}", run.mode)));
+    }
+    console.json(&runs);
+    Ok(runs.iter().all(Figures::is_ok))
+}
+
+/// Takes all steps of a schedule.
+pub async fn one_run(console: &Console, mode: Mode, seed: u64, n_steps: usize, deploy: PathBuf) -> Result<Figures> {
+    console.step(&format!("{mode}: starting the testbed"));
+    let steps = schedule(seed, n_steps);
+    let book = Arc::new(Book::default());
+    let mut runner = runner::Runner::start(mode, seed, deploy, &book).await?;
+    let began = Instant::now();
+    for (idx, step) in steps.iter().enumerate() {
+        let taken = runner.take(step).await;
+        taken.with_context(|| {
+            format!("{mode}, seed {seed}, step {} of {n_steps}: {step:?}; logs are in {}", idx + 1, runner.dir().display())
+        })?;
+        let pages = book.pages();
+        console.step(&format!(
+            "{mode}: step {} of {n_steps}, {} pods admitted, {} wrong, {} killed by us, {} by kubelet",
+            idx + 1,
+            pages.n_admissions,
+            pages.wrong.len(),
+            pages.killed.len(),
+            pages.died.len()
+        ));
+    }
+    let took = began.elapsed();
+    let is_clean = book.pages().violations.is_empty() && book.pages().wrong.is_empty();
+    let dir = runner.dir().to_owned();
+    let heals = runner.end(!is_clean).await?;
+    if !is_clean {
+        console.say(&format!("logs are in {}", dir.display()));
+    }
+    Ok(Figures::of(mode, seed, &book.pages(), heals, took))
+}

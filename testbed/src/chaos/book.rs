@@ -1,0 +1,144 @@
+//! What has happened in a run: every start against the record of its pod at that moment, refusals, deaths, delays.
+//!
+//! The record is looked up at the instant of the start, in the API server itself.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use proto::device::Device;
+use serde::de::DeserializeOwned;
+
+use crate::apiserver::Cluster as Api;
+use crate::invariants::{self, Sight};
+use crate::kubelet::{Admission, Start};
+
+/// What kubelet waits before it tries to start a container again.
+pub(super) const RETRY: Duration = Duration::from_secs(10);
+/// Wrong starts and killed pods that are quoted.
+const QUOTED: usize = 10;
+
+/// The book of one run; shared with the kubelets.
+#[derive(Debug, Default)]
+pub struct Book {
+    api: OnceLock<Api>,
+    pages: Mutex<Pages>,
+}
+
+/// What stands in a book.
+#[derive(Clone, Debug, Default)]
+pub struct Pages {
+    /// The step that is under way.
+    pub step: usize,
+    /// Admissions by kubelet.
+    pub n_admissions: usize,
+    /// Starts of containers.
+    pub n_starts: usize,
+    /// Starts with other devices than the record named, by pod UID, container and turn.
+    pub wrong: BTreeSet<(String, String, u32)>,
+    /// Some of them, in words.
+    pub wrong_quotes: Vec<String>,
+    /// Pods that kubelet failed because of an answer of the plugin.
+    pub killed: Vec<String>,
+    /// Pods that kubelet failed by itself.
+    pub died: Vec<String>,
+    /// Starts that were refused and tried again, by the first words of the reason.
+    pub refusals: BTreeMap<String, usize>,
+    /// What each start had to wait for the plugin, as it would be with kubelet's own pause between two tries.
+    pub delays: Vec<Duration>,
+    /// Violations of other invariants, with the step after which they were found.
+    pub violations: Vec<String>,
+}
+
+impl Book {
+    /// Says where records are looked up.
+    pub fn open(&self, api: Api) {
+        // A second opening would be of the same cluster.
+        let _ = self.api.set(api);
+    }
+
+    /// What stands in it.
+    pub fn pages(&self) -> MutexGuard<'_, Pages> {
+        self.pages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Enters a start.
+    pub fn started(&self, node: &str, start: &Start) {
+        let container = &start.container;
+        let sight = self.api.get().and_then(|api| sight(api, node, start));
+        let mut pages = self.pages();
+        pages.n_starts += 1;
+        for refusal in &start.refusals {
+            *pages.refusals.entry(kind_of(refusal)).or_default() += 1;
+        }
+        let n_refusals = u32::try_from(start.refusals.len()).unwrap_or(u32::MAX);
+        pages.delays.push(start.spent + RETRY * n_refusals);
+        // A pod that is gone by now has no record to compare with.
+        if let Some(sight) = sight.filter(|sight| sight.sees != sight.should_see) {
+            pages.enter_wrong(&container.pod_uid, container.starts, &sight);
+        }
+    }
+
+    /// Enters an admission.
+    pub fn admitted(&self, admission: &Admission) {
+        let mut pages = self.pages();
+        pages.n_admissions += 1;
+        let step = pages.step;
+        if let Some((reason, message)) = &admission.refusal {
+            let quote = format!("step {step}: {}: {reason}: {message}", admission.pod);
+            if is_kubelets_own(reason, message) { pages.died.push(quote) } else { pages.killed.push(quote) }
+        }
+    }
+}
+
+impl Pages {
+    /// Enters a container that sees what it should not.
+    pub fn enter_wrong(&mut self, uid: &str, turn: u32, sight: &Sight) {
+        if self.wrong.insert((uid.to_owned(), sight.container.clone(), turn)) && self.wrong_quotes.len() < QUOTED {
+            let Sight { pod, container, sees, should_see } = sight;
+            self.wrong_quotes.push(format!("step {}: {pod}/{container} sees {sees:?}, its record names {should_see:?}", self.step));
+        }
+    }
+}
+
+fn typed<T: DeserializeOwned>(api: &Api, resource: &str, namespace: &str, name: &str) -> Option<T> {
+    let object = api.get(resource, namespace, name).ok()?;
+    serde_json::from_value(serde_json::Value::clone(&object)).ok()
+}
+
+fn sight(api: &Api, node: &str, start: &Start) -> Option<Sight> {
+    let container = &start.container;
+    let device: Option<Device> = typed(api, "devices.scheduling.koordinator.sh", "", node);
+    let pod: Pod = typed(api, "pods", &container.namespace, &container.pod)?;
+    if pod.metadata.uid.as_ref() != Some(&container.pod_uid) {
+        return None;
+    }
+    let sees = invariants::devices_of(container.env.get(invariants::VISIBLE_DEVICES).map(String::as_str).unwrap_or_default());
+    let should_see = invariants::should_see(&pod, device.as_ref(), &container.name);
+    Some(Sight { pod: format!("{}/{}", container.namespace, container.pod), container: container.name.clone(), sees, should_see })
+}
+
+/// Whether kubelet failed the pod without a plugin having said so.
+fn is_kubelets_own(reason: &str, message: &str) -> bool {
+    let own = [
+        "endpoint of",
+        "no healthy devices present",
+        "previously allocated devices are no longer healthy",
+        "cannot allocate unregistered device",
+        "unknown Device Plugin",
+        // The connection broke in the middle of a call.
+        "rpc error: code = Unavailable",
+        "rpc error: code = Canceled",
+        "transport error",
+    ];
+    reason == "UnexpectedAdmissionError" && own.iter().any(|words| message.contains(words))
+}
+
+/// The words of a refusal that do not depend on whom it met.
+fn kind_of(refusal: &str) -> String {
+    let text = refusal.split("desc = ").last().unwrap_or(refusal);
+    let words: Vec<&str> =
+        text.split_whitespace().filter(|word| !word.contains(['/', '=', '"', '-']) && !word.contains(char::is_numeric)).collect();
+    words.into_iter().take(9).collect::<Vec<_>>().join(" ")
+}

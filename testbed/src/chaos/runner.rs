@@ -1,0 +1,363 @@
+//! Takes the steps of a schedule on a cluster of real daemons, and looks at everything after each.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use futures::future::try_join_all;
+use kube::ResourceExt;
+use proto::resource::{GPU_CORE, GPU_MEM, GPU_MEMORY_RATIO, GPU_SHARED};
+
+use super::Mode;
+use super::book::Book;
+use super::cdi_dir::CdiDir;
+use super::schedule::{Batch, Meanwhile, N_GPUS, N_NODES, Shape, Step, UNITS_PER_GPU};
+use crate::cluster::{Cluster, NodeSpec, PLUGIN_USER, SimulatedNode, Spec, free_address};
+use crate::http_client::HttpClient;
+use crate::invariants::{self, Sight};
+use crate::kubelet::{Container, ContainerKind, Delays, Kubelet, RunState, StartHook};
+use crate::observer::{Snapshot, is_running, node_of, phase};
+use crate::pods::{PodSpec, Pods};
+
+/// Longest wait for one thing.
+const DEADLINE: Duration = Duration::from_secs(60);
+/// Longest wait for annotations that follow something that has happened.
+const SETTLING: Duration = Duration::from_secs(10);
+
+/// A run under way.
+#[derive(Debug)]
+pub(super) struct Runner {
+    cluster: Cluster,
+    pods: Pods,
+    book: Arc<Book>,
+    /// Where each node's plugin serves its metrics.
+    metrics: Vec<SocketAddr>,
+    /// Outcomes counted by plugins that have been killed since.
+    heals: BTreeMap<String, u64>,
+    cdi: Vec<CdiDir>,
+    n_admissions_seen: Vec<usize>,
+}
+
+fn node_name(node: usize) -> String {
+    format!("n{}", node + 1)
+}
+
+fn pod_name(number: usize) -> String {
+    format!("p{number}")
+}
+
+impl Runner {
+    /// Starts the cluster.
+    pub(super) async fn start(mode: Mode, seed: u64, deploy: std::path::PathBuf, book: &Arc<Book>) -> Result<Self> {
+        let metrics = (0..N_NODES).map(|_| free_address()).collect::<Result<Vec<_>>>()?;
+        let gpus: Vec<u64> = (0..N_GPUS).map(|_| UNITS_PER_GPU * 1024).collect();
+        let nodes = metrics.iter().enumerate().map(|(idx, address)| {
+            let (name, book) = (node_name(idx), Arc::clone(book));
+            let node = NodeSpec::new(&name, &gpus);
+            NodeSpec {
+                started: StartHook::new(move |start| book.started(&name, start)),
+                plugin_args: mode.plugin_args(*address),
+                // A real kubelet waits ten seconds; the book counts them in.
+                delays: Delays { start_retry: Duration::from_millis(100), ..node.delays },
+                ..node
+            }
+        });
+        let spec = Spec { seed, deploy, max_backoff: Some(Duration::from_millis(500)), ..Spec::of(nodes.collect()) };
+        let mut cluster = Cluster::start(spec).await?;
+        cluster.keep_files(true);
+        book.open(cluster.api().cluster().clone());
+        let cdi = cluster.nodes().map(|node| CdiDir::of(node.kubelet().config())).collect::<Result<Vec<_>>>()?;
+        let pods = Pods::of(cluster.client(), "default");
+        Ok(Self { cluster, pods, book: Arc::clone(book), metrics, heals: BTreeMap::new(), cdi, n_admissions_seen: vec![0; N_NODES] })
+    }
+
+    /// Where all files are.
+    pub(super) fn dir(&self) -> &std::path::Path {
+        self.cluster.dir()
+    }
+
+    /// Takes one step, and looks at everything.
+    pub(super) async fn take(&mut self, step: &Step) -> Result<()> {
+        self.book.pages().step += 1;
+        match step {
+            Step::Batch(batch) => self.batch(batch).await?,
+            Step::Delete(numbers) => self.delete(numbers).await?,
+            Step::Crash(numbers) => self.crash(numbers).await?,
+            Step::RestartPlugin(node) => self.restart_plugin(*node).await?,
+            Step::RestartKubelet(node) => self.restart_kubelet(*node).await?,
+            Step::BreakStream(node) => {
+                self.node(*node)?.kubelet().drop_stream(GPU_MEM);
+                self.until_offered(*node).await?;
+            }
+            Step::WipeCdi(node, numbers) => {
+                self.cdi(*node)?.wipe()?;
+                self.crash(numbers).await?;
+            }
+        }
+        self.look().await
+    }
+
+    fn node(&mut self, node: usize) -> Result<&mut SimulatedNode> {
+        self.cluster.node(&node_name(node))
+    }
+
+    fn cdi(&self, node: usize) -> Result<&CdiDir> {
+        self.cdi.get(node).context("there is no such node")
+    }
+
+    async fn batch(&mut self, batch: &Batch) -> Result<()> {
+        self.node(batch.node)?.kubelet().hold();
+        let lagging =
+            (batch.meanwhile == Meanwhile::PluginWatchLags).then(|| self.cluster.api().faults().hold_watches_of(PLUGIN_USER, "pods"));
+        let creations = batch.pods.iter().map(|number| {
+            let spec = pod_spec(&pod_name(*number), batch.shape).on(&node_name(batch.node));
+            let pods = self.pods.clone();
+            async move { pods.create(&spec).await }
+        });
+        try_join_all(creations).await?;
+        if batch.meanwhile == Meanwhile::SchedulerRestartsEarly {
+            self.cluster.scheduler.restart().await?;
+        }
+        self.until_bound(&batch.pods).await?;
+        for number in &batch.deleted {
+            self.pods.delete(&pod_name(*number)).await?;
+        }
+        self.until_gone(&batch.deleted).await?;
+        let n_admitted = batch.pods.len() - batch.deleted.len();
+        self.until_kubelet(batch.node, "the pods to reach kubelet", |kubelet| kubelet.n_held() >= n_admitted).await?;
+        self.before_release(batch).await?;
+        let n_calls = self.node(batch.node)?.kubelet().n_allocate_calls();
+        self.node(batch.node)?.kubelet().release(batch.order, batch.order_seed);
+        let begun = |kubelet: &Kubelet| kubelet.n_allocate_calls() > n_calls || n_admitted == 0;
+        match batch.meanwhile {
+            Meanwhile::PluginWatchLags => self.until_kubelet(batch.node, "Allocate to be called", begun).await?,
+            Meanwhile::PluginDies => {
+                self.until_kubelet(batch.node, "Allocate to be called", begun).await?;
+                self.restart_plugin(batch.node).await?;
+            }
+            Meanwhile::CdiBlocked => {
+                let n_before = self.n_admissions_seen.get(batch.node).copied().unwrap_or(0);
+                let all = |kubelet: &Kubelet| kubelet.n_admissions() >= n_before + n_admitted;
+                self.until_kubelet(batch.node, "all pods to be admitted", all).await?;
+                self.cdi(batch.node)?.unblock()?;
+            }
+            _ => {}
+        }
+        drop(lagging);
+        self.until_settled().await
+    }
+
+    /// What happens once the pods are bound and kubelet knows of them.
+    async fn before_release(&mut self, batch: &Batch) -> Result<()> {
+        let faults = self.cluster.api().faults().clone();
+        match batch.meanwhile {
+            Meanwhile::PluginRestarts => self.restart_plugin(batch.node).await?,
+            Meanwhile::KubeletRestarts => {
+                self.node(batch.node)?.restart_kubelet().await?;
+                // Held back as well, it lists every pod of the node.
+                self.until_offered(batch.node).await?;
+            }
+            Meanwhile::SchedulerRestarts => {
+                self.cluster.scheduler.restart().await?;
+                self.cluster.until_scheduler_ready(DEADLINE).await?;
+            }
+            Meanwhile::PluginWatchBreaks => faults.drop_watches_of(PLUGIN_USER, "pods"),
+            Meanwhile::AllWatchesBreak => {
+                self.cluster.api().cluster().compact();
+                faults.drop_watches("");
+            }
+            Meanwhile::CdiBlocked => self.cdi(batch.node)?.block()?,
+            Meanwhile::CdiWiped => self.cdi(batch.node)?.wipe()?,
+            Meanwhile::Nothing | Meanwhile::SchedulerRestartsEarly | Meanwhile::PluginWatchLags | Meanwhile::PluginDies => {}
+        }
+        Ok(())
+    }
+
+    async fn delete(&self, numbers: &[usize]) -> Result<()> {
+        try_join_all(numbers.iter().map(|number| {
+            let (pods, name) = (self.pods.clone(), pod_name(*number));
+            async move { pods.delete(&name).await }
+        }))
+        .await?;
+        self.until_gone(numbers).await
+    }
+
+    async fn crash(&mut self, numbers: &[usize]) -> Result<()> {
+        let names: Vec<String> = numbers.iter().map(|number| pod_name(*number)).collect();
+        for node in self.cluster.nodes() {
+            let running = |one: &Container| {
+                one.kind == ContainerKind::App && names.contains(&one.pod) && matches!(one.state, RunState::Running { .. })
+            };
+            let crashed: Vec<Container> = node.kubelet().containers().into_iter().filter(running).collect();
+            for container in &crashed {
+                node.kubelet().restart_container("default", &container.pod, &container.name)?;
+            }
+            let again = |kubelet: &Kubelet| {
+                let now = kubelet.containers();
+                let is_back =
+                    |old: &Container| now.iter().any(|one| one.pod_uid == old.pod_uid && one.name == old.name && one.starts > old.starts);
+                crashed.iter().all(is_back)
+            };
+            ensure!(node.kubelet().until(DEADLINE, again).await, "crashed containers do not start again: {}", state_of(node.kubelet()));
+        }
+        Ok(())
+    }
+
+    async fn restart_plugin(&mut self, node: usize) -> Result<()> {
+        self.count_heals(node).await;
+        self.node(node)?.restart_plugin().await?;
+        self.until_offered(node).await
+    }
+
+    async fn restart_kubelet(&mut self, node: usize) -> Result<()> {
+        self.node(node)?.restart_kubelet().await?;
+        self.until_kubelet(node, "the restarted kubelet to have seen its pods", Kubelet::has_synced).await?;
+        self.until_offered(node).await
+    }
+
+    /// Waits until kubelet has healthy devices of both resources again.
+    async fn until_offered(&mut self, node: usize) -> Result<()> {
+        let offered = |kubelet: &Kubelet| {
+            let capacity = kubelet.capacity();
+            [GPU_MEM, GPU_SHARED].iter().all(|name| capacity.get(*name).is_some_and(|(all, healthy)| *all > 0 && all == healthy))
+        };
+        self.until_kubelet(node, "the plugin to register again", offered).await
+    }
+
+    async fn until_kubelet(&mut self, node: usize, what: &str, condition: impl FnMut(&Kubelet) -> bool) -> Result<()> {
+        let node = self.node(node)?;
+        let reached = node.kubelet().until(DEADLINE, condition).await;
+        ensure!(reached, "waited in vain for {what}; {}", state_of(node.kubelet()));
+        Ok(())
+    }
+
+    async fn until_bound(&self, numbers: &[usize]) -> Result<()> {
+        let names: Vec<String> = numbers.iter().map(|number| pod_name(*number)).collect();
+        let bound = |snapshot: &Snapshot| names.iter().all(|name| snapshot.pod(name).and_then(node_of).is_some()).then_some(());
+        self.cluster.until("all pods to be bound", DEADLINE, bound).await
+    }
+
+    async fn until_gone(&self, numbers: &[usize]) -> Result<()> {
+        let names: Vec<String> = numbers.iter().map(|number| pod_name(*number)).collect();
+        let gone = |snapshot: &Snapshot| names.iter().all(|name| snapshot.pod(name).is_none()).then_some(());
+        self.cluster.until("deleted pods to be gone", DEADLINE, gone).await
+    }
+
+    /// Waits until every pod runs or has failed.
+    async fn until_settled(&self) -> Result<()> {
+        let is_settled = |pod: &k8s_openapi::api::core::v1::Pod| is_running(pod) || matches!(phase(pod), "Failed" | "Succeeded");
+        let settled = |snapshot: &Snapshot| snapshot.pods.values().all(is_settled).then_some(());
+        self.cluster.until("every pod to run or to have failed", DEADLINE, settled).await
+    }
+
+    /// Enters what kubelets have done, and checks what must hold at every moment.
+    async fn look(&mut self) -> Result<()> {
+        for (node, seen) in self.cluster.nodes().zip(&mut self.n_admissions_seen) {
+            let admissions = node.kubelet().admissions();
+            admissions.iter().skip(*seen).for_each(|admission| self.book.admitted(admission));
+            *seen = admissions.len();
+        }
+        let mut snapshot = Snapshot::of(self.cluster.api().cluster());
+        snapshot.pods.retain(|_, pod| phase(pod) != "Failed");
+        let mut pages = self.book.pages();
+        let step = pages.step;
+        let found = invariants::accounts(&snapshot, &std::collections::BTreeSet::new()).violations;
+        pages.violations.extend(found.into_iter().map(|violation| format!("step {step}: {violation}")));
+        drop(pages);
+        self.look_at_running().await;
+        Ok(())
+    }
+
+    /// A record that has moved away from a running container counts as a wrong device.
+    async fn look_at_running(&self) {
+        let api = self.cluster.api().cluster().clone();
+        let none = |_: &Snapshot| misplaced(&self.cluster, &Snapshot::of(&api)).is_empty().then_some(());
+        if self.cluster.observer().until("records to agree with containers", self.settling(), none).await.is_err() {
+            let mut pages = self.book.pages();
+            for (uid, turn, sight) in misplaced(&self.cluster, &Snapshot::of(&api)) {
+                pages.enter_wrong(&uid, turn, &sight);
+            }
+        }
+    }
+
+    /// Nothing follows where starts have been wrong already.
+    fn settling(&self) -> Duration {
+        if self.book.pages().wrong.is_empty() { SETTLING } else { Duration::ZERO }
+    }
+
+    /// Adds up the outcomes that a plugin has counted and is about to forget.
+    async fn count_heals(&mut self, node: usize) {
+        let Some(address) = self.metrics.get(node) else { return };
+        let Ok((_, text)) = HttpClient::new().get(&format!("http://{address}/metrics")).await else { return };
+        for (outcome, count) in outcomes(&String::from_utf8_lossy(&text)) {
+            *self.heals.entry(outcome).or_default() += count;
+        }
+    }
+
+    /// Ends the run; what the plugins did about differences, by outcome.
+    pub(super) async fn end(mut self, keep_files: bool) -> Result<BTreeMap<String, u64>> {
+        for node in 0..N_NODES {
+            self.count_heals(node).await;
+        }
+        self.cluster.keep_files(keep_files);
+        self.cluster.stop().await?;
+        Ok(self.heals)
+    }
+}
+
+/// Containers that run and see other devices than their pods' records name now.
+fn misplaced(cluster: &Cluster, snapshot: &Snapshot) -> Vec<(String, u32, Sight)> {
+    let mut found = Vec::new();
+    for node in cluster.nodes() {
+        let device = snapshot.devices.get(node.name());
+        for container in node.kubelet().containers().into_iter().filter(|one| matches!(one.state, RunState::Running { .. })) {
+            let key = format!("{}/{}", container.namespace, container.pod);
+            let Some(pod) = snapshot.pods.get(&key).filter(|pod| pod.uid().as_deref() == Some(container.pod_uid.as_str())) else {
+                continue;
+            };
+            let sees = invariants::devices_of(container.env.get(invariants::VISIBLE_DEVICES).map(String::as_str).unwrap_or_default());
+            let should_see = invariants::should_see(pod, device, &container.name);
+            if sees != should_see {
+                found.push((container.pod_uid, container.starts, Sight { pod: key, container: container.name, sees, should_see }));
+            }
+        }
+    }
+    found
+}
+
+/// One clause about containers that do not run.
+fn state_of(kubelet: &Kubelet) -> String {
+    let waiting = kubelet.containers().into_iter().filter_map(|one| match one.state {
+        RunState::Waiting { reason, message } => Some(format!("{}/{}: {reason}: {message}", one.pod, one.name)),
+        _ => None,
+    });
+    let waiting: Vec<String> = waiting.collect();
+    format!("{} pods are held, {:?} are offered; {}", kubelet.n_held(), kubelet.capacity(), waiting.join("; "))
+}
+
+fn pod_spec(name: &str, shape: Shape) -> PodSpec {
+    match shape {
+        Shape::Units(units) => PodSpec::new(name, &[(GPU_MEM, &units.to_string())]),
+        Shape::UnitsAndInit(units) => PodSpec::new(name, &[(GPU_MEM, &units.to_string())]).init("init", &[(GPU_MEM, &units.to_string())]),
+        Shape::TwoContainers(units) => {
+            PodSpec::new(name, &[(GPU_MEM, &units.to_string())]).container("second", &[(GPU_MEM, &units.to_string())])
+        }
+        Shape::InitOnly(units) => PodSpec::new(name, &[]).init("init", &[(GPU_MEM, &units.to_string())]),
+        Shape::Ratio => PodSpec::new(name, &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "12"), (GPU_CORE, "12")]),
+        Shape::TwoDevices => PodSpec::new(name, &[(GPU_SHARED, "2"), (GPU_MEMORY_RATIO, "24"), (GPU_CORE, "24")]),
+    }
+}
+
+/// The series of the plugin that count differences, by outcome.
+fn outcomes(text: &str) -> BTreeMap<String, u64> {
+    let series = text.lines().filter(|line| line.starts_with("gpushare_device_plugin_identity_mismatch_total{"));
+    let read = |line: &str| {
+        let outcome = line.split_once("outcome=\"")?.1.split_once('"')?.0;
+        let count: f64 = line.rsplit_once(' ')?.1.parse().ok()?;
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a counter of small whole numbers")]
+        Some((outcome.to_owned(), count.max(0.0) as u64))
+    };
+    series.filter_map(read).collect()
+}

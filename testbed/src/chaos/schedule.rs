@@ -1,0 +1,300 @@
+//! What happens in a run, worked out from the seed alone: batches of equal pods, deletions, restarts, faults.
+//!
+//! Pure. Pods are named by their number; the schedule keeps its own books of how full each node is, so that every pod
+//! has room whatever the daemons do.
+
+use rand::rngs::StdRng;
+use rand::seq::{IndexedRandom, SliceRandom};
+use rand::{RngExt, SeedableRng};
+use serde::Serialize;
+
+use crate::kubelet::OrderRule;
+
+/// Nodes of the cluster.
+pub(super) const N_NODES: usize = 2;
+/// GPUs of each node.
+pub(super) const N_GPUS: u64 = 4;
+/// Memory units (GiB) of each GPU.
+pub(super) const UNITS_PER_GPU: u64 = 32;
+/// Units of a node that pods may hold together: with the rest, a pod of four units always finds a GPU.
+const MOST_UNITS: u64 = N_GPUS * UNITS_PER_GPU - 16;
+/// Units of a node beyond which no pods of two devices come: below it, the last of [`MOST_FOR_TWO`] finds two GPUs.
+const MOST_UNITS_FOR_TWO: u64 = 46;
+/// Pods of two devices that come together.
+const MOST_FOR_TWO: usize = 6;
+/// Pods of one batch.
+const MOST_PODS: usize = 24;
+
+/// What every pod of a batch asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Shape {
+    /// Memory units of one GPU.
+    Units(u64),
+    /// The same, with an init container that asks for as much.
+    UnitsAndInit(u64),
+    /// Two containers that see the same GPU.
+    TwoContainers(u64),
+    /// An init container alone asks.
+    InitOnly(u64),
+    /// 12 % of one GPU, by ratio, and of its computing power.
+    Ratio,
+    /// 12 % of each of two GPUs.
+    TwoDevices,
+}
+
+impl Shape {
+    /// Memory units that a pod of this shape holds, over all its GPUs.
+    pub fn units(self) -> u64 {
+        match self {
+            Self::Units(units) | Self::UnitsAndInit(units) | Self::InitOnly(units) => units,
+            Self::TwoContainers(each) => 2 * each,
+            Self::Ratio => 4,
+            Self::TwoDevices => 8,
+        }
+    }
+}
+
+/// What happens between the binding of a batch and its admission, or during that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Meanwhile {
+    /// Nothing.
+    Nothing,
+    /// The plugin is killed, and registers again before the pods are admitted.
+    PluginRestarts,
+    /// Kubelet is killed, and the plugin registers again before the pods are admitted.
+    KubeletRestarts,
+    /// The scheduler is killed once the pods are bound.
+    SchedulerRestarts,
+    /// The scheduler is killed while the pods are being bound.
+    SchedulerRestartsEarly,
+    /// The plugin's watch of pods breaks.
+    PluginWatchBreaks,
+    /// Everybody's watches break, and what they missed is compacted away.
+    AllWatchesBreak,
+    /// The plugin learns of the pods only after kubelet has asked it for the first of them.
+    PluginWatchLags,
+    /// The plugin is killed while the pods are being admitted.
+    PluginDies,
+    /// No CDI spec can be written until the pods have been tried to start.
+    CdiBlocked,
+    /// All CDI specs disappear.
+    CdiWiped,
+}
+
+/// Pods that are bound together and admitted together.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Batch {
+    /// Their node.
+    pub node: usize,
+    /// Their numbers.
+    pub pods: Vec<usize>,
+    /// What each asks for.
+    pub shape: Shape,
+    /// The order of their admission.
+    #[serde(skip)]
+    pub order: OrderRule,
+    /// Decides a shuffle.
+    pub order_seed: u64,
+    /// Those that are deleted after they are bound and before they are admitted.
+    pub deleted: Vec<usize>,
+    /// What else happens.
+    pub meanwhile: Meanwhile,
+}
+
+/// One step of a run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub enum Step {
+    /// A batch of pods comes.
+    Batch(Batch),
+    /// Pods are deleted.
+    Delete(Vec<usize>),
+    /// The containers of pods crash and are started again.
+    Crash(Vec<usize>),
+    /// The plugin of a node is killed and comes back.
+    RestartPlugin(usize),
+    /// Kubelet of a node is killed and comes back.
+    RestartKubelet(usize),
+    /// Kubelet breaks its stream from the plugin.
+    BreakStream(usize),
+    /// All CDI specs of a node disappear, and containers crash.
+    WipeCdi(usize, Vec<usize>),
+}
+
+/// A pod that is there as far as the schedule goes.
+#[derive(Clone, Copy, Debug)]
+struct Placed {
+    number: usize,
+    node: usize,
+    shape: Shape,
+}
+
+/// The books of a schedule in the making.
+struct Books {
+    dice: StdRng,
+    n_pods: usize,
+    placed: Vec<Placed>,
+}
+
+/// The steps of a run.
+pub fn schedule(seed: u64, n_steps: usize) -> Vec<Step> {
+    let mut books = Books { dice: StdRng::seed_from_u64(seed), n_pods: 0, placed: Vec::new() };
+    (0..n_steps).map(|_| books.step()).collect()
+}
+
+impl Books {
+    fn step(&mut self) -> Step {
+        let node = self.dice.random_range(0..N_NODES);
+        if self.used(node) > MOST_UNITS * 2 / 3 {
+            return Step::Delete(self.remove_some(node));
+        }
+        match self.dice.random_range(0..100) {
+            0..72 => self.batch(node),
+            72..80 => Step::Crash(self.some_of(node)),
+            80..86 => Step::RestartPlugin(node),
+            86..91 => Step::RestartKubelet(node),
+            91..94 => Step::BreakStream(node),
+            94..97 => Step::WipeCdi(node, self.some_of(node)),
+            _ => Step::Delete(self.remove_some(node)),
+        }
+    }
+
+    fn used(&self, node: usize) -> u64 {
+        self.placed.iter().filter(|pod| pod.node == node).map(|pod| pod.shape.units()).sum()
+    }
+
+    fn on(&self, node: usize) -> Vec<usize> {
+        self.placed.iter().filter(|pod| pod.node == node).map(|pod| pod.number).collect()
+    }
+
+    fn some_of(&mut self, node: usize) -> Vec<usize> {
+        let mut numbers = self.on(node);
+        numbers.shuffle(&mut self.dice);
+        numbers.truncate(self.dice.random_range(1..=8));
+        numbers
+    }
+
+    /// Takes most pods of a node away.
+    fn remove_some(&mut self, node: usize) -> Vec<usize> {
+        let mut numbers = self.on(node);
+        numbers.shuffle(&mut self.dice);
+        let kept = self.dice.random_range(0..=numbers.len() / 3);
+        numbers.truncate(numbers.len() - kept);
+        self.placed.retain(|pod| !numbers.contains(&pod.number));
+        numbers
+    }
+
+    fn batch(&mut self, node: usize) -> Step {
+        let shape = self.shape(node);
+        let room = usize::try_from((MOST_UNITS - self.used(node)) / shape.units()).unwrap_or(0);
+        let most = if shape == Shape::TwoDevices { room.min(MOST_FOR_TWO) } else { room.min(MOST_PODS) };
+        let n_pods = self.dice.random_range(most.min(2)..=most);
+        let pods: Vec<usize> = (self.n_pods..self.n_pods + n_pods).collect();
+        self.n_pods += n_pods;
+        let mut deleted = pods.clone();
+        deleted.shuffle(&mut self.dice);
+        // In two batches of three nobody is deleted early.
+        let n_deleted = if self.dice.random_range(0..3) == 0 { self.dice.random_range(0..=n_pods / 2) } else { 0 };
+        deleted.truncate(n_deleted);
+        let orders = [OrderRule::Creation, OrderRule::Reversed, OrderRule::Reversed, OrderRule::Shuffled, OrderRule::Shuffled];
+        let placed = pods.iter().filter(|number| !deleted.contains(number));
+        self.placed.extend(placed.map(|number| Placed { number: *number, node, shape }));
+        let order = orders.choose(&mut self.dice).copied().unwrap_or(OrderRule::Shuffled);
+        Step::Batch(Batch { node, pods, shape, order, order_seed: self.dice.random(), deleted, meanwhile: self.meanwhile() })
+    }
+
+    fn shape(&mut self, node: usize) -> Shape {
+        let units = self.dice.random_range(1..=4);
+        let fits_two = self.used(node) <= MOST_UNITS_FOR_TWO;
+        match self.dice.random_range(0..10) {
+            0..4 => Shape::Units(units),
+            4 => Shape::UnitsAndInit(units),
+            5 => Shape::TwoContainers(1 + units % 2),
+            6 => Shape::InitOnly(units),
+            7 if fits_two => Shape::TwoDevices,
+            _ => Shape::Ratio,
+        }
+    }
+
+    fn meanwhile(&mut self) -> Meanwhile {
+        use Meanwhile as M;
+        match self.dice.random_range(0..100) {
+            0..40 => M::Nothing,
+            40..48 => M::PluginRestarts,
+            48..54 => M::KubeletRestarts,
+            54..58 => M::SchedulerRestarts,
+            58..62 => M::SchedulerRestartsEarly,
+            62..68 => M::PluginWatchBreaks,
+            68..72 => M::AllWatchesBreak,
+            72..84 => M::PluginWatchLags,
+            84..87 => M::PluginDies,
+            87..94 => M::CdiBlocked,
+            _ => M::CdiWiped,
+        }
+    }
+}
+
+/// How many admissions a schedule asks for: a pod that is deleted before is none.
+pub fn n_admissions(steps: &[Step]) -> usize {
+    let of = |step: &Step| match step {
+        Step::Batch(batch) => batch.pods.len() - batch.deleted.len(),
+        _ => 0,
+    };
+    steps.iter().map(of).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_seed_decides_everything() {
+        assert_eq!(schedule(7, 200), schedule(7, 200));
+        assert_ne!(schedule(7, 200), schedule(8, 200));
+        assert_eq!(schedule(7, 200)[..50], schedule(7, 50), "a longer run begins as a shorter one");
+    }
+
+    #[test]
+    fn everything_happens_in_a_run_of_some_length() {
+        let steps = schedule(1, 2000);
+        let batches: Vec<&Batch> = steps.iter().filter_map(|step| if let Step::Batch(batch) = step { Some(batch) } else { None }).collect();
+        let meanwhile: std::collections::BTreeSet<String> = batches.iter().map(|batch| format!("{:?}", batch.meanwhile)).collect();
+        assert_eq!(meanwhile.len(), 11, "{meanwhile:?}");
+        assert!(batches.iter().any(|batch| batch.shape == Shape::TwoDevices) && batches.iter().any(|batch| !batch.deleted.is_empty()));
+        assert!(
+            steps.iter().any(|step| matches!(step, Step::WipeCdi(..))) && steps.iter().any(|step| matches!(step, Step::BreakStream(_)))
+        );
+        assert!(n_admissions(&steps) > 5000, "{}", n_admissions(&steps));
+    }
+
+    proptest! {
+        #[test]
+        fn no_node_is_ever_overfull_and_only_pods_that_exist_are_touched(seed: u64) {
+            let mut pods = BTreeMap::new();
+            for step in schedule(seed, 100) {
+                match step {
+                    Step::Batch(batch) => {
+                        prop_assert!(batch.deleted.iter().all(|number| batch.pods.contains(number)));
+                        pods.extend(batch.pods.iter().map(|number| (*number, (batch.node, batch.shape.units()))));
+                        for node in 0..N_NODES {
+                            // Those that are deleted before their admission hold their units while the batch is bound.
+                            let used: u64 = pods.values().filter(|(of, _)| *of == node).map(|(_, units)| units).sum();
+                            prop_assert!(used <= MOST_UNITS);
+                        }
+                        pods.retain(|number, _| !batch.deleted.contains(number));
+                    }
+                    Step::Delete(numbers) => {
+                        for number in numbers {
+                            prop_assert!(pods.remove(&number).is_some());
+                        }
+                    }
+                    Step::Crash(numbers) | Step::WipeCdi(_, numbers) => prop_assert!(numbers.iter().all(|number| pods.contains_key(number))),
+                    _ => {}
+                }
+            }
+        }
+    }
+}
