@@ -52,7 +52,12 @@ impl fmt::Display for Mode {
 impl Mode {
     fn plugin_args(self, metrics: SocketAddr) -> Vec<String> {
         let metrics = metrics.to_string();
-        ["--health-listen", &metrics].into_iter().map(str::to_owned).collect()
+        let chosen: &[&str] = match self {
+            Self::Cdi => &["--inject", "cdi"],
+            Self::Envvar => &["--inject", "envvar"],
+            Self::Timestamp => &[],
+        };
+        ["--health-listen", &metrics].iter().chain(chosen).map(|arg| (*arg).to_owned()).collect()
     }
 }
 

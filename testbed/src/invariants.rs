@@ -103,12 +103,23 @@ pub fn record(pod: &Pod) -> Result<Vec<(i32, String)>, String> {
     }
 }
 
+/// The record that counts for a pod.
+#[derive(Debug, Default)]
+struct Effective {
+    /// Minors and UUIDs.
+    devices: Vec<(i32, String)>,
+    /// All of it, where it is not the pod's own.
+    exchanged: Option<DeviceAllocations>,
+}
+
 /// The record that counts for a pod: the one that it has exchanged for its own, if its node's Device object names one.
-fn effective(pod: &Pod, device: Option<&Device>) -> Result<(Vec<(i32, String)>, Option<DeviceAllocations>), String> {
+fn effective(pod: &Pod, device: Option<&Device>) -> Result<Effective, String> {
     let exchanged = exchange::read(device.and_then(|device| device.metadata.annotations.as_ref())).map_err(|error| error.to_string())?;
-    let Some(other) = pod.metadata.uid.as_ref().and_then(|uid| exchanged.get(uid)) else { return Ok((record(pod)?, None)) };
+    let Some(other) = pod.metadata.uid.as_ref().and_then(|uid| exchanged.get(uid)) else {
+        return Ok(Effective { devices: record(pod)?, exchanged: None });
+    };
     let devices = other.get(TYPE_GPU).into_iter().flatten().map(|one| (one.minor, one.id.clone())).collect();
-    Ok((devices, Some(other.clone())))
+    Ok(Effective { devices, exchanged: Some(other.clone()) })
 }
 
 /// UUIDs that a container should see, sorted, as the record that counts for its pod names them; none if it asks for none.
@@ -118,8 +129,8 @@ pub fn should_see(pod: &Pod, device: Option<&Device>, container: &str) -> Vec<St
     if !containers.any(|one| one.name == container && asks(one)) {
         return Vec::new();
     }
-    let (devices, _) = effective(pod, device).unwrap_or_default();
-    let mut uuids: Vec<String> = devices.into_iter().map(|(_, uuid)| uuid).collect();
+    let record = effective(pod, device).unwrap_or_default();
+    let mut uuids: Vec<String> = record.devices.into_iter().map(|(_, uuid)| uuid).collect();
     uuids.sort();
     uuids
 }
@@ -155,7 +166,7 @@ impl Accounts {
     }
 
     fn add_pod(&mut self, snapshot: &Snapshot, name: &str, pod: &Pod, node: &str, share: Share) -> Result<(), String> {
-        let (devices, exchanged) = effective(pod, snapshot.devices.get(node))?;
+        let Effective { devices, exchanged } = effective(pod, snapshot.devices.get(node))?;
         let distinct: BTreeSet<i32> = devices.iter().map(|(minor, _)| *minor).collect();
         if distinct.len() as u64 != share.n_devices || devices.len() != distinct.len() {
             return Err(format!("it asks for {} devices and has {:?}", share.n_devices, devices));

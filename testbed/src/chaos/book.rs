@@ -80,6 +80,13 @@ impl Book {
         }
     }
 
+    /// Enters violations of other invariants.
+    pub fn violated(&self, found: Vec<String>) {
+        let mut pages = self.pages();
+        let step = pages.step;
+        pages.violations.extend(found.into_iter().map(|violation| format!("step {step}: {violation}")));
+    }
+
     /// Enters an admission.
     pub fn admitted(&self, admission: &Admission) {
         let mut pages = self.pages();

@@ -1,6 +1,6 @@
 //! Takes the steps of a schedule on a cluster of real daemons, and looks at everything after each.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -261,11 +261,7 @@ impl Runner {
         }
         let mut snapshot = Snapshot::of(self.cluster.api().cluster());
         snapshot.pods.retain(|_, pod| phase(pod) != "Failed");
-        let mut pages = self.book.pages();
-        let step = pages.step;
-        let found = invariants::accounts(&snapshot, &std::collections::BTreeSet::new()).violations;
-        pages.violations.extend(found.into_iter().map(|violation| format!("step {step}: {violation}")));
-        drop(pages);
+        self.book.violated(invariants::accounts(&snapshot, &BTreeSet::new()).violations);
         self.look_at_running().await;
         Ok(())
     }

@@ -147,6 +147,9 @@ impl Books {
         if self.used(node) > MOST_UNITS * 2 / 3 {
             return Step::Delete(self.remove_some(node));
         }
+        if self.on(node).is_empty() {
+            return self.batch(node);
+        }
         match self.dice.random_range(0..100) {
             0..72 => self.batch(node),
             72..80 => Step::Crash(self.some_of(node)),
