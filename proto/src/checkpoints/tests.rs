@@ -96,6 +96,21 @@ proptest! {
         prop_assert_eq!(read(DEVICES_CHECKPOINTS, &written.annotation().unwrap()), Ok(Some(written)));
     }
 
+    #[test]
+    fn any_text_is_read_or_refused(text in ".{0,200}") {
+        let _ = read(DEVICES_CHECKPOINTS, &text);
+    }
+
+    #[test]
+    fn any_id_has_a_physical_device(id in "(MIG-|GPU-|/|::|[0-9a-f]){0,8}") {
+        let physical = physical_id(&id);
+        prop_assert!(id.contains(physical) && !physical.contains(REPLICA));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
     /// However much there is to say, it can be read again and every device is in it.
     #[test]
     fn no_device_is_left_out_for_length(n_entries in 1_usize..40, words in 1_usize..20_000) {
@@ -114,16 +129,5 @@ proptest! {
             checkpoints.entries.iter().flat_map(|entry| entry.device_ids.clone()).collect::<std::collections::BTreeSet<_>>()
         };
         prop_assert_eq!(devices(&read), devices(&all));
-    }
-
-    #[test]
-    fn any_text_is_read_or_refused(text in ".{0,200}") {
-        let _ = read(DEVICES_CHECKPOINTS, &text);
-    }
-
-    #[test]
-    fn any_id_has_a_physical_device(id in "(MIG-|GPU-|/|::|[0-9a-f]){0,8}") {
-        let physical = physical_id(&id);
-        prop_assert!(id.contains(physical) && !physical.contains(REPLICA));
     }
 }

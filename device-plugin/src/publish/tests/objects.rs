@@ -1,0 +1,117 @@
+//! What the Device object, the labels and the unit say.
+
+use insta::assert_json_snapshot;
+use rstest::rstest;
+use serde_json::json;
+
+use super::*;
+
+#[test]
+fn device_object() {
+    let mut fleet = sick(1);
+    (fleet.gpus[0].gpu.numa_node, fleet.gpus[0].gpu.pcie_root) = (Some(1), Some("pci0000:3a".to_owned()));
+    fleet.others = vec![nic(false)];
+    let checkpoints = Some(r#"[{"podUID":"u"}]"#.to_owned());
+    let remarks = Remarks { checkpoints, serves_vendor: true };
+    assert_json_snapshot!(device_object::device(&fleet, &node(&json!({})), &remarks, None, at(0)));
+}
+
+/// Healthy, sick, sick for another reason, well again; then another process that only knows the object.
+#[test]
+fn conditions_say_why_and_since_when() {
+    let node = node(&json!({}));
+    let after = |fleet: &Fleet, before: &DeviceSpec, second| {
+        device_object::device(fleet, &node, &Remarks::default(), Some(before), at(second)).spec
+    };
+    let healthy = object(&fleet(2)).spec;
+    assert_eq!(condition(&healthy), None);
+    let mut fleet = sick(0);
+    let first = after(&fleet, &healthy, 10);
+    assert_eq!(condition(&first), Some(("False", "Xid79", 10)));
+    fleet.gpus[0].reason = Some(Reason::Lost);
+    let second = after(&fleet, &first, 20);
+    assert_eq!(condition(&second), Some(("False", "Lost", 10)));
+    (fleet.gpus[0].is_healthy, fleet.gpus[0].reason) = (true, Some(Reason::Recovered));
+    let third = after(&fleet, &second, 30);
+    assert_eq!(condition(&third), Some(("True", "Recovered", 30)));
+    assert_eq!(after(&self::fleet(2), &third, 40), third);
+    assert_eq!(condition(&after(&self::fleet(2), &second, 50)), Some(("True", "Healthy", 50)), "what was lost is back");
+    assert!(third.devices[1].conditions.is_empty());
+}
+
+#[rstest]
+#[case::nothing(None, None, None)]
+#[case::no_numa(None, Some("pci0000:3a"), Some((0, "pci0000:3a")))]
+#[case::numa(Some(1), None, Some((1, "")))]
+#[case::both(Some(1), Some("pci0000:3a"), Some((1, "pci0000:3a")))]
+fn topology(#[case] numa_node: Option<i32>, #[case] root: Option<&str>, #[case] expected: Option<(i32, &str)>) {
+    let mut fleet = fleet(1);
+    (fleet.gpus[0].gpu.numa_node, fleet.gpus[0].gpu.pcie_root) = (numa_node, root.map(str::to_owned));
+    let topology = object(&fleet).spec.devices[0].topology.clone();
+    assert!(topology.iter().all(|topology| topology.socket_id == -1 && topology.bus_id == "0000:00:00.0"));
+    assert_eq!(topology.as_ref().map(|topology| (topology.node_id, topology.pcie_id.as_str())), expected);
+}
+
+#[test]
+fn what_others_add_is_left_alone_and_what_they_change_is_not() {
+    let wanted = object(&sick(1));
+    let says = |change: fn(&mut RawDevice)| {
+        let Held::Object(mut held) = held(&wanted) else { unreachable!() };
+        change(&mut held);
+        device_object::says(&held, &wanted)
+    };
+    assert!(says(|_| {}));
+    assert!(says(|held| {
+        held.metadata.labels.as_mut().unwrap().insert("team".to_owned(), "a".to_owned());
+        held.metadata.annotations = Some([("scheduling.koordinator.sh/gpu-partitions".to_owned(), "{}".to_owned())].into());
+    }));
+    assert!(!says(|held| held.metadata.labels = None));
+    assert!(!says(|held| held.metadata.owner_references = None));
+    assert!(!says(|held| held.spec["devices"][1]["health"] = json!(true)));
+    assert!(!says(|held| held.spec["devices"][0]["resources"]["koordinator.sh/gpu-memory"] = json!("a lot")));
+    assert!(!says(|held| held.spec = Value::Null));
+}
+
+#[test]
+fn labels_are_legal_and_say_nothing_of_mixed_models() {
+    let mut mixed = fleet(2);
+    mixed.gpus[0].gpu.model = "NVIDIA A100-SXM4-80GB".to_owned();
+    let labels = |fleet: &Fleet| object(fleet).metadata.labels.unwrap();
+    assert_eq!(labels(&mixed).get("node.koordinator.sh/gpu-model"), None);
+    mixed.gpus[1].gpu.model = format!("NVIDIA A100 (PCIe) {}", "x".repeat(80));
+    mixed.gpus.remove(0);
+    let model = labels(&mixed)["node.koordinator.sh/gpu-model"].clone();
+    assert!(model.starts_with("A100--PCIe--x") && model.len() <= 63, "{model}");
+    mixed.gpus.clear();
+    assert_eq!(labels(&mixed), BTreeMap::new(), "labels go with the devices");
+}
+
+#[test]
+fn node_bears_the_labels_of_its_devices() {
+    let mut node = node(&json!({}));
+    let labels = object(&fleet(1)).metadata.labels.unwrap();
+    let patch = labels::patch(&node, &labels).unwrap();
+    assert_eq!(
+        patch,
+        json!({"metadata": {"labels": {
+            "node.koordinator.sh/gpu-vendor": "nvidia", "node.koordinator.sh/gpu-model": "Tesla-T4",
+            "node.koordinator.sh/gpu-driver-version": "550.54.15",
+        }}})
+    );
+    node.metadata.labels = serde_json::from_value(patch["metadata"]["labels"].clone()).unwrap();
+    node.metadata.labels.as_mut().unwrap().insert("gpushare".to_owned(), "true".to_owned());
+    assert_eq!(labels::patch(&node, &labels), None);
+    let gone = json!({"node.koordinator.sh/gpu-vendor": null, "node.koordinator.sh/gpu-model": null, "node.koordinator.sh/gpu-driver-version": null});
+    assert_eq!(labels::patch(&node, &BTreeMap::new()), Some(json!({"metadata": {"labels": gone}})));
+}
+
+#[test]
+fn unit_is_annotated_once() {
+    let names = ResourceNames::default();
+    let mut node = node(&json!({}));
+    let patch = unit::patch(&node, &names, MemoryUnit::GIB).unwrap();
+    assert_eq!(patch, json!({"metadata": {"annotations": {"aliyun.com/gpu-mem-unit": "GiB"}}}));
+    node.metadata.annotations = serde_json::from_value(patch["metadata"]["annotations"].clone()).unwrap();
+    assert_eq!(unit::patch(&node, &names, MemoryUnit::GIB), None);
+    assert!(unit::patch(&node, &names, MemoryUnit::MIB).is_some());
+}
