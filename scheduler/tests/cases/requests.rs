@@ -1,0 +1,179 @@
+//! What a pod asks for: read, refused, normalised, divided over devices.
+
+use std::collections::BTreeMap;
+
+use placement::{Memory as EngineMemory, MemoryAsk};
+use proto::pod::Pod;
+use proto::quantity::Quantity;
+use proto::request::{GpuRequest, Memory, PodRequest, RequestError};
+use proto::resource::{GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, ResourceNames};
+use scheduler::accounting::per_device;
+use serde_json::{Value, json};
+
+use super::case::{Case, Outcome};
+
+/// Amounts by resource, by value.
+pub(crate) type Amounts = BTreeMap<String, Quantity>;
+
+/// Runs a case of requests.
+pub(crate) fn run(case: &Case<'_>) -> Outcome {
+    if let Some(skip) = case.of_other_vendor() {
+        return skip;
+    }
+    let input = case.input;
+    match case.kind {
+        "validate" => judge(case, &input["requests"], |_| Outcome::Passed),
+        "normalize" => judge(case, &input["requests"], |request| {
+            Outcome::equal(&normalized(&request, &input["requests"]), &amounts(&case.expected["normalized"]))
+        }),
+        "split_per_gpu" => judge(case, &input["normalized_requests"], |request| split(request.gpus.as_ref(), case.expected)),
+        "prefilter" => prefilter(case),
+        "gpu_requirements" => gpu_requirements(case),
+        "ratio_to_bytes" => ratio_to_bytes(case),
+        "bytes_to_ratio" => bytes_to_ratio(case),
+        kind => Outcome::skipped(format!("kind {kind:?} is not understood")),
+    }
+}
+
+/// Reads the amounts as those of a pod's only container; a pod that asks for nothing is none of a device's.
+fn judge(case: &Case<'_>, requests: &Value, accepted: impl FnOnce(PodRequest) -> Outcome) -> Outcome {
+    match (read(requests), case.is_ok()) {
+        (Ok(Some(request)), true) => accepted(request),
+        (Ok(None), true) => Outcome::Failed("taken for a pod that asks for nothing".to_owned()),
+        (Err(error), true) => Outcome::Failed(error.to_string()),
+        (Ok(Some(_)), false) if says_all_and_shared(requests) => {
+            Outcome::skipped("the proposal keeps koordinator.sh/gpu as core and ratio together, which gpu.shared goes with")
+        }
+        (Ok(Some(request)), false) => Outcome::Failed(format!("accepted as {request}")),
+        (Ok(None) | Err(_), false) => Outcome::Passed,
+    }
+}
+
+/// The engine's reading, which understands amounts without `gpu.shared` as Koordinator does.
+fn read(requests: &Value) -> Result<Option<PodRequest>, RequestError> {
+    let pod = json!({"spec": {"containers": [{"name": "c", "resources": {"limits": requests, "requests": requests}}]}});
+    let pod: Pod = serde_json::from_value(pod).unwrap();
+    PodRequest::of(&pod, &ResourceNames::default())
+}
+
+/// A request in Koordinator's normalised words; it keeps `gpu.shared` where the pod said it.
+fn normalized(request: &PodRequest, said: &Value) -> Amounts {
+    let mut normalized: Amounts = request.others.iter().map(|(name, amount)| (name.clone(), Quantity::from_unsigned(*amount))).collect();
+    let Some(gpus) = request.gpus else { return normalized };
+    let (name, amount) = memory_of(&gpus);
+    let shared = said.get(GPU_SHARED).map(|_| (GPU_SHARED, u64::from(gpus.devices)));
+    let core = (gpus.core > 0).then_some((GPU_CORE, gpus.core));
+    for (name, amount) in [Some((name, amount)), core, shared].into_iter().flatten() {
+        normalized.insert(name.to_owned(), Quantity::from_unsigned(amount));
+    }
+    normalized
+}
+
+fn memory_of(gpus: &GpuRequest) -> (&'static str, u64) {
+    match gpus.memory {
+        Memory::Ratio(ratio) => (GPU_MEMORY_RATIO, ratio),
+        Memory::Bytes(bytes) => (GPU_MEMORY, bytes),
+        Memory::Units(units) => ("units", units),
+    }
+}
+
+/// Compares how many GPUs are asked for, and what of each.
+fn split(gpus: Option<&GpuRequest>, expected: &Value) -> Outcome {
+    let Some(gpus) = gpus else { return Outcome::Failed("no GPU is asked for".to_owned()) };
+    let each = per_device(gpus);
+    let (name, memory) = match each.memory {
+        MemoryAsk::Ratio(ratio) => (GPU_MEMORY_RATIO, u64::from(ratio)),
+        MemoryAsk::Bytes(bytes) => (GPU_MEMORY, bytes),
+        MemoryAsk::Units(units) => ("units", units),
+    };
+    let core = (each.core > 0).then_some((GPU_CORE, u64::from(each.core)));
+    let got: Amounts =
+        [Some((name, memory)), core].into_iter().flatten().map(|(name, amount)| (name.to_owned(), Quantity::from_unsigned(amount))).collect();
+    Outcome::equal(&got, &amounts(&expected["per_gpu"]))
+        .and(|| Outcome::equal(&json!(each.devices), &expected["gpu_count"]))
+        .and(|| Outcome::equal(&json!(gpus.is_shared()), &expected["shared"]))
+}
+
+fn prefilter(case: &Case<'_>) -> Outcome {
+    let requests = &case.input["container_requests"];
+    let skip = case.expected["skip"].as_bool().unwrap_or(false);
+    match read(requests) {
+        Ok(None) if skip => Outcome::Passed,
+        Ok(_) if skip => Outcome::Failed("a request for devices is seen".to_owned()),
+        Err(error) if !case.is_ok() => {
+            // A pod that breaks a rule is refused on every node, which no preemption helps: that is the code.
+            let said = error.to_string();
+            let missing: Vec<&String> = requests.as_object().unwrap().keys().filter(|name| !said.contains(name.as_str())).collect();
+            if missing.is_empty() { Outcome::Passed } else { Outcome::Failed(format!("the refusal does not name {missing:?}: {said}")) }
+        }
+        _ => judge(case, requests, |request| {
+            Outcome::equal(&by_type(&request, requests), &types(&case.expected["normalized_by_type"])).and(|| match &case.expected["gpu"] {
+                Value::Null => Outcome::equal(&request.gpus.is_none(), &true),
+                gpu => split(request.gpus.as_ref(), gpu),
+            })
+        }),
+    }
+}
+
+/// A normalised request by type of device: what follows the slash is the type of everything that is no GPU.
+fn by_type(request: &PodRequest, said: &Value) -> BTreeMap<String, Amounts> {
+    let mut types: BTreeMap<String, Amounts> = BTreeMap::new();
+    for (name, amount) in normalized(request, said) {
+        let other = request.others.iter().any(|(other, _)| *other == name);
+        let kind = if other { name.rsplit('/').next().unwrap_or_default() } else { "gpu" };
+        types.entry(kind.to_owned()).or_default().insert(name, amount);
+    }
+    types
+}
+
+fn types(by_type: &Value) -> BTreeMap<String, Amounts> {
+    by_type.as_object().into_iter().flatten().map(|(kind, requests)| (kind.clone(), amounts(requests))).collect()
+}
+
+fn gpu_requirements(case: &Case<'_>) -> Outcome {
+    if case.input["annotations"].as_object().is_some_and(|annotations| !annotations.is_empty()) || !case.input["gpu_hint"].is_null() {
+        return Outcome::skipped("partitions and allocation hints belong to topology");
+    }
+    match (read(&case.input["normalized_requests_by_type"]["gpu"]), &case.expected["gpu"]) {
+        (Ok(None), Value::Null) => Outcome::Passed,
+        (Ok(request), gpu) => split(request.and_then(|request| request.gpus).as_ref(), gpu),
+        (Err(error), _) if case.is_ok() => Outcome::Failed(error.to_string()),
+        (Err(_), _) => Outcome::Passed,
+    }
+}
+
+fn ratio_to_bytes(case: &Case<'_>) -> Outcome {
+    let ratio = u32::try_from(number(&case.input["ratio"])).unwrap();
+    let total = EngineMemory::from_bytes(number(&case.input["total_memory"]));
+    let memory = MemoryAsk::Ratio(ratio).on(total, None).unwrap();
+    Outcome::equal(&memory.bytes_floor(), &number(&case.expected["bytes"]))
+}
+
+fn bytes_to_ratio(case: &Case<'_>) -> Outcome {
+    let (bytes, total) = (number(&case.input["bytes"]), number(&case.input["total_memory"]));
+    let ratio = u64::from(EngineMemory::from_bytes(bytes).percent_of(EngineMemory::from_bytes(total)));
+    let expected = number(&case.expected["ratio"]);
+    if ratio == expected + 1 && bytes * 100 > expected * total {
+        return Outcome::skipped("a ratio that is not whole is rounded up here: rounded down it would count too little");
+    }
+    Outcome::equal(&ratio, &expected)
+}
+
+/// Whether a container says `koordinator.sh/gpu` and `gpu.shared`, and nothing besides.
+pub(crate) fn says_all_and_shared(requests: &Value) -> bool {
+    amounts(requests).into_keys().eq([GPU, GPU_SHARED])
+}
+
+/// Amounts by resource; empty if there are none.
+pub(crate) fn amounts(resources: &Value) -> Amounts {
+    serde_json::from_value(resources.clone()).unwrap_or_else(|error| {
+        assert!(resources.is_null(), "{resources}: {error}");
+        Amounts::new()
+    })
+}
+
+/// The value of a quantity.
+pub(crate) fn number(quantity: &Value) -> u64 {
+    let quantity: Quantity = serde_json::from_value(quantity.clone()).expect("a quantity");
+    quantity.unsigned().expect("a whole number")
+}
