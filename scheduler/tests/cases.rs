@@ -6,6 +6,12 @@
 
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a case that is no case should end the run of it")]
 
+#[path = "cases/allocate.rs"]
+mod allocate;
+#[path = "cases/annotations.rs"]
+mod annotations;
+#[path = "cases/books.rs"]
+mod books;
 #[path = "cases/case.rs"]
 mod case;
 #[path = "cases/report.rs"]
@@ -14,6 +20,8 @@ mod report;
 mod requests;
 #[path = "cases/webhooks.rs"]
 mod webhooks;
+#[path = "cases/world.rs"]
+mod world;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -26,6 +34,11 @@ type Runner = fn(&Case<'_>) -> Outcome;
 
 /// Files and what runs their cases.
 const RUNNERS: &[(&str, Runner)] = &[
+    ("allocate.json", allocate::run),
+    ("annotations.json", annotations::run),
+    ("desired_count.json", allocate::count),
+    ("device_cache.json", books::run),
+    ("device_plugin_adapter.json", annotations::adapt),
     ("request_validation.json", requests::run),
     ("webhook_mutate.json", webhooks::mutate),
     ("webhook_validate.json", webhooks::validate),

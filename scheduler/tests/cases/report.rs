@@ -1,6 +1,7 @@
 //! Totals, and what is said about them.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io::Write;
 use std::path::Path;
 
@@ -22,7 +23,7 @@ impl Report {
         match outcome {
             Outcome::Passed => self.n_passed += 1,
             Outcome::Failed(how) => self.failures.push(format!("{file} {} ({}): {how}", case.id, case.name)),
-            Outcome::Skipped(why) => self.skips.entry(why).or_default().push(format!("{file} {}", case.id)),
+            Outcome::Skipped(why) => self.skips.entry(why).or_default().push(format!("{file} {} ({})", case.id, case.name)),
         }
     }
 
@@ -43,28 +44,24 @@ impl Report {
 
     /// Prints everything to standard output.
     pub(crate) fn print(&self, directory: &Path) {
-        let mut text = format!("cases of {}\n", directory.display());
-        for note in &self.notes {
-            text += &format!("  {note}\n");
-        }
+        // Nothing can be done for a reader who has gone.
+        let _ = write!(std::io::stdout(), "cases of {}\n{self}", directory.display());
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.notes.iter().try_for_each(|note| writeln!(f, "  {note}"))?;
         for (why, cases) in &self.skips {
-            text += &format!("  skipped {}: {why}\n", cases.len());
-            for case in cases {
-                text += &format!("    {case}\n");
-            }
+            writeln!(f, "  skipped {}: {why}", cases.len())?;
+            cases.iter().try_for_each(|case| writeln!(f, "    {case}"))?;
         }
-        for failure in &self.failures {
-            text += &format!("  FAILED {failure}\n");
-        }
-        for problem in &self.problems {
-            text += &format!("  PROBLEM {problem}\n");
-        }
-        if self.n_passed == 0 && self.failures.is_empty() && self.problems.is_empty() {
-            text += "  PROBLEM no case was run\n";
+        self.failures.iter().try_for_each(|failure| writeln!(f, "  FAILED {failure}"))?;
+        self.problems.iter().try_for_each(|problem| writeln!(f, "  PROBLEM {problem}"))?;
+        if self.n_passed == 0 {
+            writeln!(f, "  PROBLEM no case has passed")?;
         }
         let n_skipped: usize = self.skips.values().map(Vec::len).sum();
-        text += &format!("{} passed, {} failed, {n_skipped} skipped\n", self.n_passed, self.failures.len());
-        // Nothing can be done for a reader who has gone.
-        let _ = std::io::stdout().write_all(text.as_bytes());
+        writeln!(f, "{} passed, {} failed, {n_skipped} skipped", self.n_passed, self.failures.len())
     }
 }

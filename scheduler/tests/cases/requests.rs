@@ -87,8 +87,11 @@ fn split(gpus: Option<&GpuRequest>, expected: &Value) -> Outcome {
         MemoryAsk::Units(units) => ("units", units),
     };
     let core = (each.core > 0).then_some((GPU_CORE, u64::from(each.core)));
-    let got: Amounts =
-        [Some((name, memory)), core].into_iter().flatten().map(|(name, amount)| (name.to_owned(), Quantity::from_unsigned(amount))).collect();
+    let got: Amounts = [Some((name, memory)), core]
+        .into_iter()
+        .flatten()
+        .map(|(name, amount)| (name.to_owned(), Quantity::from_unsigned(amount)))
+        .collect();
     Outcome::equal(&got, &amounts(&expected["per_gpu"]))
         .and(|| Outcome::equal(&json!(each.devices), &expected["gpu_count"]))
         .and(|| Outcome::equal(&json!(gpus.is_shared()), &expected["shared"]))

@@ -1,0 +1,163 @@
+//! The record on a pod: read, written, and what a bind and adapters for device plugins put beside it.
+//!
+//! This project always writes what Koordinator writes when its gate for device plugins is on.
+
+use std::collections::BTreeMap;
+
+use placement::Policies;
+use proto::quantity::Quantity;
+use proto::record::{BIND_TIMESTAMP, DEVICE_ALLOCATED, Record};
+use proto::resource::{GPU_MEMORY, GPU_MEMORY_RATIO};
+use serde_json::{Map, Value, json};
+
+use super::allocate::device;
+use super::case::{Case, Outcome};
+use super::requests::{Amounts, amounts};
+use super::world::{World, pod};
+
+/// Runs a case of annotations.
+pub(crate) fn run(case: &Case<'_>) -> Outcome {
+    if let Some(skip) = case.of_other_vendor() {
+        return skip;
+    }
+    match case.kind {
+        "parse_device_allocated" => parse(case),
+        "render_device_allocated" => render(case),
+        "prebind" => bind(case, &case.input["allocations"]),
+        kind => Outcome::skipped(format!("kind {kind:?} is not understood")),
+    }
+}
+
+/// Runs a case of adapters for device plugins.
+pub(crate) fn adapt(case: &Case<'_>) -> Outcome {
+    if let Some(skip) = case.of_other_vendor() {
+        return skip;
+    }
+    match case.kind {
+        "adapt" if case.input["adapter"] == "general" => {
+            let record = Record { assumed_at: Some(1), ..Record::default() };
+            compare(&record.annotations(), &case.expected["object"]["annotations"])
+        }
+        "adapt_on_bind" if case.expected["object"]["labels"].get("hami.io/vgpu-node").is_some() => {
+            Outcome::skipped("HAMi's own label; a binding carries annotations only")
+        }
+        "adapt_on_bind" if case.input["node"]["name"] != case.input["node_name"] => absent_node(case),
+        "adapt_on_bind" => bind(case, &case.input["allocations"]),
+        kind => Outcome::skipped(format!("kind {kind:?} is not understood")),
+    }
+}
+
+fn parse(case: &Case<'_>) -> Outcome {
+    let annotations: BTreeMap<String, String> = serde_json::from_value(case.input["annotations"].clone()).unwrap_or_default();
+    match (Record::read(&annotations), case.is_ok()) {
+        (Ok(record), true) => {
+            let got = record.map(|record| json!(record.allocations));
+            Outcome::equal(
+                &got.map(|record| by_value(&record)),
+                &Some(&case.expected["allocations"]).filter(|v| !v.is_null()).map(by_value),
+            )
+        }
+        (Ok(record), false) => Outcome::Failed(format!("read as {record:?}")),
+        (Err(error), true) => Outcome::Failed(error.to_string()),
+        (Err(_), false) => Outcome::Passed,
+    }
+}
+
+fn render(case: &Case<'_>) -> Outcome {
+    let record = Record { allocations: serde_json::from_value(case.input["allocations"].clone()).unwrap(), ..Record::default() };
+    compare(&record.annotations(), &case.expected["annotations"])
+}
+
+/// Binds a pod that gets these very devices, and compares what is written.
+fn bind(case: &Case<'_>, allocations: &Value) -> Outcome {
+    let mut world = World::new(&Value::Null, Policies::default());
+    world.set_device(&only(device(case), allocations));
+    let expected = if case.expected["object"].is_null() { &case.expected["annotations"] } else { &case.expected["object"]["annotations"] };
+    match (world.place(&pod(&asked(allocations), &case.input["pod_labels"])), case.is_ok()) {
+        (Ok(placed), true) => compare(&placed.annotations, expected),
+        (Ok(placed), false) => Outcome::Failed(format!("wrote {:?}", placed.annotations)),
+        (Err(refused), true) => Outcome::Failed(format!("{refused:?}")),
+        (Err(_), false) => Outcome::Passed,
+    }
+}
+
+/// A node that is not there takes no pod, and nothing is written.
+fn absent_node(case: &Case<'_>) -> Outcome {
+    let mut world = World::new(&Value::Null, Policies::default());
+    match (world.place(&pod(&asked(&case.input["allocations"]), &Value::Null)), case.is_ok()) {
+        (Ok(placed), false) => Outcome::Failed(format!("wrote {:?}", placed.annotations)),
+        (Err(_), false) => Outcome::Passed,
+        (_, true) => Outcome::Failed("success is expected of a node that is not there".to_owned()),
+    }
+}
+
+/// What a pod asks for that gets all this: whole GPUs in the vendor's name where they are whole.
+fn asked(allocations: &Value) -> Value {
+    let mut asked: BTreeMap<String, u64> = BTreeMap::new();
+    for (kind, list) in allocations.as_object().into_iter().flatten() {
+        for allocation in list.as_array().unwrap() {
+            let held = amounts(&allocation["resources"]);
+            let whole = held.get(GPU_MEMORY_RATIO).is_none_or(|ratio| ratio.unsigned() == Some(100));
+            if kind == "gpu" && whole {
+                *asked.entry("nvidia.com/gpu".to_owned()).or_default() += 1;
+                continue;
+            }
+            for (name, amount) in held.into_iter().filter(|(name, _)| name != GPU_MEMORY) {
+                *asked.entry(name).or_default() += amount.unsigned().unwrap();
+            }
+        }
+    }
+    json!(asked)
+}
+
+/// The devices, of which only those of an allocation are well, with the memory that it says a whole one has.
+fn only(mut device: Value, allocations: &Value) -> Value {
+    for entry in device["devices"].as_array_mut().unwrap() {
+        let kind = entry["type"].as_str().unwrap().to_owned();
+        let list = allocations[&kind].as_array().into_iter().flatten();
+        let Some(allocation) = list.into_iter().find(|allocation| allocation["minor"] == entry["minor"]) else {
+            entry["health"] = json!(false);
+            continue;
+        };
+        let held = amounts(&allocation["resources"]);
+        let ratio = held.get(GPU_MEMORY_RATIO).and_then(|ratio| ratio.unsigned()).unwrap_or(100);
+        if let Some(bytes) = held.get(GPU_MEMORY).and_then(|bytes| bytes.unsigned()) {
+            entry["resources"][GPU_MEMORY] = json!(Quantity::from_unsigned(bytes * 100 / ratio));
+        }
+    }
+    device
+}
+
+/// Compares annotations: records by value, timestamps by being such, everything else to the letter.
+fn compare(got: &BTreeMap<String, String>, expected: &Value) -> Outcome {
+    for (key, value) in expected.as_object().into_iter().flatten() {
+        let Some(got) = got.get(key) else { return Outcome::Failed(format!("annotation {key} is missing: {got:?}")) };
+        let outcome = match key.as_str() {
+            DEVICE_ALLOCATED => Outcome::equal(&parsed(got), &parsed(value.as_str().unwrap())),
+            BIND_TIMESTAMP => Outcome::equal(&got.parse::<u64>().is_ok(), &true),
+            _ => Outcome::equal(&json!(got), value),
+        };
+        if outcome != Outcome::Passed {
+            return outcome;
+        }
+    }
+    Outcome::Passed
+}
+
+fn parsed(record: &str) -> Value {
+    by_value(&serde_json::from_str(record).unwrap())
+}
+
+/// A record whose quantities are written in one form, and whose lists are in order.
+fn by_value(record: &Value) -> Value {
+    let device = |device: &Value| {
+        let mut device = device.as_object().unwrap().clone();
+        let resources: Amounts = amounts(device.get("resources").unwrap_or(&Value::Null));
+        device.insert("resources".to_owned(), json!(resources));
+        Value::Object(device)
+    };
+    let kinds = record.as_object().into_iter().flatten();
+    let kinds: Map<String, Value> =
+        kinds.map(|(kind, devices)| (kind.clone(), devices.as_array().into_iter().flatten().map(device).collect())).collect();
+    Value::Object(kinds)
+}

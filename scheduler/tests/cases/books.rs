@@ -1,0 +1,146 @@
+//! The books that watches keep: what devices have, what pods hold of them, what is free.
+
+use placement::{Amounts as EngineAmounts, Policies};
+use proto::pod::Pod;
+use proto::quantity::Quantity;
+use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO};
+use scheduler::watch::Follow;
+use serde_json::{Value, json};
+
+use super::case::{Case, Outcome};
+use super::requests::Amounts;
+use super::world::{Allocations, NODE, World, allocations_of, read};
+
+/// What devices have, what is held and what is free, by type and minor.
+#[derive(Debug, Default, PartialEq)]
+struct Books {
+    total: Allocations,
+    used: Allocations,
+    free: Allocations,
+}
+
+/// Runs a case of books.
+pub(crate) fn run(case: &Case<'_>) -> Outcome {
+    if let Some(skip) = case.of_other_vendor() {
+        return skip;
+    }
+    let mut world = before(&case.input["before"]);
+    let device = json!({"devices": case.input["devices"]});
+    match case.kind {
+        "device_add" | "device_update" => world.set_device(&device),
+        "device_delete" => world.delete_device(),
+        "pod_add" => apply(&mut world, &case.input["pod"]),
+        "pod_delete" => {
+            apply(&mut world, &case.input["pod"]);
+            Follow::<Pod>::delete(&mut world.index, &pod(&case.input["pod"]));
+        }
+        "pod_update" => return update(case, world),
+        kind => return Outcome::skipped(format!("kind {kind:?} is not understood")),
+    }
+    let expected = Books::of_case(&case.expected["after"]);
+    Outcome::equal(&Books::of(&world), &expected)
+}
+
+fn update(case: &Case<'_>, mut world: World) -> Outcome {
+    // What is used before is what the old pod holds.
+    let mut before = case.input["before"].clone();
+    before["used"] = Value::Null;
+    world = if before.is_null() { world } else { self::before(&before) };
+    apply(&mut world, &case.input["old_pod"]);
+    let held = world.index.fleet().held_by(&uid(&case.input["old_pod"])).is_some();
+    apply(&mut world, &case.input["pod"]);
+    let is_held = world.index.fleet().held_by(&uid(&case.input["old_pod"])).is_some();
+    Outcome::equal(&json!(held && !is_held), &case.expected["old_pod_released"]).and(|| match case.expected.get("after") {
+        Some(after) => Outcome::equal(&Books::of(&world), &Books::of_case(after)),
+        None => Outcome::Passed,
+    })
+}
+
+/// A node as it was: devices with these totals, and a pod for everything that is used.
+fn before(books: &Value) -> World {
+    let mut world = World::new(&Value::Null, Policies::default());
+    let devices = each(&books["total"]).map(|(kind, minor, resources)| {
+        json!({"type": kind, "minor": minor, "id": format!("{kind}-{minor}"), "health": true, "resources": resources})
+    });
+    let devices: Vec<Value> = devices.collect();
+    if !devices.is_empty() {
+        world.set_device(&json!({"devices": devices}));
+    }
+    for (kind, minor, resources) in each(&books["used"]) {
+        world.hold(&format!("used-{kind}-{minor}"), kind, minor, resources);
+    }
+    world
+}
+
+fn each(by_type: &Value) -> impl Iterator<Item = (&str, i64, &Value)> {
+    let by_type = by_type.as_object().into_iter().flatten();
+    by_type.flat_map(|(kind, devices)| {
+        let devices = devices.as_object().into_iter().flatten();
+        devices.map(move |(minor, resources)| (kind.as_str(), minor.parse().unwrap(), resources))
+    })
+}
+
+fn apply(world: &mut World, given: &Value) {
+    world.index.apply(pod(given));
+}
+
+fn uid(pod: &Value) -> String {
+    format!("uid-of-{}", pod["name"].as_str().unwrap_or_default())
+}
+
+fn pod(given: &Value) -> Pod {
+    let node = given["node_name"].as_str().map(|node| if node.is_empty() { node } else { NODE });
+    read(json!({
+        "metadata": {"name": given["name"], "namespace": given["namespace"], "uid": uid(given), "annotations": given["annotations"]},
+        "spec": {"nodeName": node, "containers": []}, "status": {"phase": given["phase"]}}))
+}
+
+impl Books {
+    fn of_case(books: &Value) -> Self {
+        let by_minor = |books: &Value| {
+            let list = |kind: &Value| {
+                let devices = kind.as_object().into_iter().flatten();
+                Value::from_iter(devices.map(|(minor, resources)| json!({"minor": minor.parse::<i64>().unwrap(), "resources": resources})))
+            };
+            let kinds = books.as_object().into_iter().flatten();
+            trimmed(allocations_of(&kinds.map(|(kind, devices)| (kind.clone(), list(devices))).collect()))
+        };
+        Self { total: by_minor(&books["total"]), used: by_minor(&books["used"]), free: by_minor(&books["free"]) }
+    }
+
+    fn of(world: &World) -> Self {
+        let mut books = Self::default();
+        let fleet = world.index.fleet();
+        let Some(view) = fleet.node_id(NODE).and_then(|id| fleet.view(id)) else { return books };
+        for gpu in view.gpus() {
+            let total = gpu.gpu.total();
+            let mut put = |into: &mut Allocations, amounts: EngineAmounts| {
+                into.entry("gpu".to_owned()).or_default().insert(gpu.gpu.minor.into(), resources(amounts, total));
+            };
+            put(&mut books.used, gpu.used.plus(gpu.suspect));
+            // A sick device has nothing for anybody.
+            if gpu.gpu.healthy {
+                put(&mut books.total, total);
+                put(&mut books.free, gpu.free);
+            }
+        }
+        Self { total: trimmed(books.total), used: trimmed(books.used), free: trimmed(books.free) }
+    }
+}
+
+/// Amounts of a GPU in Koordinator's words.
+fn resources(amounts: EngineAmounts, total: EngineAmounts) -> Amounts {
+    let ratio = u64::from(amounts.memory.percent_of(total.memory));
+    let all = [(GPU_CORE, u64::from(amounts.core)), (GPU_MEMORY, amounts.memory.bytes_ceil()), (GPU_MEMORY_RATIO, ratio)];
+    all.map(|(name, amount)| (name.to_owned(), Quantity::from_unsigned(amount))).into()
+}
+
+/// Without zeros, and devices and types that have nothing else.
+fn trimmed(mut allocations: Allocations) -> Allocations {
+    for devices in allocations.values_mut() {
+        devices.values_mut().for_each(|amounts| amounts.retain(|_, amount| *amount != Quantity::default()));
+        devices.retain(|_, amounts| !amounts.is_empty());
+    }
+    allocations.retain(|_, devices| !devices.is_empty());
+    allocations
+}

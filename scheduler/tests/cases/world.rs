@@ -1,0 +1,137 @@
+//! A node with devices, pods that hold some of them, and the scheduler's own state that has seen both.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use placement::Policies;
+use proto::node::Node;
+use proto::pod::Pod;
+use proto::record::{DEVICE_ALLOCATED, Record};
+use proto::resource::{ResourceNames, SERVES_VENDOR};
+use scheduler::accounting::PodFacts;
+use scheduler::bind::PodId;
+use scheduler::index::{AssumeError, Assumed, Index, RawDevice};
+use scheduler::watch::Follow;
+use serde_json::{Map, Value, json};
+
+use super::requests::Amounts;
+use super::webhooks::mutated;
+
+/// The node's name.
+pub(crate) const NODE: &str = "test-node";
+
+/// Amounts by type of device and minor.
+pub(crate) type Allocations = BTreeMap<String, BTreeMap<i64, Amounts>>;
+
+/// The scheduler's state.
+pub(crate) struct World {
+    pub(crate) index: Index,
+}
+
+/// What a bind writes.
+pub(crate) struct Placed {
+    /// The pod's new annotations.
+    pub(crate) annotations: BTreeMap<String, String>,
+    /// The devices that they name.
+    pub(crate) allocations: Allocations,
+}
+
+/// Why a pod is not placed.
+#[derive(Debug)]
+pub(crate) enum Refused {
+    /// It has no business here; why.
+    Request(String),
+    /// There is no room.
+    NoRoom(String),
+}
+
+impl World {
+    /// A state that has seen a node with these labels and no devices.
+    pub(crate) fn new(labels: &Value, policies: Policies) -> Self {
+        let mut index = Index::new(ResourceNames::default(), policies, Duration::from_secs(30));
+        let node = json!({"metadata": {"name": NODE, "labels": labels}, "status": {}});
+        list::<Node>(&mut index, node);
+        list::<RawDevice>(&mut index, Value::Null);
+        list::<Pod>(&mut index, Value::Null);
+        Self { index }
+    }
+
+    /// The node's devices, in place of any that it had.
+    ///
+    /// Whole GPUs in a vendor's name are handed out by this project's own plugin here, as Koordinator knows no other way.
+    pub(crate) fn set_device(&mut self, device: &Value) {
+        let mut labels = strings(&device["labels"]);
+        labels.insert(SERVES_VENDOR.to_owned(), json!("true"));
+        let metadata = json!({"name": NODE, "labels": labels, "annotations": strings(&device["annotations"])});
+        self.index.apply(read::<RawDevice>(json!({"metadata": metadata, "spec": {"devices": device["devices"]}})));
+    }
+
+    /// The node's Device object is gone.
+    pub(crate) fn delete_device(&mut self) {
+        Follow::<RawDevice>::delete(&mut self.index, &read(json!({"metadata": {"name": NODE}, "spec": {}})));
+    }
+
+    /// A pod of this name holds a part of one device, by its record.
+    pub(crate) fn hold(&mut self, name: &str, kind: &str, minor: i64, resources: &Value) -> Pod {
+        let record = json!({kind: [{"minor": minor, "resources": resources}]}).to_string();
+        let pod: Pod = read(json!({
+            "metadata": {"name": name, "namespace": "default", "uid": name, "annotations": {DEVICE_ALLOCATED: record}},
+            "spec": {"nodeName": NODE}, "status": {"phase": "Running"}}));
+        self.index.apply(pod.clone());
+        pod
+    }
+
+    /// Places a pod, after the mutating webhook has seen it, and says what the bind writes.
+    pub(crate) fn place(&mut self, pod: &Value) -> Result<Placed, Refused> {
+        let pod: Pod = read(mutated(pod, "CREATE").map_err(Refused::Request)?);
+        let facts = PodFacts::of(&pod, self.index.names()).ok_or_else(|| Refused::Request("asks for no device".to_owned()))?;
+        let id = PodId { namespace: "default".to_owned(), name: "p".to_owned(), uid: "p".to_owned() };
+        match self.index.assume(&id, &facts, NODE, 1, Instant::now()) {
+            Ok(Assumed::Write { order, .. }) => {
+                let record = Record::read(&order.annotations).unwrap().unwrap();
+                Ok(Placed { allocations: allocations_of(&json!(record.allocations)), annotations: order.annotations })
+            }
+            Ok(Assumed::AlreadyBound) => Err(Refused::Request("is bound already".to_owned())),
+            Err(AssumeError::NoRoom { reason, .. }) => Err(Refused::NoRoom(reason.to_string())),
+            Err(error) => Err(Refused::Request(error.to_string())),
+        }
+    }
+}
+
+/// A pod with one container.
+pub(crate) fn pod(amounts: &Value, labels: &Value) -> Value {
+    let container = json!({"name": "c", "resources": {"limits": amounts, "requests": amounts}});
+    json!({"metadata": {"name": "p", "namespace": "default", "uid": "p", "labels": labels}, "spec": {"containers": [container]}})
+}
+
+/// Allocations of a case or of a record; of a device that is named twice, the sum is not what anybody means.
+pub(crate) fn allocations_of(allocations: &Value) -> Allocations {
+    let by_type = allocations.as_object().into_iter().flatten();
+    let devices = |devices: &Value| {
+        let devices = devices.as_array().into_iter().flatten();
+        devices.map(|device| (device["minor"].as_i64().unwrap(), super::requests::amounts(&device["resources"]))).collect()
+    };
+    by_type.map(|(kind, list)| (kind.clone(), devices(list))).collect()
+}
+
+/// An object of texts, whatever it was given as.
+fn strings(object: &Value) -> Map<String, Value> {
+    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    object.as_object().into_iter().flatten().map(|(key, value)| (key.clone(), json!(text(value)))).collect()
+}
+
+/// An object as a watch would hand it over.
+pub(crate) fn read<T: serde::de::DeserializeOwned>(object: Value) -> T {
+    serde_json::from_value(object).unwrap()
+}
+
+fn list<K: serde::de::DeserializeOwned>(index: &mut Index, object: Value)
+where
+    Index: Follow<K>,
+{
+    Follow::<K>::begin_list(index);
+    if !object.is_null() {
+        index.apply(read(object));
+    }
+    Follow::<K>::end_list(index);
+}
