@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::device::TYPE_GPU;
 use crate::pod::null_as_default;
 use crate::quantity::Quantity;
 use crate::resource::canonical;
@@ -14,6 +15,8 @@ use crate::resource::canonical;
 pub const DEVICE_ALLOCATED: &str = "scheduling.koordinator.sh/device-allocated";
 /// When the pod was assumed, unix nanoseconds; on every pod we place.
 pub const BIND_TIMESTAMP: &str = "scheduling.koordinator.sh/bind-timestamp";
+/// Minors of the GPUs in [`DEVICE_ALLOCATED`], such as `0,1`, for device plugins of others that look for them here (Koordinator).
+pub const GPU_MINORS: &str = "scheduling.koordinator.sh/gpu-minors";
 /// Minor of the chosen GPU (gpushare).
 pub const MEM_IDX: &str = "ALIYUN_COM_GPU_MEM_IDX";
 /// Memory units of the pod (gpushare).
@@ -118,6 +121,9 @@ impl Record {
             && !self.allocations.is_empty()
         {
             put(DEVICE_ALLOCATED, json);
+        }
+        if let Some(gpus) = self.allocations.get(TYPE_GPU).filter(|gpus| !gpus.is_empty()) {
+            put(GPU_MINORS, gpus.iter().map(|gpu| gpu.minor.to_string()).collect::<Vec<_>>().join(","));
         }
         if let Some(nanos) = self.assumed_at {
             put(BIND_TIMESTAMP, nanos.to_string());

@@ -38,7 +38,8 @@ fn a_gpushare_pod_carries_both_records() {
       "ALIYUN_COM_GPU_MEM_IDX": "1",
       "ALIYUN_COM_GPU_MEM_POD": "8138",
       "scheduling.koordinator.sh/bind-timestamp": "1700000000000000001",
-      "scheduling.koordinator.sh/device-allocated": "{\"gpu\":[{\"minor\":1,\"resources\":{\"koordinator.sh/gpu-memory\":\"8138Mi\",\"koordinator.sh/gpu-memory-ratio\":\"50\"},\"id\":\"GPU-1\"}]}"
+      "scheduling.koordinator.sh/device-allocated": "{\"gpu\":[{\"minor\":1,\"resources\":{\"koordinator.sh/gpu-memory\":\"8138Mi\",\"koordinator.sh/gpu-memory-ratio\":\"50\"},\"id\":\"GPU-1\"}]}",
+      "scheduling.koordinator.sh/gpu-minors": "1"
     }
     "#);
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use proto::pod::{ALL_DEVICES, Pod};
-use proto::record::{BIND_TIMESTAMP, DEVICE_ALLOCATED, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_DEV, MEM_IDX, MEM_POD, Record};
+use proto::record::{BIND_TIMESTAMP, DEVICE_ALLOCATED, GPU_MINORS, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_DEV, MEM_IDX, MEM_POD, Record};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -12,7 +12,8 @@ use super::Refusal;
 use super::asks::annotation;
 
 /// What only a scheduler, and the plugin of the pod's node, write.
-pub(super) const RECORD: [&str; 7] = [DEVICE_ALLOCATED, BIND_TIMESTAMP, MEM_IDX, MEM_POD, MEM_DEV, MEM_ASSIGNED, MEM_ASSUME_TIME];
+pub(super) const RECORD: [&str; 8] =
+    [DEVICE_ALLOCATED, BIND_TIMESTAMP, GPU_MINORS, MEM_IDX, MEM_POD, MEM_DEV, MEM_ASSIGNED, MEM_ASSUME_TIME];
 
 /// How the pod's author wants devices to be chosen, by Koordinator's proposals.
 const HINTS: [(&str, Check); 3] = [

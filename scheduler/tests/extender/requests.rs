@@ -174,7 +174,8 @@ async fn bind_writes_both_dialects_records() {
           "ALIYUN_COM_GPU_MEM_IDX": "1",
           "ALIYUN_COM_GPU_MEM_POD": "8138",
           "scheduling.koordinator.sh/bind-timestamp": null,
-          "scheduling.koordinator.sh/device-allocated": "{\"gpu\":[{\"minor\":1,\"resources\":{\"koordinator.sh/gpu-memory\":\"8138Mi\",\"koordinator.sh/gpu-memory-ratio\":\"50\"},\"id\":\"GPU-n1-1\"}]}"
+          "scheduling.koordinator.sh/device-allocated": "{\"gpu\":[{\"minor\":1,\"resources\":{\"koordinator.sh/gpu-memory\":\"8138Mi\",\"koordinator.sh/gpu-memory-ratio\":\"50\"},\"id\":\"GPU-n1-1\"}]}",
+          "scheduling.koordinator.sh/gpu-minors": "1"
         },
         "name": "p",
         "namespace": "default",
