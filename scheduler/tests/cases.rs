@@ -50,8 +50,9 @@ const RUNNERS: &[(&str, Runner)] = &[
 const ELSEWHERE: &[&str] = &["node_resource.json", "node_agent.json"];
 
 fn main() -> ExitCode {
-    let given = std::env::var_os("GPUSHARE_CASES").map(PathBuf::from);
-    let directory = given.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../proto/cases/koordinator"));
+    let given = std::env::var_os("GPUSHARE_CASES").map_or_else(|| PathBuf::from("proto/cases/koordinator"), PathBuf::from);
+    // cargo runs tests in the crate's folder; whoever names a directory stands in the repository's.
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join(given);
     let mut report = Report::default();
     match files(&directory) {
         Ok(files) => files.iter().for_each(|file| run(file, &mut report)),

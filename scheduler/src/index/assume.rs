@@ -126,6 +126,10 @@ impl Index {
         if let Some(assumption) = entry.and_then(|entry| entry.assumption.as_mut()) {
             return assumption.again(node, now);
         }
+        // kube-scheduler may have seen a new node before us; what it has is not known until we see it too.
+        if !self.knows_node(node) {
+            return Err(AssumeError::NoRoom { node: node.to_owned(), reason: Reason::NoDevice });
+        }
         let ask = self.ask(&pod.uid, facts).map_err(|error| AssumeError::Invalid { detail: error.to_string() })?.unwrap_or_default();
         let placement = self.choose(&ask, node)?;
         let stamp = self.stamps.next(nanos);

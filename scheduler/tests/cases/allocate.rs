@@ -48,9 +48,8 @@ pub(crate) fn run(case: &Case<'_>) -> Outcome {
             None => Outcome::Passed,
         },
         (Ok(placed), false) => Outcome::Failed(format!("placed on {:?}", placed.allocations)),
-        (Err(refused), true) => Outcome::Failed(format!("{refused:?}")),
         (Err(Refused::NoRoom(_)), false) => Outcome::Passed,
-        (Err(Refused::Request(why)), false) => Outcome::Failed(format!("refused for its request: {why}")),
+        (Err(refused), _) => Outcome::Failed(refused.to_string()),
     }
 }
 
@@ -146,7 +145,7 @@ pub(crate) fn count(case: &Case<'_>) -> Outcome {
                 .and(|| Outcome::equal(&placed.allocations, &Allocations::from([(kind.to_owned(), each)])))
         }
         (Ok(placed), false) => Outcome::Failed(format!("placed on {:?}", placed.allocations)),
-        (Err(refused), true) => Outcome::Failed(format!("{refused:?}")),
+        (Err(refused), true) => Outcome::Failed(refused.to_string()),
         (Err(_), false) => Outcome::Passed,
     }
 }

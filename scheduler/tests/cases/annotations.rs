@@ -76,7 +76,7 @@ fn bind(case: &Case<'_>, allocations: &Value) -> Outcome {
     match (world.place(&pod(&asked(allocations), &case.input["pod_labels"])), case.is_ok()) {
         (Ok(placed), true) => compare(&placed.annotations, expected),
         (Ok(placed), false) => Outcome::Failed(format!("wrote {:?}", placed.annotations)),
-        (Err(refused), true) => Outcome::Failed(format!("{refused:?}")),
+        (Err(refused), true) => Outcome::Failed(refused.to_string()),
         (Err(_), false) => Outcome::Passed,
     }
 }
@@ -84,7 +84,8 @@ fn bind(case: &Case<'_>, allocations: &Value) -> Outcome {
 /// A node that is not there takes no pod, and nothing is written.
 fn absent_node(case: &Case<'_>) -> Outcome {
     let mut world = World::new(&Value::Null, Policies::default());
-    match (world.place(&pod(&asked(&case.input["allocations"]), &Value::Null)), case.is_ok()) {
+    let pod = pod(&asked(&case.input["allocations"]), &Value::Null);
+    match (world.place_on("absent", &pod), case.is_ok()) {
         (Ok(placed), false) => Outcome::Failed(format!("wrote {:?}", placed.annotations)),
         (Err(_), false) => Outcome::Passed,
         (_, true) => Outcome::Failed("success is expected of a node that is not there".to_owned()),

@@ -1,6 +1,6 @@
 //! The books that watches keep: what devices have, what pods hold of them, what is free.
 
-use placement::{Amounts as EngineAmounts, Policies};
+use placement::{Amounts as EngineAmounts, NamedAmounts, Policies};
 use proto::pod::Pod;
 use proto::quantity::Quantity;
 use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO};
@@ -100,7 +100,8 @@ impl Books {
         let by_minor = |books: &Value| {
             let list = |kind: &Value| {
                 let devices = kind.as_object().into_iter().flatten();
-                Value::from_iter(devices.map(|(minor, resources)| json!({"minor": minor.parse::<i64>().unwrap(), "resources": resources})))
+                let entry = |(minor, resources): (&String, &Value)| json!({"minor": minor.parse::<i64>().unwrap(), "resources": resources});
+                devices.map(entry).collect::<Value>()
             };
             let kinds = books.as_object().into_iter().flatten();
             trimmed(allocations_of(&kinds.map(|(kind, devices)| (kind.clone(), list(devices))).collect()))
@@ -114,7 +115,7 @@ impl Books {
         let Some(view) = fleet.node_id(NODE).and_then(|id| fleet.view(id)) else { return books };
         for gpu in view.gpus() {
             let total = gpu.gpu.total();
-            let mut put = |into: &mut Allocations, amounts: EngineAmounts| {
+            let put = |into: &mut Allocations, amounts: EngineAmounts| {
                 into.entry("gpu".to_owned()).or_default().insert(gpu.gpu.minor.into(), resources(amounts, total));
             };
             put(&mut books.used, gpu.used.plus(gpu.suspect));
@@ -122,6 +123,17 @@ impl Books {
             if gpu.gpu.healthy {
                 put(&mut books.total, total);
                 put(&mut books.free, gpu.free);
+            }
+        }
+        for device in view.other_devices() {
+            let put = |into: &mut Allocations, amounts: &NamedAmounts| {
+                into.entry(device.kind.to_string()).or_default().insert(device.device.minor.into(), named(amounts));
+            };
+            let used = device.device.resources.iter().map(|(name, all)| (name.clone(), all - device.free.get(name).unwrap_or(&0)));
+            put(&mut books.used, &used.collect());
+            if device.device.healthy {
+                put(&mut books.total, &device.device.resources);
+                put(&mut books.free, &device.free);
             }
         }
         Self { total: trimmed(books.total), used: trimmed(books.used), free: trimmed(books.free) }
@@ -135,10 +147,17 @@ fn resources(amounts: EngineAmounts, total: EngineAmounts) -> Amounts {
     all.map(|(name, amount)| (name.to_owned(), Quantity::from_unsigned(amount))).into()
 }
 
+/// Amounts of a device of another type.
+fn named(amounts: &NamedAmounts) -> Amounts {
+    amounts.iter().map(|(name, amount)| (name.to_string(), Quantity::from_unsigned(*amount))).collect()
+}
+
 /// Without zeros, and devices and types that have nothing else.
 fn trimmed(mut allocations: Allocations) -> Allocations {
     for devices in allocations.values_mut() {
-        devices.values_mut().for_each(|amounts| amounts.retain(|_, amount| *amount != Quantity::default()));
+        for amounts in devices.values_mut() {
+            amounts.retain(|_, amount| *amount != Quantity::default());
+        }
         devices.retain(|_, amounts| !amounts.is_empty());
     }
     allocations.retain(|_, devices| !devices.is_empty());

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use placement::{Memory as EngineMemory, MemoryAsk};
+use placement::{Memory as EngineMemory, MemoryAsk, Policies};
 use proto::pod::Pod;
 use proto::quantity::Quantity;
 use proto::request::{GpuRequest, Memory, PodRequest, RequestError};
@@ -10,7 +10,9 @@ use proto::resource::{GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, R
 use scheduler::accounting::per_device;
 use serde_json::{Value, json};
 
+use super::allocate;
 use super::case::{Case, Outcome};
+use super::world::{World, allocations_of, pod};
 
 /// Amounts by resource, by value.
 pub(crate) type Amounts = BTreeMap<String, Quantity>;
@@ -29,6 +31,7 @@ pub(crate) fn run(case: &Case<'_>) -> Outcome {
         "split_per_gpu" => judge(case, &input["normalized_requests"], |request| split(request.gpus.as_ref(), case.expected)),
         "prefilter" => prefilter(case),
         "gpu_requirements" => gpu_requirements(case),
+        "fill_gpu_memory" => fill_memory(case),
         "ratio_to_bytes" => ratio_to_bytes(case),
         "bytes_to_ratio" => bytes_to_ratio(case),
         kind => Outcome::skipped(format!("kind {kind:?} is not understood")),
@@ -160,6 +163,36 @@ fn bytes_to_ratio(case: &Case<'_>) -> Outcome {
         return Outcome::skipped("a ratio that is not whole is rounded up here: rounded down it would count too little");
     }
     Outcome::equal(&ratio, &expected)
+}
+
+/// Places pods that get these allocations, which state memory in one form, and compares what their records say in both.
+fn fill_memory(case: &Case<'_>) -> Outcome {
+    let devices = case.input["device_total"]["gpu"].as_object().into_iter().flatten();
+    let devices =
+        devices.map(|(minor, total)| json!({"type": "gpu", "minor": minor.parse::<i64>().unwrap(), "health": true, "resources": total}));
+    let device = json!({"devices": devices.collect::<Vec<_>>()});
+    for allocation in case.input["allocations"]["gpu"].as_array().unwrap() {
+        let only = |entry: &Value| json!({"devices": [entry]});
+        let entries = device["devices"].as_array().unwrap();
+        let device = entries.iter().find(|entry| entry["minor"] == allocation["minor"]).map_or_else(|| json!({"devices": []}), only);
+        let mut world = World::new(&Value::Null, Policies::default());
+        world.set_device(&device);
+        let asked = allocate::requests(&json!({"requests": allocation["resources"]}));
+        let expected = allocations_of(&case.expected["allocations"]);
+        match (world.place(&pod(&asked, &Value::Null)), case.is_ok()) {
+            (Ok(placed), true) => {
+                let minor = allocation["minor"].as_i64().unwrap();
+                let outcome = Outcome::equal(&placed.allocations["gpu"].get(&minor), &expected["gpu"].get(&minor));
+                if outcome != Outcome::Passed {
+                    return outcome;
+                }
+            }
+            (Err(refused), true) => return Outcome::Failed(refused.to_string()),
+            (Ok(_), false) => {}
+            (Err(_), false) => return Outcome::Passed,
+        }
+    }
+    if case.is_ok() { Outcome::Passed } else { Outcome::Failed("all of it was placed".to_owned()) }
 }
 
 /// Whether a container says `koordinator.sh/gpu` and `gpu.shared`, and nothing besides.

@@ -1,6 +1,7 @@
 //! A node with devices, pods that hold some of them, and the scheduler's own state that has seen both.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use placement::Policies;
@@ -37,12 +38,20 @@ pub(crate) struct Placed {
 }
 
 /// Why a pod is not placed.
-#[derive(Debug)]
 pub(crate) enum Refused {
     /// It has no business here; why.
     Request(String),
     /// There is no room.
     NoRoom(String),
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Request(why) => write!(f, "refused for its request: {why}"),
+            Self::NoRoom(why) => write!(f, "no room: {why}"),
+        }
+    }
 }
 
 impl World {
@@ -81,14 +90,19 @@ impl World {
         pod
     }
 
-    /// Places a pod, after the mutating webhook has seen it, and says what the bind writes.
+    /// Places a pod on the node, after the mutating webhook has seen it, and says what the bind writes.
     pub(crate) fn place(&mut self, pod: &Value) -> Result<Placed, Refused> {
+        self.place_on(NODE, pod)
+    }
+
+    /// Places a pod on a node of this name.
+    pub(crate) fn place_on(&mut self, node: &str, pod: &Value) -> Result<Placed, Refused> {
         let pod: Pod = read(mutated(pod, "CREATE").map_err(Refused::Request)?);
         let facts = PodFacts::of(&pod, self.index.names()).ok_or_else(|| Refused::Request("asks for no device".to_owned()))?;
         let id = PodId { namespace: "default".to_owned(), name: "p".to_owned(), uid: "p".to_owned() };
-        match self.index.assume(&id, &facts, NODE, 1, Instant::now()) {
+        match self.index.assume(&id, &facts, node, 1, Instant::now()) {
             Ok(Assumed::Write { order, .. }) => {
-                let record = Record::read(&order.annotations).unwrap().unwrap();
+                let record = Record::read(&order.annotations).unwrap().unwrap_or_default();
                 Ok(Placed { allocations: allocations_of(&json!(record.allocations)), annotations: order.annotations })
             }
             Ok(Assumed::AlreadyBound) => Err(Refused::Request("is bound already".to_owned())),
