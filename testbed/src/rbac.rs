@@ -52,6 +52,17 @@ pub const SCHEDULER: &[Access<'static>] = &[
     access(DEVICES_GROUP, "devices", "", "watch"),
 ];
 
+/// What the scheduler may do besides where it makes the certificates of its webhooks itself.
+pub const SCHEDULER_WEBHOOKS: &[Access<'static>] = &[
+    access("", "secrets", "", "create"),
+    access("", "secrets", "", "get"),
+    access("", "secrets", "", "update"),
+    access("admissionregistration.k8s.io", "mutatingwebhookconfigurations", "", "get"),
+    access("admissionregistration.k8s.io", "mutatingwebhookconfigurations", "", "patch"),
+    access("admissionregistration.k8s.io", "validatingwebhookconfigurations", "", "get"),
+    access("admissionregistration.k8s.io", "validatingwebhookconfigurations", "", "patch"),
+];
+
 /// Every kind of request that a node's device plugin may make.
 pub const DEVICE_PLUGIN: &[Access<'static>] = &[
     access("", "nodes", "", "list"),

@@ -1,6 +1,8 @@
 //! Every field in the manifests is one that Kubernetes has: the API server drops a misspelt one with a warning at most.
 
-use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingWebhookConfiguration, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding, ValidatingWebhookConfiguration,
+};
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, ResourceQuota, Service, ServiceAccount};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
@@ -12,7 +14,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::render::{render, render_base_with};
+use crate::render::{render, render_base_with, render_with};
 
 /// What is left of an object once everything that its type does not know is gone.
 type Known = fn(&Value) -> Value;
@@ -33,6 +35,7 @@ fn kinds() -> Vec<(&'static str, &'static str, Known)> {
         entry::<CustomResourceDefinition>(),
         entry::<DaemonSet>(),
         entry::<Deployment>(),
+        entry::<MutatingWebhookConfiguration>(),
         entry::<Namespace>(),
         entry::<NetworkPolicy>(),
         entry::<Pod>(),
@@ -43,6 +46,7 @@ fn kinds() -> Vec<(&'static str, &'static str, Known)> {
         entry::<ServiceAccount>(),
         entry::<ValidatingAdmissionPolicy>(),
         entry::<ValidatingAdmissionPolicyBinding>(),
+        entry::<ValidatingWebhookConfiguration>(),
     ]
 }
 
@@ -51,6 +55,8 @@ fn kinds() -> Vec<(&'static str, &'static str, Known)> {
 #[case::simulated(render("overlays/simulated"))]
 #[case::second_scheduler(render("attach/second-scheduler"))]
 #[case::samples(render("attach/second-scheduler/samples"))]
+#[case::webhooks(render_with("base", &["components/webhooks", "components/guard-bindings"]))]
+#[case::webhooks_cert_manager(render_base_with("components/webhooks-cert-manager"))]
 #[case::runtime_class(render_base_with("components/nvidia-runtime-class"))]
 fn every_field_is_known(#[case] objects: Vec<Value>) {
     for object in objects {

@@ -13,6 +13,7 @@ mod images;
 mod render;
 mod samples;
 mod scheduler_configuration;
+mod webhooks;
 mod workloads;
 
 use std::path::PathBuf;

@@ -71,8 +71,15 @@ pub(crate) fn render(folder: &str) -> Vec<Value> {
 
 /// What a folder under `deploy/` makes of the base when it is named as a component.
 pub(crate) fn render_base_with(component: &str) -> Vec<Value> {
-    let mut objects = render("base");
-    apply(&deploy().join(component), "Component", &mut objects);
+    render_with("base", &[component])
+}
+
+/// What folders under `deploy/` make of another, one after the other, when they are named as components.
+pub(crate) fn render_with(folder: &str, components: &[&str]) -> Vec<Value> {
+    let mut objects = render(folder);
+    for component in components {
+        apply(&deploy().join(component), "Component", &mut objects);
+    }
     objects
 }
 
@@ -197,9 +204,13 @@ fn every_kustomization_is_known() {
     attach/second-scheduler/kustomization.yaml
     attach/second-scheduler/samples/kustomization.yaml
     base/kustomization.yaml
+    components/guard-bindings/kustomization.yaml
     components/nvidia-runtime-class/kustomization.yaml
     components/second-scheduler/kustomization.yaml
     components/simulated/kustomization.yaml
+    components/webhook-configurations/kustomization.yaml
+    components/webhooks-cert-manager/kustomization.yaml
+    components/webhooks/kustomization.yaml
     overlays/simulated/kustomization.yaml
     samples/Kustomization
     ");

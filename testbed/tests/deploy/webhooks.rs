@@ -1,0 +1,142 @@
+//! The webhooks' components: the API server finds what the scheduler serves, asks about the pods that it judges, and the
+//! scheduler may write what it writes there and nothing else.
+
+use std::collections::BTreeSet;
+
+use proto::pod::ALL_DEVICES;
+use proto::resource::{GPU, GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, OLD_NAMES, RDMA, VENDOR_GPUS};
+use rstest::rstest;
+use serde_json::{Value, json};
+use testbed::rbac::{Access, Rbac, SCHEDULER as SCHEDULER_RIGHTS, SCHEDULER_WEBHOOKS, Target};
+
+use crate::daemons::SCHEDULER;
+use crate::render::{render, render_base_with, render_with};
+use crate::{all, find, texts};
+
+const ACCOUNT: &str = "system:serviceaccount:gpushare-system:gpushare-scheduler";
+const OWN_CERTIFICATES: &str = "components/webhooks";
+const CERT_MANAGER: &str = "components/webhooks-cert-manager";
+const GUARD: &str = "components/guard-bindings";
+const KINDS: [&str; 2] = ["MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"];
+
+fn container(objects: &[Value]) -> Value {
+    let containers = find(objects, "Deployment", SCHEDULER.name)["spec"]["template"]["spec"]["containers"].as_array().unwrap();
+    containers.iter().find(|container| container["name"] == SCHEDULER.name).unwrap().clone()
+}
+
+fn webhooks(objects: &[Value]) -> Vec<Value> {
+    let configurations = KINDS.map(|kind| find(objects, kind, SCHEDULER.name));
+    configurations.into_iter().flat_map(|configuration| configuration["webhooks"].as_array().unwrap()).cloned().collect()
+}
+
+fn flag<'a>(container: &'a Value, name: &str) -> Option<&'a str> {
+    texts(&container["args"]).into_iter().find_map(|arg| arg.strip_prefix(name)?.strip_prefix('='))
+}
+
+#[rstest]
+#[case::own_certificates("base", OWN_CERTIFICATES)]
+#[case::cert_manager("base", CERT_MANAGER)]
+#[case::second_scheduler("attach/second-scheduler", OWN_CERTIFICATES)]
+fn the_api_server_finds_what_the_scheduler_serves(#[case] folder: &str, #[case] component: &str) {
+    let objects = render_with(folder, &[component, GUARD]);
+    let container = container(&objects);
+    SCHEDULER.accepts(&texts(&container["args"])).unwrap();
+    let port = container["ports"].as_array().unwrap().iter().find(|port| port["name"] == "webhook").unwrap();
+    assert_eq!(flag(&container, "--webhook-listen").unwrap(), format!("0.0.0.0:{}", port["containerPort"]));
+    let service = find(&objects, "Service", "gpushare-webhook");
+    assert_eq!(service["spec"]["ports"][0]["targetPort"], port["name"]);
+    assert_eq!(service["spec"]["type"], "ClusterIP");
+    let policy = find(&objects, "NetworkPolicy", SCHEDULER.name);
+    let admitted = policy["spec"]["ingress"][0]["ports"].as_array().unwrap();
+    assert!(admitted.iter().any(|rule| rule["port"] == port["containerPort"]), "{policy:#}");
+    let webhooks = webhooks(&objects);
+    let paths: Vec<&str> = webhooks.iter().map(|webhook| webhook["clientConfig"]["service"]["path"].as_str().unwrap()).collect();
+    assert_eq!(paths, ["mutate", "validate", "validate"].map(|route| format!("/gpushare-scheduler/webhook/{route}")));
+    for webhook in &webhooks {
+        let target = &webhook["clientConfig"]["service"];
+        assert_eq!((&target["name"], &target["namespace"]), (&service["metadata"]["name"], &service["metadata"]["namespace"]));
+        assert_eq!(target["port"], service["spec"]["ports"][0]["port"]);
+        assert_eq!(webhook["clientConfig"]["caBundle"], Value::Null, "an apply would undo what the scheduler wrote");
+    }
+}
+
+#[test]
+fn nobody_is_in_the_way() {
+    for webhook in webhooks(&render_with("base", &[OWN_CERTIFICATES, GUARD])) {
+        let name = webhook["name"].as_str().unwrap();
+        assert!(name.split('.').count() >= 3, "{name}: the API server demands three parts");
+        let fields = ["failurePolicy", "sideEffects", "timeoutSeconds"].map(|field| webhook[field].clone());
+        assert_eq!(fields, [json!("Ignore"), json!("None"), json!(5)], "{name}");
+        let expected = json!([{"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["kube-system", "gpushare-system"]}]);
+        assert_eq!(webhook["namespaceSelector"]["matchExpressions"], expected, "{name}");
+        assert_eq!(webhook["matchConditions"].as_array().unwrap().len(), 1, "{name}");
+    }
+}
+
+/// The condition names every resource by which a pod may ask for devices, and nothing that other pods have.
+#[test]
+fn the_api_server_asks_about_every_pod_that_asks_for_devices() {
+    for webhook in webhooks(&render_base_with(OWN_CERTIFICATES)) {
+        let condition = webhook["matchConditions"][0]["expression"].as_str().unwrap();
+        assert!(condition.contains(&format!("'{ALL_DEVICES}' in object.metadata")), "{condition}");
+        let exact = OLD_NAMES.map(|(old, _)| old).into_iter().chain(VENDOR_GPUS);
+        for name in exact {
+            assert!(condition.contains(&format!("'{name}'")), "{name}: {condition}");
+        }
+        for name in [GPU, GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, RDMA] {
+            let domain = name.split_once('/').unwrap().0;
+            assert!(condition.contains(&format!("name.startsWith('{domain}/')")), "{name}: {condition}");
+        }
+        assert!(!condition.contains("startsWith('kubernetes.io"), "{condition}");
+    }
+}
+
+#[test]
+fn bindings_are_guarded_against_all_but_the_scheduler() {
+    let objects = render_with("base", &[OWN_CERTIFICATES, GUARD]);
+    assert_eq!(flag(&container(&objects), "--webhook-guard-bindings"), Some(ACCOUNT));
+    let webhooks = webhooks(&objects);
+    let guard = webhooks.iter().find(|webhook| webhook["rules"][0]["resources"] == json!(["pods/binding"])).unwrap();
+    assert_eq!(guard["matchConditions"][0]["expression"], format!("request.userInfo.username != '{ACCOUNT}'"));
+}
+
+#[rstest]
+#[case::attached("base")]
+#[case::second_scheduler("attach/second-scheduler")]
+fn the_scheduler_may_write_its_secret_and_its_configurations(#[case] folder: &str) {
+    let objects = render_with(folder, &[OWN_CERTIFICATES]);
+    let before = Rbac::of(&render(folder)).unwrap();
+    let rbac = Rbac::of(&objects).unwrap();
+    let used: BTreeSet<Access<'_>> = before.granted(ACCOUNT).into_iter().chain(SCHEDULER_WEBHOOKS.iter().copied()).collect();
+    assert_eq!(rbac.granted(ACCOUNT), used);
+    assert!(SCHEDULER_WEBHOOKS.iter().all(|access| !SCHEDULER_RIGHTS.contains(access)));
+    let container = container(&objects);
+    let secret = flag(&container, "--certificate-secret").unwrap();
+    for access in SCHEDULER_WEBHOOKS {
+        let (namespace, name) = if access.resource == "secrets" { ("gpushare-system", secret) } else { ("", SCHEDULER.name) };
+        assert!(rbac.allows(ACCOUNT, *access, Target { namespace, name }), "{access}");
+        if access.verb != "create" {
+            assert!(!rbac.allows(ACCOUNT, *access, Target { namespace, name: "other" }), "{access} of another name");
+        }
+        if access.resource == "secrets" {
+            assert!(!rbac.allows(ACCOUNT, *access, Target { namespace: "kube-system", name: secret }), "{access} elsewhere");
+        }
+    }
+    let help = SCHEDULER.help();
+    assert!(help.contains(&format!("[default: {}]", SCHEDULER.name)), "--webhook-configuration is the configurations' name");
+    assert!(help.contains("the Services gpushare-webhook and gpushare-scheduler"), "--certificate-hosts");
+}
+
+/// cert-manager fills the Secret that the base mounts; the scheduler needs no more rights than without webhooks.
+#[test]
+fn cert_manager_takes_the_scheduler_s_place() {
+    let objects = render_base_with(CERT_MANAGER);
+    for kind in KINDS {
+        let annotations = &find(&objects, kind, SCHEDULER.name)["metadata"]["annotations"];
+        assert_eq!(annotations["cert-manager.io/inject-ca-from"], "gpushare-system/gpushare-scheduler");
+    }
+    let container = container(&objects);
+    assert!(flag(&container, "--certificate-secret").is_none() && flag(&container, "--tls-cert-file").is_some());
+    assert_eq!(Rbac::of(&objects).unwrap().granted(ACCOUNT), Rbac::of(&render("base")).unwrap().granted(ACCOUNT));
+    assert_eq!(all(&objects, "Role").len(), all(&render("base"), "Role").len());
+}
