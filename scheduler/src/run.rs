@@ -52,7 +52,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         return obey(command, client, config.admission.authority, namespace).await;
     }
     let stop = stop_signal()?.shared();
-    let index = Shared::new(Index::new(config.scheduling.names.clone(), policies(&config.scheduling), config.scheduling.hint_ttl));
+    let index = Shared::new(index(&config));
     let mut registry = Registry::with_prefix("gpushare_scheduler");
     let metrics = Metrics::register(&mut registry, index.clone());
     let binder = Binder::new(client.clone(), config.scheduling.bind_timeout);
@@ -111,6 +111,12 @@ where
     let heard = Heard::new(<Index as Follow<K>>::KIND);
     tokio::spawn(watch(Api::<K>::all(heard.listen(client)), index.clone()));
     heard
+}
+
+fn index(config: &Config) -> Index {
+    let scheduling = &config.scheduling;
+    let index = Index::new(scheduling.names.clone(), policies(scheduling), scheduling.hint_ttl);
+    if config.admission.rules.forbid_all_devices { index.forbidding_all_devices() } else { index }
 }
 
 fn policies(scheduling: &Scheduling) -> Policies {

@@ -7,9 +7,11 @@ use std::collections::BTreeMap;
 
 use proto::admission::{AdmissionRequest, Operation};
 use proto::record::DEVICE_ALLOCATED;
+use proto::request::Dialect;
 use serde::Deserialize;
 
 use super::{Refusal, Rules, Unreadable, Verdict, read};
+use crate::accounting::{Ask, PodFacts};
 use crate::index::{Index, Shared};
 
 /// Knows which pods ask for our resources.
@@ -20,7 +22,17 @@ pub trait Bindings {
 
 impl Bindings for Shared<Index> {
     fn asks(&self, namespace: &str, name: &str) -> bool {
-        self.read().pods_named(namespace, name).next().is_some()
+        let index = self.read();
+        let mut pods = index.pods_named(namespace, name);
+        pods.any(|(_, facts)| index.concerns(facts) && !asks_vendor(facts))
+    }
+}
+
+/// Whether a pod asks for whole devices in a vendor's name: others may bind it, to nodes where the vendor's plugin serves it.
+fn asks_vendor(facts: &PodFacts) -> bool {
+    match &facts.ask {
+        Ask::Request(request) => request.gpus.as_ref().is_some_and(|gpus| gpus.dialect == Dialect::Vendor),
+        Ask::Invalid(_) => false,
     }
 }
 

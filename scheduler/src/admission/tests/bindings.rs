@@ -4,7 +4,9 @@ use rstest::rstest;
 use serde_json::{Value, json};
 
 use super::{Asking, refusal, request};
-use crate::admission::{Rules, Verdict};
+use crate::admission::{Bindings, Rules, Verdict};
+use crate::index::Shared;
+use crate::offline;
 
 const ASKING: Asking = Asking(&[("default", "p")]);
 
@@ -37,4 +39,19 @@ fn may_not(#[case] pod: &str, #[case] annotations: Value) {
     assert_eq!(message, format!("pod default/{pod} asks for devices, which \"other\" does not choose; only ours may bind it"));
     let off = Rules::default().validate(&binding("other", pod, &annotations), &ASKING).unwrap();
     assert_eq!(off, Verdict::ALLOWED, "the guard is off");
+}
+
+#[rstest]
+#[case::units(json!({"aliyun.com/gpu-mem": "1"}), true)]
+#[case::shares(json!({"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "1Gi"}), true)]
+#[case::broken(json!({"koordinator.sh/gpu-memory": "1Gi"}), true)]
+#[case::vendor(json!({"nvidia.com/gpu": "1"}), false)]
+#[case::nothing(json!({"cpu": "1", "example.com/thing": "1"}), false)]
+fn the_index_knows_whose_pods_are_guarded(#[case] amounts: Value, #[case] expected: bool) {
+    let pod = json!({
+        "metadata": {"name": "p", "namespace": "default", "uid": "u"},
+        "spec": {"containers": [{"name": "c", "resources": {"limits": amounts}}]}});
+    let index = Shared::new(offline::index(std::iter::empty(), std::iter::empty(), std::iter::once(pod)));
+    assert_eq!(index.asks("default", "p"), expected);
+    assert!(!index.asks("default", "q") && !index.asks("other", "p"));
 }
