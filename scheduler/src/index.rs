@@ -21,7 +21,7 @@ use rustc_hash::FxHashMap;
 
 pub use ask::NodeAsk;
 pub use assume::{AssumeError, Assumed, Assumption, Moment, Phase};
-pub use census::{Census, GpuCensus, GpuShow, HolderShow, NodeShow};
+pub use census::{Census, DeviceShow, GpuCensus, GpuShow, HolderShow, NodeShow};
 pub use nodes::RawDevice;
 pub use stamp::Stamps;
 

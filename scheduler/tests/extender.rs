@@ -8,6 +8,8 @@ mod api;
 mod bind_outcomes;
 #[path = "extender/bind_races.rs"]
 mod bind_races;
+#[path = "extender/devices.rs"]
+mod devices;
 #[path = "extender/golden.rs"]
 mod golden;
 #[path = "extender/histories.rs"]

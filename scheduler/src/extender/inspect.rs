@@ -2,11 +2,13 @@
 //!
 //! Numbers named `…GPU` are in the node's memory units: totals rounded down, what is used rounded up.
 
+use std::collections::BTreeMap;
+
 use placement::{DeviceVerdict, Hints, OwnerId};
 use serde::Serialize;
 
 use crate::accounting::{Ask, PodFacts};
-use crate::index::{GpuShow, HolderShow, Index, NodeAsk, NodeShow};
+use crate::index::{DeviceShow, GpuShow, HolderShow, Index, NodeAsk, NodeShow};
 
 /// The pod that a query such as `pod=namespace/name` asks for.
 ///
@@ -35,8 +37,27 @@ struct InspectedNode {
     devs: Vec<InspectedGpu>,
     unit: String,
     unit_bytes: u64,
+    /// Devices of other types than GPU.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    other_devices: Vec<InspectedDevice>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     problems: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct InspectedDevice {
+    #[serde(rename = "type")]
+    kind: String,
+    id: String,
+    minor: u32,
+    healthy: bool,
+    resources: BTreeMap<String, InspectedAmount>,
+}
+
+#[derive(Debug, Serialize)]
+struct InspectedAmount {
+    free: u64,
+    total: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -203,8 +224,17 @@ impl From<NodeShow> for InspectedNode {
             devs,
             unit: node.unit,
             unit_bytes: node.unit_bytes,
+            other_devices: node.others.into_iter().map(InspectedDevice::from).collect(),
             problems: node.problems,
         }
+    }
+}
+
+impl From<DeviceShow> for InspectedDevice {
+    fn from(device: DeviceShow) -> Self {
+        let DeviceShow { kind, id, minor, healthy, resources } = device;
+        let resources = resources.into_iter().map(|(resource, (free, total))| (resource, InspectedAmount { free, total }));
+        Self { kind, id, minor, healthy, resources: resources.collect() }
     }
 }
 

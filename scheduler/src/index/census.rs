@@ -1,6 +1,8 @@
 //! The state in numbers and in lists, copied out for metrics and for people.
 
-use placement::{NodeView, OwnerId};
+use std::collections::BTreeMap;
+
+use placement::{DeviceView, NodeView, OwnerId};
 use proto::memory_unit::MemoryUnit;
 
 use super::{Index, NodeState};
@@ -57,6 +59,23 @@ pub struct NodeShow {
     pub problems: Vec<String>,
     /// GPUs by minor.
     pub gpus: Vec<GpuShow>,
+    /// Devices of other types, by type and minor.
+    pub others: Vec<DeviceShow>,
+}
+
+/// One device of another type for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceShow {
+    /// Its type.
+    pub kind: String,
+    /// Its ID, empty if it is not known.
+    pub id: String,
+    /// Minor number.
+    pub minor: u32,
+    /// Whether it takes new pods.
+    pub healthy: bool,
+    /// What is free and what there is in all, by resource.
+    pub resources: BTreeMap<String, (u64, u64)>,
 }
 
 /// One GPU for people.
@@ -143,6 +162,7 @@ impl Index {
             unit: unit_name(state, unit_bytes),
             problems: state.problems.clone(),
             gpus: view.map(|view| view.gpus().iter().map(|gpu| self.show_gpu(gpu)).collect()).unwrap_or_default(),
+            others: view.map(|view| view.other_devices().iter().map(show_device).collect()).unwrap_or_default(),
         })
     }
 
@@ -178,6 +198,18 @@ impl Index {
     pub fn standing(&self, owner: &OwnerId) -> (bool, Option<&str>) {
         let entry = self.pods.get(owner);
         (entry.is_some_and(|entry| entry.assumption.is_some()), entry.and_then(|entry| entry.problem.as_deref()))
+    }
+}
+
+fn show_device(view: &DeviceView<'_>) -> DeviceShow {
+    let free = |resource| view.free.get(resource).copied().unwrap_or_default();
+    let resources = view.device.resources.iter();
+    DeviceShow {
+        kind: view.kind.to_string(),
+        id: record_id(view.device.id.as_str()).to_owned(),
+        minor: view.device.minor,
+        healthy: view.device.healthy,
+        resources: resources.map(|(resource, total)| (resource.to_string(), (free(resource), *total))).collect(),
     }
 }
 

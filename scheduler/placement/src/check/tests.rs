@@ -4,6 +4,7 @@ use rstest::rstest;
 
 use super::Violation;
 use crate::amounts::Amounts;
+use crate::class::{Class, Device};
 use crate::fleet::Fleet;
 use crate::gpu::{Gpu, Inventory};
 use crate::holding::{GpuRef, HeldMemory, HeldShare, Holding, Placement, Share};
@@ -18,11 +19,14 @@ fn share(gpu: GpuRef, memory: u64, core: u32, slots: u32) -> HeldShare {
     HeldShare { gpu, memory: HeldMemory::Exact(Memory::from_bytes(memory)), core, slots, trusted: true }
 }
 
-/// Two nodes of two GPUs; `a` and `b` hold shares of `n`, `h` has a hint there.
+/// Two nodes of two GPUs and an adapter; `a` and `b` hold shares of `n`, `h` has a hint there.
 fn fleet() -> Fleet {
     let mut fleet = Fleet::new();
     for node in ["n", "m"] {
-        fleet.set_inventory(node, Inventory { gpus: vec![gpu(node, 0), gpu(node, 1)], unit_bytes: None, ..Inventory::default() });
+        let resources = [("rdma".into(), 100)].into();
+        let nic = Device { id: "nic".into(), minor: 0, resources, healthy: true };
+        let classes = Some(vec![Class { kind: "rdma".into(), devices: vec![nic] }]);
+        fleet.set_inventory(node, Inventory { gpus: vec![gpu(node, 0), gpu(node, 1)], classes, ..Inventory::default() });
     }
     for (owner, minor) in [("a", 0), ("b", 1)] {
         fleet.hold(&owner.into(), "n", Holding::Shares(vec![share(GpuRef::Minor(minor), 100, 10, 1)]));
@@ -57,6 +61,14 @@ fn m(fleet: &mut Fleet) -> &mut Node {
     },
     &["Index"]
 )]
+#[case::mark_of_a_holder(|fleet: &mut Fleet| n(fleet).marks[0].is_held = false, &["RowDiffers"])]
+#[case::mark_of_a_sharer(|fleet: &mut Fleet| n(fleet).marks[1].is_shared = false, &["RowDiffers"])]
+#[case::mark_of_one_that_is_withheld(|fleet: &mut Fleet| m(fleet).marks[0].is_withheld = true, &["RowDiffers"])]
+#[case::free_of_another_device(
+    |fleet: &mut Fleet| { n(fleet).free_others[0][0].insert("rdma".into(), 99); },
+    &["RowDiffers"]
+)]
+#[case::another_device_missing(|fleet: &mut Fleet| m(fleet).free_others.clear(), &["RowDiffers"])]
 #[case::row_missing(|fleet: &mut Fleet| m(fleet).rows.resize(0), &["Index", "RowDiffers", "RowDiffers"])]
 #[case::gpus_out_of_order(|fleet: &mut Fleet| m(fleet).inventory.as_mut().unwrap().gpus.reverse(), &["Index"])]
 #[case::uuid_twice(|fleet: &mut Fleet| m(fleet).inventory.as_mut().unwrap().gpus[1].uuid = "m-0".into(), &["Index"])]

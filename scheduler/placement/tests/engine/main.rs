@@ -17,6 +17,10 @@ mod inventories;
 #[cfg(test)]
 mod model;
 #[cfg(test)]
+mod others;
+#[cfg(test)]
 mod refusals;
 #[cfg(test)]
 mod reservations;
+#[cfg(test)]
+mod whole;

@@ -1,0 +1,293 @@
+//! Devices of other types than GPU: tables, and random histories against a list that is added up each time.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use placement::{
+    Ask, Class, ClassRequest, Device, DevicePolicy, DeviceRef, Fleet, GpuAsk, HeldDevice, Hints, Holdings, Inventory, InventoryProblem,
+    NamedAmounts, Placement, Reason, ReserveError, Violation,
+};
+use proptest::prelude::*;
+use rstest::rstest;
+
+use crate::build::{gpu, units};
+
+fn amounts(pairs: &[(&str, u64)]) -> NamedAmounts {
+    pairs.iter().map(|(resource, amount)| ((*resource).into(), *amount)).collect()
+}
+
+fn device(minor: u32, pairs: &[(&str, u64)]) -> Device {
+    Device { id: format!("d{minor}").as_str().into(), minor, resources: amounts(pairs), healthy: true }
+}
+
+fn class(kind: &str, devices: Vec<Device>) -> Class {
+    Class { kind: kind.into(), devices }
+}
+
+fn with(classes: Vec<Class>) -> Inventory {
+    Inventory { classes: Some(classes), ..Inventory::default() }
+}
+
+/// Three adapters, of which the last is sick, and two cards of an unheard-of type with two resources.
+fn fleet() -> Fleet {
+    let rdma = (0..3).map(|minor| Device { healthy: minor < 2, ..device(minor, &[("rdma", 100)]) }).collect();
+    let npu = vec![device(0, &[("cores", 8), ("gib", 32)]), device(1, &[("cores", 8), ("gib", 64)])];
+    let mut fleet = Fleet::new();
+    assert_eq!(fleet.set_inventory("n", with(vec![class("rdma", rdma), class("npu", npu)])), []);
+    fleet
+}
+
+fn percent(amount: u64) -> ClassRequest {
+    ClassRequest { kind: "rdma".into(), amounts: amounts(&[("rdma", amount)]), whole: Some(100) }
+}
+
+fn cards(cores: u64, gib: u64) -> ClassRequest {
+    let pairs = [("cores", cores), ("gib", gib)];
+    let pairs: Vec<_> = pairs.into_iter().filter(|(_, amount)| *amount > 0).collect();
+    ClassRequest { kind: "npu".into(), amounts: amounts(&pairs), whole: None }
+}
+
+fn choose(fleet: &Fleet, requests: &[ClassRequest]) -> Result<Placement, Reason> {
+    let ask = Ask { gpus: GpuAsk::Nothing, others: requests };
+    let id = fleet.node_id("n").unwrap();
+    let choice = fleet.choose(id, ask, DevicePolicy::Binpack, Hints::Respect);
+    assert_eq!(choice.as_ref().map(drop).map_err(|reason| *reason), fleet.fit(id, ask, Hints::Respect));
+    choice
+}
+
+fn shown(placement: &Placement) -> Vec<String> {
+    let share = |share: &placement::DeviceShare| format!("{} {} {:?}", share.kind, share.minor, share.amounts);
+    placement.others.iter().map(share).collect()
+}
+
+#[rstest]
+#[case::part(&[percent(30)], &[r#"rdma 0 {"rdma": 30}"#])]
+#[case::whole(&[percent(100)], &[r#"rdma 0 {"rdma": 100}"#])]
+#[case::two_whole(&[percent(200)], &[r#"rdma 0 {"rdma": 100}"#, r#"rdma 1 {"rdma": 100}"#])]
+#[case::both_types(&[percent(1), cards(1, 1)], &[r#"rdma 0 {"rdma": 1}"#, r#"npu 0 {"cores": 1, "gib": 1}"#])]
+#[case::only_one_card_is_large_enough(&[cards(0, 33)], &[r#"npu 1 {"gib": 33}"#])]
+#[case::both_cards(&[cards(16, 32)], &[r#"npu 0 {"cores": 8, "gib": 16}"#, r#"npu 1 {"cores": 8, "gib": 16}"#])]
+fn chosen(#[case] requests: &[ClassRequest], #[case] expected: &[&str]) {
+    assert_eq!(shown(&choose(&fleet(), requests).unwrap()), expected);
+}
+
+#[rstest]
+#[case::more_than_are_well(&[percent(300)])]
+#[case::neither_part_nor_whole(&[percent(150)])]
+#[case::more_than_any_has(&[cards(0, 100)])]
+#[case::no_such_resource(&[ClassRequest { kind: "npu".into(), amounts: amounts(&[("rdma", 1)]), whole: None }])]
+#[case::no_such_type(&[ClassRequest { kind: "fpga".into(), amounts: amounts(&[("fpga", 1)]), whole: Some(100) }])]
+#[case::one_of_two_types(&[percent(1), cards(9, 0)])]
+fn refused(#[case] requests: &[ClassRequest]) {
+    assert_eq!(choose(&fleet(), requests), Err(Reason::OtherDevices));
+}
+
+#[test]
+fn nothing_is_refused_where_nobody_says_what_there_is() {
+    let mut fleet = Fleet::new();
+    fleet.set_inventory("n", Inventory { gpus: vec![gpu("n", 0, 1 << 30)], ..Inventory::default() });
+    assert_eq!(choose(&fleet, &[percent(300)]).map(|placement| placement.others), Ok(Vec::new()));
+}
+
+/// GPUs and other devices are reserved together or not at all.
+#[test]
+fn one_decision_for_all_devices() {
+    let mut fleet = fleet();
+    let mut inventory = fleet.view(fleet.node_id("n").unwrap()).unwrap().inventory().unwrap().clone();
+    inventory.gpus = vec![gpu("n", 0, 1 << 30)];
+    inventory.unit_bytes = Some(1 << 20);
+    fleet.set_inventory("n", inventory);
+    let id = fleet.node_id("n").unwrap();
+    let requests = [percent(60)];
+    let ask = Ask { gpus: GpuAsk::Share(units(1000)), others: &requests };
+    let placement = fleet.choose(id, ask, DevicePolicy::Binpack, Hints::Respect).unwrap();
+    fleet.reserve(&"a".into(), id, &placement).unwrap();
+    assert_eq!(fleet.reserve(&"a".into(), id, &placement), Ok(()), "again");
+    assert!(matches!(fleet.reserve(&"b".into(), id, &placement), Err(ReserveError::NoRoom { .. })));
+    let others = Placement { shares: Vec::new(), ..placement };
+    let full = ReserveError::NoRoomOnDevice { kind: "rdma".into(), id: "d0".into() };
+    assert_eq!(fleet.reserve(&"b".into(), id, &others), Err(full));
+    let twice = Placement { others: [others.others.clone(), others.others].concat(), ..Placement::default() };
+    fleet.release("a");
+    assert!(matches!(fleet.reserve(&"b".into(), id, &twice), Err(ReserveError::NoRoomOnDevice { .. })));
+    assert_eq!((fleet.n_owners(), fleet.check()), (0, Vec::new()));
+}
+
+#[test]
+fn devices_that_cannot_be_told_apart_are_left_out() {
+    let devices =
+        vec![device(1, &[("x", 1)]), device(0, &[("x", 1)]), Device { minor: 2, ..device(0, &[("x", 1)]) }, device(1, &[("x", 1)])];
+    let problems = Fleet::new().set_inventory("n", with(vec![class("t", devices)]));
+    let left_out = |minor: u32, id: &str| InventoryProblem::DuplicateDevice { kind: "t".into(), id: id.into(), minor };
+    assert_eq!(problems, [left_out(1, "d1"), left_out(2, "d0")]);
+}
+
+#[test]
+fn facts_that_exceed_a_device_are_found() {
+    let mut fleet = fleet();
+    let held = |device, trusted| HeldDevice { kind: "rdma".into(), device, amounts: amounts(&[("rdma", 101)]), trusted };
+    fleet.hold(&"a".into(), "n", Holdings { others: vec![held(DeviceRef::Minor(0), true)], ..Holdings::default() });
+    fleet.hold(&"b".into(), "n", Holdings { others: vec![held(DeviceRef::Any, false)], ..Holdings::default() });
+    assert!(matches!(fleet.check().as_slice(), [Violation::DeviceOversubscribed { used: 101, total: 100, .. }]), "{:?}", fleet.check());
+    assert_eq!(choose(&fleet, &[percent(1)]), Err(Reason::OtherDevices), "each may be the one");
+}
+
+/// What happens to a node with up to three devices, `a`, of one resource and perhaps another.
+#[derive(Clone, Debug)]
+enum Step {
+    Devices(Vec<(u32, u64, Option<u64>, bool)>),
+    Gone,
+    Hold(u8, DeviceRef, u64, bool),
+    Place(u8, u64, Option<u64>, bool),
+    Hint(u8, u64),
+    Release(u8),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let devices = proptest::collection::btree_map(0_u32..4, (0_u64..6, proptest::option::of(0_u64..4), prop::bool::weighted(0.8)), 0..4);
+    let reference = prop_oneof![
+        (0_u32..5).prop_map(|minor| DeviceRef::Id(format!("d{minor}").as_str().into())),
+        (0_u32..5).prop_map(DeviceRef::Minor),
+        Just(DeviceRef::Any)
+    ];
+    prop_oneof![
+        2 => devices.prop_map(|devices| Step::Devices(devices.into_iter().map(|(minor, (x, y, healthy))| (minor, x, y, healthy)).collect())),
+        1 => Just(Step::Gone),
+        3 => (0_u8..4, reference, 0_u64..5, any::<bool>()).prop_map(|(owner, device, x, trusted)| Step::Hold(owner, device, x, trusted)),
+        6 => (0_u8..4, 1_u64..9, proptest::option::of(1_u64..3), any::<bool>()).prop_map(|(owner, x, y, spread)| Step::Place(owner, x, y, spread)),
+        2 => (0_u8..4, 1_u64..5).prop_map(|(owner, x)| Step::Hint(owner, x)),
+        2 => (0_u8..4).prop_map(Step::Release),
+    ]
+}
+
+/// What is there and who holds what, as lists.
+#[derive(Default)]
+struct Model {
+    devices: Option<Vec<Device>>,
+    held: BTreeMap<u8, Vec<HeldDevice>>,
+    hints: BTreeMap<u8, Placement>,
+}
+
+impl Model {
+    /// Free amounts of every healthy device under the hints of all but one owner.
+    fn free(&self, own: Option<u8>) -> Vec<(u32, BTreeMap<String, i128>)> {
+        let devices = self.devices.iter().flatten().filter(|device| device.healthy);
+        let free = devices.map(|device| {
+            let mut free: BTreeMap<String, i128> =
+                device.resources.iter().map(|(name, total)| (name.to_string(), (*total).into())).collect();
+            let is_unknown = |minor: &u32| self.devices.iter().flatten().all(|device| device.minor != *minor);
+            let on_this = self.held.values().flatten().filter(|held| match &held.device {
+                DeviceRef::Id(id) => *id == device.id,
+                DeviceRef::Minor(minor) => *minor == device.minor || is_unknown(minor),
+                DeviceRef::Any => true,
+            });
+            let hinted = self.hints.iter().filter(|(owner, _)| Some(**owner) != own).flat_map(|(_, hint)| &hint.others);
+            let hinted = hinted.filter(|share| share.id == device.id).flat_map(|share| &share.amounts);
+            for (name, amount) in on_this.flat_map(|held| &held.amounts).chain(hinted) {
+                if let Some(free) = free.get_mut(name.as_str()) {
+                    *free -= i128::from(*amount);
+                }
+            }
+            (device.minor, free)
+        });
+        free.collect()
+    }
+
+    /// Whether a request has room: on one device, or whole largest devices.
+    fn fits(&self, request: &ClassRequest, own: Option<u8>) -> bool {
+        let Some(devices) = &self.devices else { return true };
+        let n = request.amounts.iter().map(|(name, amount)| {
+            let largest = devices.iter().filter_map(|device| device.resources.get(name)).max().copied().unwrap_or(0);
+            match *amount {
+                amount if amount <= largest => Some(1),
+                amount if largest > 0 && amount % largest == 0 => Some(amount / largest),
+                _ => None,
+            }
+        });
+        let Some(n) = n.collect::<Option<Vec<u64>>>().and_then(|all| all.into_iter().max()) else { return false };
+        let fits = |free: &BTreeMap<String, i128>| {
+            request.amounts.iter().all(|(name, amount)| free.get(name.as_str()).is_some_and(|free| i128::from(amount.div_ceil(n)) <= *free))
+        };
+        self.free(own).iter().filter(|(_, free)| fits(free)).count() as u64 >= n
+    }
+}
+
+fn request(x: u64, y: Option<u64>) -> ClassRequest {
+    let pairs: Vec<_> = [Some(("x", x)), y.map(|y| ("y", y))].into_iter().flatten().collect();
+    ClassRequest { kind: "t".into(), amounts: amounts(&pairs), whole: None }
+}
+
+fn take(fleet: &mut Fleet, model: &mut Model, step: &Step) {
+    let name = |owner: &u8| format!("o{owner}");
+    match step {
+        Step::Devices(devices) => {
+            let of = |(minor, x, y, healthy): &(u32, u64, Option<u64>, bool)| {
+                let pairs: Vec<_> = [Some(("x", *x)), y.map(|y| ("y", y))].into_iter().flatten().collect();
+                Device { healthy: *healthy, ..device(*minor, &pairs) }
+            };
+            let devices: Vec<Device> = devices.iter().map(of).collect();
+            fleet.set_inventory("n", with(vec![class("t", devices.clone())]));
+            model.devices = Some(devices);
+        }
+        Step::Gone => {
+            fleet.remove_inventory("n");
+            model.devices = None;
+        }
+        Step::Hold(owner, reference, x, trusted) => {
+            let held = HeldDevice { kind: "t".into(), device: reference.clone(), amounts: amounts(&[("x", *x)]), trusted: *trusted };
+            fleet.hold(&name(owner).as_str().into(), "n", Holdings { others: vec![held.clone()], ..Holdings::default() });
+            model.hints.remove(owner);
+            model.held.insert(*owner, vec![held]);
+        }
+        Step::Place(owner, x, y, spread) => {
+            let Some(id) = fleet.node_id("n") else { return };
+            let requests = [request(*x, *y)];
+            let ask = Ask { gpus: GpuAsk::Nothing, others: &requests };
+            let policy = if *spread { DevicePolicy::Spread } else { DevicePolicy::Binpack };
+            let own = name(owner);
+            let choice = fleet.choose(id, ask, policy, Hints::RespectOthers(&own));
+            assert_eq!(choice.is_ok(), model.fits(&requests[0], Some(*owner)), "{requests:?}");
+            let Ok(placement) = choice else { return };
+            let distinct: BTreeSet<_> = placement.others.iter().map(|share| share.minor).collect();
+            assert_eq!(distinct.len(), placement.others.len());
+            if model.held.contains_key(owner) || placement.others.is_empty() {
+                return;
+            }
+            fleet.reserve(&own.as_str().into(), id, &placement).unwrap();
+            model.hints.remove(owner);
+            model.held.insert(*owner, placement.others.iter().map(HeldDevice::from).collect());
+        }
+        Step::Hint(owner, x) => {
+            let Some(id) = fleet.node_id("n") else { return };
+            let requests = [request(*x, None)];
+            let ask = Ask { gpus: GpuAsk::Nothing, others: &requests };
+            let Ok(placement) = fleet.choose(id, ask, DevicePolicy::Binpack, Hints::Respect) else { return };
+            model.hints.remove(owner);
+            if fleet.hint(&name(owner).as_str().into(), id, placement.clone()) {
+                model.hints.insert(*owner, placement);
+            }
+        }
+        Step::Release(owner) => {
+            fleet.release(&name(owner));
+            model.held.remove(owner);
+            model.hints.remove(owner);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    /// The engine accepts and refuses what the list does, and decisions never take more than there is.
+    #[test]
+    fn other_devices_are_counted_as_the_model_does(steps in proptest::collection::vec(step(), 1..40)) {
+        let (mut fleet, mut model) = (Fleet::new(), Model::default());
+        for step in &steps {
+            take(&mut fleet, &mut model, step);
+            let only_facts = |violation: &Violation| matches!(violation, Violation::DeviceOversubscribed { .. });
+            prop_assert!(fleet.check().iter().all(only_facts), "{:?} after {step:?}", fleet.check());
+            let facts = steps.iter().any(|step| matches!(step, Step::Hold(..)));
+            let changes = steps.iter().filter(|step| matches!(step, Step::Devices(_))).count() > 1;
+            prop_assert!(facts || changes || fleet.check().is_empty(), "decisions alone oversubscribe nothing: {:?}", fleet.check());
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! Whole GPUs in the vendor's name beside shared ones, GPUs left to the vendor's plugin, and owners that see all GPUs.
+
+use std::collections::BTreeMap;
+
+use placement::{
+    DevicePolicy, Fleet, Gpu, GpuAsk, GpuRef, HeldMemory, HeldShare, Hints, Holding, Holdings, Inventory, MemoryAsk, Placement, Reason,
+    ReserveError,
+};
+use proptest::prelude::*;
+use rstest::rstest;
+
+use crate::build::{MIB, ask, gpu, minors, on_minor, ratio, units};
+
+/// GPUs of 1000 MiB; `apart` are left to the vendor's plugin.
+fn inventory(n: u32, serves_vendor: bool, apart: &[u32]) -> Inventory {
+    let gpu = |minor| Gpu { sharing: !apart.contains(&minor), ..gpu("n", minor, 1000 * MIB) };
+    Inventory { gpus: (0..n).map(gpu).collect(), unit_bytes: Some(MIB), serves_vendor, ..Inventory::default() }
+}
+
+fn fleet(serves_vendor: bool, apart: &[u32]) -> Fleet {
+    let mut fleet = Fleet::new();
+    assert_eq!(fleet.set_inventory("n", inventory(4, serves_vendor, apart)), []);
+    fleet
+}
+
+/// Chooses and reserves; minors, or how many the vendor's plugin will choose.
+fn place(fleet: &mut Fleet, owner: &str, ask: GpuAsk) -> Result<(Vec<u32>, u32), Reason> {
+    let id = fleet.node_id("n").unwrap();
+    let placement = fleet.choose(id, ask, DevicePolicy::Binpack, Hints::RespectOthers(owner))?;
+    fleet.reserve(&owner.into(), id, &placement).unwrap();
+    assert_eq!(fleet.reserve(&owner.into(), id, &placement), Ok(()), "once more");
+    assert_eq!(fleet.check(), []);
+    Ok((minors(&placement), placement.unknown_whole))
+}
+
+fn whole(fleet: &mut Fleet, owner: &str, n: u32) -> Result<(Vec<u32>, u32), Reason> {
+    place(fleet, owner, GpuAsk::Whole(n))
+}
+
+fn share(fleet: &mut Fleet, owner: &str, mib: u64) -> Result<(Vec<u32>, u32), Reason> {
+    place(fleet, owner, GpuAsk::Share(units(mib)))
+}
+
+/// A pod whose whole GPUs kubelet has told.
+fn given(fleet: &mut Fleet, owner: &str, minor: u32) {
+    let memory = HeldMemory::Ask(MemoryAsk::Ratio(100));
+    let share = HeldShare { gpu: GpuRef::Uuid(format!("n-{minor}").into()), memory, core: 100, slots: 0, trusted: true };
+    fleet.hold(&owner.into(), "n", Holdings { is_vendor: true, ..Holdings::from(Holding::Shares(vec![share])) });
+}
+
+#[test]
+fn both_kinds_share_a_node_that_serves_the_vendors_name() {
+    let mut fleet = fleet(true, &[3]);
+    assert_eq!(share(&mut fleet, "s", 10), Ok((vec![0], 0)));
+    assert_eq!(whole(&mut fleet, "v", 2), Ok((vec![1, 3], 0)), "the one that nobody shares, and an empty one");
+    assert_eq!(whole(&mut fleet, "w", 2), Err(Reason::TooFew));
+    assert_eq!(whole(&mut fleet, "w", 1), Ok((vec![2], 0)));
+    assert_eq!(share(&mut fleet, "t", 991), Err(Reason::Memory));
+    assert_eq!(share(&mut fleet, "t", 990), Ok((vec![0], 0)));
+    fleet.release("v");
+    assert_eq!(share(&mut fleet, "u", 1), Ok((vec![1], 0)), "not the one that is not to be shared");
+}
+
+/// The vendor's plugin takes any GPU: nobody shares one meanwhile, and nobody is sent where others share.
+#[test]
+fn the_vendors_plugin_has_the_node_to_itself_until_its_gpus_are_known() {
+    let mut fleet = fleet(false, &[]);
+    assert_eq!(whole(&mut fleet, "v", 1), Ok((vec![], 1)));
+    assert_eq!(share(&mut fleet, "s", 1), Err(Reason::Vendor));
+    assert_eq!(whole(&mut fleet, "w", 3), Ok((vec![], 3)));
+    assert_eq!(whole(&mut fleet, "x", 1), Err(Reason::TooFew));
+    fleet.release("w");
+    given(&mut fleet, "v", 2);
+    assert_eq!(share(&mut fleet, "s", 1), Ok((vec![0], 0)));
+    assert_eq!(place(&mut fleet, "all", GpuAsk::Share(ask(4, MemoryAsk::Units(1)))), Err(Reason::TooFew), "not on the vendor's");
+    assert_eq!(whole(&mut fleet, "w", 1), Err(Reason::Vendor), "one is shared, and may be the one");
+    fleet.release("s");
+    assert_eq!(whole(&mut fleet, "w", 3), Ok((vec![], 3)));
+}
+
+#[test]
+fn gpus_of_its_own_keep_the_vendors_plugin_clear_of_shared_ones() {
+    let mut fleet = fleet(false, &[2, 3]);
+    assert_eq!(share(&mut fleet, "s", 1000), Ok((vec![0], 0)));
+    assert_eq!(whole(&mut fleet, "v", 2), Ok((vec![], 2)));
+    assert_eq!(whole(&mut fleet, "w", 1), Err(Reason::TooFew));
+    assert_eq!(whole(&mut fleet, "w", 3), Err(Reason::TooLarge));
+    assert_eq!(share(&mut fleet, "t", 1000), Ok((vec![1], 0)));
+    assert_eq!(share(&mut fleet, "u", 1), Err(Reason::Memory));
+    let id = fleet.node_id("n").unwrap();
+    assert_eq!(fleet.fit(id, &ask(3, MemoryAsk::Units(1)), Hints::Ignore), Err(Reason::Vendor));
+}
+
+#[rstest]
+#[case::both_kinds_here(true, &[], &[0, 1, 2], 2, Err(Reason::Unhealthy))]
+#[case::sick_ones_are_not_taken(true, &[], &[0, 2], 2, Ok((vec![1, 3], 0)))]
+#[case::sick_apart(false, &[0, 1], &[1], 2, Err(Reason::Unhealthy))]
+#[case::sick_shared_ones_do_not_matter(false, &[0, 1], &[2, 3], 2, Ok((vec![], 2)))]
+fn sick_gpus_are_not_given_whole(
+    #[case] serves: bool,
+    #[case] apart: &[u32],
+    #[case] sick: &[u32],
+    #[case] n: u32,
+    #[case] expected: Result<(Vec<u32>, u32), Reason>,
+) {
+    let mut fleet = fleet(serves, apart);
+    let mut devices = inventory(4, serves, apart);
+    devices.gpus.iter_mut().for_each(|gpu| gpu.healthy = !sick.contains(&gpu.minor));
+    fleet.set_inventory("n", devices);
+    assert_eq!(whole(&mut fleet, "v", n), expected);
+}
+
+/// An inventory that is lost, or edited away, does not hide that somebody shares a GPU there.
+#[test]
+fn without_an_inventory_only_sharers_that_are_known_refuse() {
+    let mut fleet = fleet(false, &[]);
+    assert_eq!(share(&mut fleet, "s", 1), Ok((vec![0], 0)));
+    fleet.remove_inventory("n");
+    let id = fleet.node_id("n").unwrap();
+    assert_eq!(fleet.fit(id, GpuAsk::Whole(1), Hints::Ignore), Err(Reason::Vendor));
+    fleet.hold(&"v".into(), "n", Holdings { unknown_whole: 1, is_vendor: true, ..Holdings::default() });
+    fleet.release("s");
+    assert_eq!(fleet.fit(id, GpuAsk::Whole(9), Hints::Ignore), Ok(()), "kubelet knows");
+}
+
+#[test]
+fn hints_keep_both_kinds_apart_too() {
+    let mut fleet = fleet(false, &[]);
+    let id = fleet.node_id("n").unwrap();
+    let choose = |fleet: &Fleet, ask: GpuAsk| fleet.choose(id, ask, DevicePolicy::Binpack, Hints::Ignore).unwrap();
+    let vendor = choose(&fleet, GpuAsk::Whole(3));
+    assert!(fleet.hint(&"v".into(), id, vendor));
+    assert_eq!(fleet.check(), []);
+    assert_eq!(fleet.fit(id, &units(1), Hints::Respect), Err(Reason::Memory));
+    assert_eq!(fleet.fit(id, GpuAsk::Whole(2), Hints::Respect), Err(Reason::TooFew));
+    assert_eq!(fleet.fit(id, GpuAsk::Whole(4), Hints::RespectOthers("v")), Ok(()));
+    let sharer = choose(&fleet, GpuAsk::Share(units(1)));
+    assert!(fleet.hint(&"v".into(), id, sharer));
+    assert_eq!(fleet.fit(id, GpuAsk::Whole(1), Hints::Respect), Err(Reason::Vendor));
+}
+
+/// The place for sharers comes first; it is all that is taken.
+#[test]
+fn an_owner_that_sees_all_takes_nothing() {
+    let mut fleet = fleet(true, &[3]);
+    assert_eq!(share(&mut fleet, "s", 1000), Ok((vec![0], 0)));
+    let slot = HeldShare { slots: 1, ..crate::build::share(GpuRef::Minor(1), MemoryAsk::Units(0)) };
+    fleet.hold(&"t".into(), "n", Holding::Shares(vec![slot]));
+    assert_eq!(place(&mut fleet, "m", GpuAsk::All { slots: 1 }), Ok((vec![2, 0, 1, 3], 0)));
+    let seen: Vec<_> =
+        fleet.view(fleet.node_id("n").unwrap()).unwrap().gpus().iter().map(|gpu| (gpu.holders.len(), gpu.used.slots)).collect();
+    assert_eq!(seen, [(2, 1), (2, 1), (1, 1), (1, 0)]);
+    assert_eq!(whole(&mut fleet, "v", 3), Ok((vec![1, 2, 3], 0)), "nobody else uses these");
+    assert_eq!(fleet.fit(fleet.node_id("n").unwrap(), GpuAsk::All { slots: 101 }, Hints::Ignore), Err(Reason::Slots));
+}
+
+#[test]
+fn what_takes_nothing_or_is_not_whole_is_not_reserved() {
+    let mut fleet = fleet(true, &[]);
+    let id = fleet.node_id("n").unwrap();
+    let choice = fleet.choose(id, &ratio(50), DevicePolicy::Binpack, Hints::Ignore).unwrap();
+    assert_eq!(fleet.reserve(&"a".into(), id, &Placement::default()), Err(ReserveError::Empty));
+    fleet.reserve(&"a".into(), id, &choice).unwrap();
+    let whole = fleet.choose(id, GpuAsk::Whole(3), DevicePolicy::Binpack, Hints::Ignore).unwrap();
+    let mut taken = whole.clone();
+    taken.shares[0].gpu = "n-0".into();
+    assert!(matches!(fleet.reserve(&"v".into(), id, &taken), Err(ReserveError::NoRoom { .. })), "half of it is shared");
+    fleet.set_inventory("n", inventory(4, false, &[]));
+    let unknown = Placement { shares: Vec::new(), unknown_whole: 1, ..whole };
+    assert_eq!(fleet.reserve(&"v".into(), id, &unknown), Err(ReserveError::NoWhole { reason: Reason::Vendor }));
+}
+
+/// What happens on a node where both kinds come and go.
+#[derive(Clone, Debug)]
+enum Step {
+    Inventory(bool, Vec<u32>),
+    Share(u8, u64),
+    Whole(u8, u32),
+    Given(u8, u32),
+    SeeAll(u8),
+    Hint(u8, bool),
+    Release(u8),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let apart = proptest::sample::subsequence(vec![0_u32, 1, 2, 3], 0..3);
+    prop_oneof![
+        1 => (any::<bool>(), apart).prop_map(|(serves, apart)| Step::Inventory(serves, apart)),
+        4 => (0_u8..6, 1_u64..1001).prop_map(|(owner, mib)| Step::Share(owner, mib)),
+        4 => (0_u8..6, 1_u32..4).prop_map(|(owner, n)| Step::Whole(owner, n)),
+        3 => (0_u8..6, 0_u32..4).prop_map(|(owner, minor)| Step::Given(owner, minor)),
+        1 => (0_u8..6).prop_map(Step::SeeAll),
+        2 => (0_u8..6, any::<bool>()).prop_map(|(owner, whole)| Step::Hint(owner, whole)),
+        4 => (0_u8..6).prop_map(Step::Release),
+    ]
+}
+
+/// What an owner of the model has.
+#[derive(Clone, Debug, PartialEq)]
+enum Has {
+    Shared(u32),
+    Whole(Vec<u32>),
+    Unknown(u32),
+    Nothing,
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    /// Wherever decisions go, no GPU that somebody shares is, or can be, given away whole, and the other way round.
+    #[test]
+    fn both_kinds_are_kept_apart(steps in proptest::collection::vec(step(), 1..50)) {
+        let mut fleet = fleet(true, &[]);
+        let (mut serves, mut apart) = (true, Vec::new());
+        let mut model: BTreeMap<u8, Has> = BTreeMap::new();
+        let id = fleet.node_id("n").unwrap();
+        for step in steps {
+            let (owner, ask) = match &step {
+                Step::Inventory(now, gpus) => {
+                    // Modes change while nothing is held: an administrator's mistakes are facts, not decisions.
+                    if model.is_empty() {
+                        (serves, apart) = (*now, gpus.clone());
+                        fleet.set_inventory("n", inventory(4, serves, &apart));
+                    }
+                    continue;
+                }
+                Step::Release(owner) => {
+                    fleet.release(&owner.to_string());
+                    model.remove(owner);
+                    continue;
+                }
+                Step::Given(owner, minor) => {
+                    let may = |gpu: u32| apart.is_empty() || apart.contains(&gpu);
+                    let used = model.values().any(|has| *has == Has::Shared(*minor) || matches!(has, Has::Whole(gpus) if gpus.contains(minor)));
+                    if model.get(owner) == Some(&Has::Unknown(1)) && may(*minor) && !serves {
+                        // The vendor's plugin may take any of its GPUs that it has not given: none of them may be shared.
+                        let shared = model.values().any(|has| *has == Has::Shared(*minor));
+                        prop_assert!(!shared, "GPU {minor} is shared and can be given away");
+                        if !used {
+                            given(&mut fleet, &owner.to_string(), *minor);
+                            model.insert(*owner, Has::Whole(vec![*minor]));
+                        }
+                    }
+                    continue;
+                }
+                Step::Share(owner, mib) => (*owner, GpuAsk::Share(units(*mib))),
+                Step::Whole(owner, n) => (*owner, GpuAsk::Whole(*n)),
+                Step::SeeAll(owner) => (*owner, GpuAsk::All { slots: 1 }),
+                Step::Hint(owner, whole) => {
+                    let ask = if *whole { GpuAsk::Whole(1) } else { GpuAsk::Share(units(100)) };
+                    if let Ok(placement) = fleet.choose(id, ask, DevicePolicy::Binpack, Hints::Respect) {
+                        fleet.hint(&owner.to_string().as_str().into(), id, placement);
+                    }
+                    prop_assert_eq!(fleet.check(), vec![]);
+                    continue;
+                }
+            };
+            if model.contains_key(&owner) {
+                continue;
+            }
+            let name = owner.to_string();
+            let Ok(placement) = fleet.choose(id, ask, DevicePolicy::Binpack, Hints::RespectOthers(&name)) else { continue };
+            prop_assert_eq!(fleet.reserve(&name.as_str().into(), id, &placement), Ok(()));
+            prop_assert_eq!(fleet.check(), vec![]);
+            let chosen = minors(&placement);
+            let n_unknown: u32 = model.values().map(|has| if let Has::Unknown(n) = has { *n } else { 0 }).sum();
+            let is_whole = |gpu: u32| model.values().any(|has| matches!(has, Has::Whole(gpus) if gpus.contains(&gpu)));
+            let is_shared = |gpu: u32| model.values().any(|has| *has == Has::Shared(gpu));
+            let for_vendor = |gpu: u32| serves || apart.is_empty() || apart.contains(&gpu);
+            let has = match ask {
+                GpuAsk::Share(_) => {
+                    prop_assert!(!is_whole(chosen[0]) && !apart.contains(&chosen[0]));
+                    prop_assert!(n_unknown == 0 || !for_vendor(chosen[0]), "it may have been given away");
+                    Has::Shared(chosen[0])
+                }
+                GpuAsk::Whole(n) if serves => {
+                    prop_assert!(chosen.len() == n as usize && chosen.iter().all(|gpu| !is_whole(*gpu) && !is_shared(*gpu)));
+                    Has::Whole(chosen)
+                }
+                GpuAsk::Whole(n) => {
+                    let left = (0..4).filter(|gpu| for_vendor(*gpu) && !is_whole(*gpu)).count();
+                    prop_assert!(chosen.is_empty() && placement.unknown_whole == n);
+                    prop_assert!((0..4).all(|gpu| !for_vendor(gpu) || !is_shared(gpu)), "the vendor's plugin may take a shared one");
+                    prop_assert!(left >= (n + n_unknown) as usize, "more than there are");
+                    Has::Unknown(n)
+                }
+                _ => {
+                    prop_assert_eq!(chosen.len(), 4);
+                    Has::Nothing
+                }
+            };
+            model.insert(owner, has);
+        }
+    }
+}
+
+/// On GPUs that nobody sets apart, an ordinary fact and a whole one are told from each other.
+#[test]
+fn a_fact_in_shares_refuses_the_vendors_plugin() {
+    let mut fleet = fleet(false, &[]);
+    fleet.hold(&"old".into(), "n", on_minor(3, MemoryAsk::Units(1)));
+    let id = fleet.node_id("n").unwrap();
+    assert_eq!(fleet.fit(id, GpuAsk::Whole(1), Hints::Ignore), Err(Reason::Vendor));
+    fleet.set_inventory("n", inventory(4, false, &[0, 1]));
+    assert_eq!(fleet.fit(id, GpuAsk::Whole(2), Hints::Ignore), Ok(()));
+    fleet.set_inventory("n", inventory(4, false, &[3]));
+    assert_eq!(fleet.fit(id, GpuAsk::Whole(1), Hints::Ignore), Err(Reason::Vendor));
+}

@@ -1,0 +1,354 @@
+//! Pods that ask for more than shares of GPUs: whole ones in the vendor's name, RDMA, types that nobody compiled in, all GPUs
+//! of a node; and devices that kubelet gave to pods of somebody else.
+
+use proto::pod::Pod;
+use scheduler::index::{Index, RawDevice};
+use scheduler::offline;
+use scheduler::watch::Follow;
+use serde_json::{Value, json};
+
+use crate::objects::{annotated, device, gpu, node, on, phase, pod, shared, uuid};
+use crate::world::World;
+
+const RECORD: &str = "scheduling.koordinator.sh/device-allocated";
+
+fn whole(name: &str, n: u64) -> Value {
+    pod(name, &json!({"nvidia.com/gpu": n.to_string()}))
+}
+
+/// A pod that is to see all GPUs of its node.
+fn monitor(name: &str) -> Value {
+    annotated(pod(name, &json!({"koordinator.sh/gpu.shared": "1"})), "gpushare/all-devices", "true")
+}
+
+fn card(kind: &str, minor: u32, resources: &Value) -> Value {
+    json!({"type": kind, "id": format!("{kind}-{minor}"), "minor": minor, "health": true, "resources": resources})
+}
+
+/// The Device object with more devices.
+fn and(mut device: Value, more: &[Value]) -> Value {
+    device["spec"]["devices"].as_array_mut().unwrap().extend_from_slice(more);
+    device
+}
+
+/// The Device object of a node whose plugin of ours serves the vendor's name too.
+fn serving_vendor(mut device: Value) -> Value {
+    device["metadata"]["labels"]["gpushare/serves-vendor"] = "true".into();
+    device
+}
+
+/// The Device object with checkpoints of these pods and GPUs.
+fn given(mut device: Value, entries: &[(&str, &[&str])]) -> Value {
+    let entries =
+        entries.iter().map(|(uid, ids)| json!({"podUID": uid, "containerName": "c", "resourceName": "nvidia.com/gpu", "deviceIDs": ids}));
+    let text = entries.collect::<Value>().to_string();
+    device["metadata"]["annotations"]["node.koordinator.sh/devices-checkpoints"] = text.into();
+    device
+}
+
+fn record(world: &World, pod: &Value) -> Value {
+    let annotations = world.api.pod(pod)["metadata"]["annotations"].clone();
+    annotations[RECORD].as_str().map_or(Value::Null, |text| serde_json::from_str(text).unwrap())
+}
+
+/// Used bytes of each GPU in MiB, and who is on it.
+async fn used(world: &World, node: &str) -> Vec<(u64, Vec<String>)> {
+    let shown = world.inspect(Some(node)).await;
+    let gpus = shown["nodes"][0]["devs"].as_array().unwrap().clone();
+    let gpu = |gpu: &Value| {
+        let pods = gpu["pods"].as_array().unwrap().iter().map(|pod| pod["uid"].as_str().unwrap().to_owned());
+        (gpu["usedBytes"].as_u64().unwrap() >> 20, pods.collect())
+    };
+    gpus.iter().map(gpu).collect()
+}
+
+async fn reason(world: &World, pod: &Value, node: &str) -> String {
+    let answer = world.filter(pod, &[node]).await;
+    answer["FailedAndUnresolvableNodes"][node].as_str().unwrap_or_default().to_owned()
+}
+
+/// The state that a scheduler has which starts now.
+fn restarted(world: &World, nodes: &[Value], devices: &[Value], pods: &[Value]) -> Index {
+    let pods = pods.iter().map(|pod| world.api.pod(pod));
+    offline::index(nodes.iter().cloned(), devices.iter().cloned(), pods)
+}
+
+fn holdings(index: &Index) -> Vec<String> {
+    let mut all: Vec<String> = index
+        .fleet()
+        .nodes()
+        .flat_map(|node| node.held().map(|held| format!("{} {:?}", held.owner, held.holdings)).collect::<Vec<_>>())
+        .collect();
+    all.sort();
+    all
+}
+
+#[tokio::test]
+async fn whole_and_shared_gpus_on_one_node() {
+    let world = World::new();
+    let (node, device) = (node("n1", "MiB"), serving_vendor(device("n1", &[100, 100, 100])));
+    world.apply_node(&node);
+    world.apply_device(&device);
+    let (share, vendor) = (shared("s", 1, 40), whole("v", 2));
+    world.place(&share, "n1").await;
+    world.place(&vendor, "n1").await;
+    let full = json!({"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory": "100Mi", "koordinator.sh/gpu-memory-ratio": "100"});
+    let entry = |minor: usize| json!({"minor": minor, "id": uuid("n1", minor), "resources": full});
+    assert_eq!(record(&world, &vendor), json!({"gpu": [entry(1), entry(2)]}));
+    assert!(reason(&world, &whole("w", 1), "n1").await.contains("too few GPUs"));
+    assert_eq!(
+        used(&world, "n1").await,
+        [(40, vec!["uid-s".to_owned()]), (100, vec!["uid-v".to_owned()]), (100, vec!["uid-v".to_owned()])]
+    );
+    let restarted = restarted(&world, &[node], &[device], &[share, vendor]);
+    assert_eq!(holdings(&restarted), holdings(&world.index.read()));
+    assert_eq!(restarted.fleet().check(), Vec::new());
+}
+
+/// The vendor's plugin chooses; what it chose is told by the node, and counted until it is gone.
+#[tokio::test]
+async fn the_vendors_plugin_chooses_and_the_node_tells() {
+    let world = World::new().with_node("n1", &[100, 100]);
+    let vendor = whole("v", 1);
+    world.place(&vendor, "n1").await;
+    assert_eq!(record(&world, &vendor), Value::Null, "nobody knows yet");
+    assert!(reason(&world, &shared("s", 1, 1), "n1").await.contains("kept apart"));
+    world.apply_device(&given(device("n1", &[100, 100]), &[("uid-v", &[&uuid("n1", 1)])]));
+    assert_eq!(used(&world, "n1").await, [(0, vec![]), (100, vec!["uid-v".to_owned()])]);
+    world.place(&shared("s", 1, 100), "n1").await;
+    assert!(reason(&world, &whole("w", 1), "n1").await.contains("kept apart"));
+    world.apply_device(&given(device("n1", &[100, 100]), &[("uid-v", &[&uuid("n1", 1)]), ("stranger", &["GPU-gone"])]));
+    world.apply_pod(&phase(on(vendor, "n1"), "Succeeded"));
+    assert_eq!(used(&world, "n1").await[1], (0, vec![]), "the entry may stay longer than the pod's processes");
+}
+
+/// Neither of two sources that disagree is believed alone, and one pod is counted once.
+#[tokio::test]
+async fn kubelet_and_record_disagree() {
+    let world = World::new();
+    world.apply_node(&node("n1", "MiB"));
+    world.apply_device(&serving_vendor(device("n1", &[100, 100, 100])));
+    let vendor = whole("v", 1);
+    world.place(&vendor, "n1").await;
+    assert_eq!(record(&world, &vendor)["gpu"][0]["minor"], 0);
+    let told = |minor: usize| serving_vendor(given(device("n1", &[100, 100, 100]), &[("uid-v", &[&uuid("n1", minor)])]));
+    world.apply_device(&told(0));
+    assert_eq!(used(&world, "n1").await.iter().map(|(mib, _)| *mib).collect::<Vec<_>>(), [100, 0, 0]);
+    world.apply_device(&told(2));
+    assert_eq!(used(&world, "n1").await.iter().map(|(mib, _)| *mib).collect::<Vec<_>>(), [100, 0, 100]);
+    assert!(world.inspect(Some("n1")).await["nodes"][0]["devs"][0]["pods"][0]["problem"].as_str().unwrap().contains("other GPUs than"));
+}
+
+/// Whose pods they are need not be known; entries come before and after their pods.
+#[tokio::test]
+async fn devices_of_pods_that_somebody_else_placed() {
+    let world = World::new();
+    world.apply_node(&node("n1", "MiB"));
+    let (first, second) = (uuid("n1", 0), uuid("n1", 1));
+    let stranger = [("uid-v", &[first.as_str()][..]), ("", &[second.as_str()])];
+    world.apply_device(&given(device("n1", &[100, 100, 100]), &stranger));
+    let all =
+        |world: &World| holdings(&world.index.read()).iter().map(|held| held.split(' ').next().unwrap().to_owned()).collect::<Vec<_>>();
+    assert_eq!(all(&world), ["@n1", "uid-v@n1"]);
+    world.apply_pod(&on(whole("v", 1), "n1"));
+    assert_eq!(all(&world), ["@n1", "uid-v"]);
+    assert_eq!(world.fitting(&shared("s", 1, 100), &["n1"]).await, ["n1"], "on the third");
+    assert!(reason(&world, &shared("s", 2, 200), "n1").await.contains("too few GPUs"));
+    world.delete_pod(&on(whole("v", 1), "n1"));
+    assert_eq!(all(&world), ["@n1", "uid-v@n1"], "as long as the node says so");
+    world.apply_device(&given(device("n1", &[100, 100, 100]), &[("uid-v", &["GPU-nobody-knows"])]));
+    assert!(reason(&world, &shared("s", 1, 1), "n1").await.contains("kept apart"), "it may be any");
+    let mut nonsense = device("n1", &[100, 100, 100]);
+    nonsense["metadata"]["annotations"]["node.koordinator.sh/devices-checkpoints"] = "nonsense".into();
+    world.apply_device(&nonsense);
+    assert_eq!(all(&world), ["uid-v@n1"], "what was read before stays in force");
+    world.apply_device(&device("n1", &[100, 100, 100]));
+    assert_eq!(all(&world), [""; 0]);
+}
+
+/// GPUs that are set apart belong to the vendor's plugin; the others to those who share.
+#[tokio::test]
+async fn gpus_left_to_the_vendor() {
+    let world = World::new();
+    world.apply_node(&node("n1", "MiB"));
+    let mut apart = gpu("n1", 1, 100);
+    apart["labels"]["gpushare/sharing"] = "disabled".into();
+    world.apply_device(&and(device("n1", &[100]), &[apart]));
+    world.place(&shared("s", 1, 100), "n1").await;
+    world.place(&whole("v", 1), "n1").await;
+    assert!(!reason(&world, &whole("w", 1), "n1").await.is_empty());
+    assert!(!reason(&world, &shared("t", 1, 1), "n1").await.is_empty());
+}
+
+/// A node of which nothing is known is kubelet's and the vendor's business; what runs there is counted once it is known.
+#[tokio::test]
+async fn whole_gpus_where_no_plugin_of_ours_is() {
+    let world = World::new();
+    world.apply_node(&json!({"metadata": {"name": "n1"}, "status": {"capacity": {"nvidia.com/gpu": "2"}}}));
+    let vendor = whole("v", 1);
+    assert_eq!(world.fitting(&vendor, &["n1"]).await, ["n1"]);
+    world.place(&vendor, "n1").await;
+    world.apply_device(&device("n1", &[100, 100]));
+    assert!(reason(&world, &shared("s", 1, 1), "n1").await.contains("kept apart"));
+    assert_eq!(world.fitting(&whole("w", 1), &["n1"]).await, ["n1"], "one is left");
+}
+
+#[tokio::test]
+async fn rdma_and_gpus_in_one_record() {
+    let world = World::new();
+    let (node, device) = (
+        node("n1", "MiB"),
+        and(
+            device("n1", &[100]),
+            &[card("rdma", 1, &json!({"koordinator.sh/rdma": "100"})), card("rdma", 0, &json!({"kubernetes.io/rdma": 100}))],
+        ),
+    );
+    world.apply_node(&node);
+    world.apply_device(&device);
+    let limits = json!({"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory-ratio": "50", "koordinator.sh/rdma": "200"});
+    let pod_both = pod("b", &limits);
+    world.place(&pod_both, "n1").await;
+    let nic = |minor: u32| json!({"minor": minor, "id": format!("rdma-{minor}"), "resources": {"koordinator.sh/rdma": "100"}});
+    let share = json!({"minor": 0, "id": uuid("n1", 0), "resources": {"koordinator.sh/gpu-memory": "50Mi", "koordinator.sh/gpu-memory-ratio": "50"}});
+    assert_eq!(record(&world, &pod_both), json!({"gpu": [share], "rdma": [nic(0), nic(1)]}));
+    assert!(reason(&world, &pod("r", &json!({"koordinator.sh/rdma": "1"})), "n1").await.contains("another type than GPU"));
+    let shown = world.inspect(Some("n1")).await["nodes"][0]["otherDevices"][1].clone();
+    assert_eq!(
+        shown,
+        json!({"type": "rdma", "id": "rdma-1", "minor": 1, "healthy": true, "resources": {"koordinator.sh/rdma": {"free": 0, "total": 100}}})
+    );
+    let restarted = restarted(&world, &[node], &[device], &[pod_both]);
+    assert_eq!(holdings(&restarted), holdings(&world.index.read()));
+}
+
+/// Nobody has compiled in that an `npu` has `example.com/npu-core`.
+#[tokio::test]
+async fn a_type_that_is_learnt() {
+    let world = World::new();
+    world.apply_node(&node("n1", "MiB"));
+    world.apply_node(&node("n2", "MiB"));
+    let npu = pod("p", &json!({"example.com/npu-core": "12", "example.com/npu-gib": "16", "cpu": "1"}));
+    assert_eq!(world.fitting(&npu, &["n1", "n2"]).await, ["n1", "n2"], "somebody else's resource, for all that is known");
+    world.apply_pod(&on(pod("early", &json!({"example.com/npu-core": "1"})), "n1"));
+    let cards: Vec<Value> =
+        (0..3).map(|minor| card("npu", minor, &json!({"example.com/npu-core": "6", "example.com/npu-gib": "8"}))).collect();
+    world.apply_device(&and(device("n1", &[]), &cards));
+    world.apply_device(&device("n2", &[100]));
+    assert!(reason(&world, &npu, "n1").await.contains("another type than GPU"), "each card may be the one that the early pod is on");
+    world.delete_pod(&on(pod("early", &json!({"example.com/npu-core": "1"})), "n1"));
+    assert_eq!(world.fitting(&npu, &["n1", "n2"]).await, ["n1"]);
+    world.place(&npu, "n1").await;
+    let entry = |minor: u32| json!({"minor": minor, "id": format!("npu-{minor}"), "resources": {"example.com/npu-core": "6", "example.com/npu-gib": "8"}});
+    assert_eq!(record(&world, &npu), json!({"npu": [entry(0), entry(1)]}));
+    world.apply_device(&device("n1", &[]));
+    world.apply_device(&and(device("n1", &[]), &cards));
+    assert_eq!(world.fitting(&pod("q", &json!({"example.com/npu-core": "12"})), &["n1"]).await, [""; 0], "what was held is still");
+    assert_eq!(world.fitting(&pod("q", &json!({"example.com/npu-core": "6"})), &["n1"]).await, ["n1"]);
+}
+
+#[tokio::test]
+async fn a_monitor_sees_all_gpus_and_takes_nothing() {
+    let world = World::new().with_node("n1", &[100, 100]);
+    world.place(&shared("s", 1, 100), "n1").await;
+    let pod = monitor("m");
+    world.place(&pod, "n1").await;
+    let entry = |minor: usize| json!({"minor": minor, "id": uuid("n1", minor), "resources": {}});
+    assert_eq!(record(&world, &pod), json!({"gpu": [entry(1), entry(0)]}));
+    let on = |uids: &[&str]| uids.iter().map(|uid| (*uid).to_owned()).collect::<Vec<_>>();
+    assert_eq!(used(&world, "n1").await, [(100, on(&["uid-m", "uid-s"])), (0, on(&["uid-m"]))]);
+    assert_eq!(world.fitting(&shared("t", 1, 100), &["n1"]).await, ["n1"]);
+    let (_, text) = world.send("GET", "/gpushare-scheduler/inspect?pod=default/m", "").await;
+    assert!(text.contains("all GPUs of the node and no amounts of them"), "{text}");
+}
+
+#[tokio::test]
+async fn a_cluster_may_forbid_monitors() {
+    let world = World::new().with_node("n1", &[100]);
+    let index = std::mem::replace(&mut *world.index.write(), offline::index([].into_iter(), [].into_iter(), [].into_iter()));
+    *world.index.write() = index.forbidding_all_devices();
+    let expected = "annotation gpushare/all-devices: no pod may share all devices of its node in this cluster";
+    assert_eq!(reason(&world, &monitor("m"), "n1").await, expected);
+    world.api.put(&monitor("m"));
+    world.apply_pod(&monitor("m"));
+    assert_eq!(world.bind(&monitor("m"), "n1").await, expected);
+}
+
+/// Koordinator writes no ID, its predecessors other names; a record counts whatever the spec says.
+#[tokio::test]
+async fn records_of_others() {
+    let world = World::new().with_node("n1", &[100, 100]);
+    let old = r#"{"gpu":[{"minor":1,"resouurces":{"kubernetes.io/gpu-core":100,"kubernetes.io/gpu-mem-ratio":100,"kubernetes.io/gpu-mem":"100Mi"}}]}"#;
+    world.apply_pod(&annotated(on(pod("k", &json!({"koordinator.sh/gpu": "100"})), "n1"), RECORD, old));
+    assert_eq!(used(&world, "n1").await, [(0, vec![]), (100, vec!["uid-k".to_owned()])]);
+    let silent = annotated(
+        on(pod("x", &json!({"cpu": "1"})), "n1"),
+        RECORD,
+        r#"{"gpu":[{"minor":0,"resources":{"koordinator.sh/gpu-memory":"40Mi"}}]}"#,
+    );
+    world.apply_pod(&silent);
+    assert_eq!(used(&world, "n1").await[0], (40, vec!["uid-x".to_owned()]));
+    world.apply_pod(&pod("x", &json!({"cpu": "1"})));
+    assert_eq!(used(&world, "n1").await[0], (0, vec![]));
+}
+
+#[tokio::test]
+async fn isolation_is_wanted_of_the_node() {
+    let world = World::new().with_node("n1", &[100]).with_node("n2", &[100]);
+    let mut labelled = node("n2", "MiB");
+    labelled["metadata"]["labels"]["koordinator.sh/gpu-isolation-provider"] = "HAMi-core".into();
+    world.apply_node(&labelled);
+    let mut wanting = shared("s", 1, 10);
+    wanting["metadata"]["labels"]["koordinator.sh/gpu-isolation-provider"] = "HAMi-core".into();
+    assert_eq!(world.fitting(&wanting, &["n1", "n2"]).await, ["n2"]);
+    world.api.put(&wanting);
+    world.apply_pod(&wanting);
+    assert!(world.bind(&wanting, "n1").await.contains("isolation provider"));
+}
+
+/// Objects of any content change nothing else: the engine holds its invariants and answers.
+#[test]
+fn no_device_object_breaks_anything() {
+    use proptest::prelude::*;
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<i64>().prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        "\\PC{0,8}".prop_map(Value::from),
+        "(100|16Gi|-1|1e9|0)".prop_map(Value::from),
+        Just(json!([])),
+        Just(json!({})),
+        any::<bool>().prop_map(Value::from),
+    ];
+    let amounts = proptest::collection::btree_map(
+        "(koordinator.sh/(gpu-memory|gpu-core|rdma)|kubernetes.io/gpu-memory|example.com/x|)",
+        leaf.clone(),
+        0..4,
+    );
+    let field = |usual: &[Value]| prop_oneof![4 => proptest::sample::select(usual.to_vec()), 1 => leaf.clone()].boxed();
+    let entry = (field(&["gpu".into(), "gpu".into(), "rdma".into(), "npu".into()]), field(&["a".into(), "b".into(), "".into()]), field(&[0.into(), 1.into()]), field(&[true.into()]), amounts)
+        .prop_map(|(kind, id, minor, health, resources)| json!({"type": kind, "id": id, "minor": minor, "health": health, "resources": resources}));
+    let devices = prop_oneof![9 => proptest::collection::vec(entry, 0..5).prop_map(Value::from), 1 => leaf.clone()];
+    let checkpoint =
+        prop_oneof!["\\PC{0,20}", Just(r#"[{"podUID":"uid-p","resourceName":"nvidia.com/gpu","deviceIDs":["a","z"]}]"#.to_owned())];
+    let world = (devices, checkpoint, proptest::option::of("(true|false|\\PC{0,4})"));
+    let mut runner =
+        proptest::test_runner::TestRunner::new(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() });
+    let result = runner.run(&proptest::collection::vec(world, 1..5), |worlds| {
+        let pods = [on(whole("p", 1), "n1"), annotated(on(pod("q", &json!({"koordinator.sh/rdma": "100"})), "n1"), RECORD, r#"{"rdma":[{"minor":0,"id":"a","resources":{"koordinator.sh/rdma":"100"}}],"gpu":[{"minor":1}]}"#)];
+        let mut index = offline::index([node("n1", "MiB")].into_iter(), [].into_iter(), pods.into_iter());
+        for (devices, checkpoint, serves) in worlds {
+            let object = json!({"metadata": {"name": "n1", "labels": serves.map(|serves| json!({"gpushare/serves-vendor": serves})), "annotations": {"node.koordinator.sh/devices-checkpoints": checkpoint}}, "spec": {"devices": devices}});
+            index.apply(serde_json::from_value::<RawDevice>(object).unwrap());
+            let bad: Vec<_> = index.fleet().check().into_iter().filter(|violation| matches!(violation, placement::Violation::RowDiffers { .. } | placement::Violation::Index { .. })).collect();
+            prop_assert_eq!(bad, vec![]);
+            for asking in [whole("w", 1), shared("s", 1, 1), monitor("m"), pod("r", &json!({"koordinator.sh/rdma": "1", "example.com/x": "1"}))] {
+                let asking: Pod = serde_json::from_value(asking).unwrap();
+                let facts = scheduler::accounting::PodFacts::of(&asking, index.names()).unwrap();
+                let ask = index.ask(asking.uid(), &facts).unwrap().unwrap();
+                let _ = (index.fit("n1", &ask), index.score("n1", &ask), index.show_node("n1"));
+            }
+        }
+        Ok(())
+    });
+    result.unwrap();
+}
