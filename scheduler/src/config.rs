@@ -2,6 +2,7 @@
 //!
 //! Nothing else of the daemon reads a flag or an environment variable.
 
+mod policies;
 mod webhooks;
 
 use std::net::SocketAddr;
@@ -10,9 +11,12 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Parser, ValueEnum};
+use placement::{Policies, Weights};
 use proto::quantity::Quantity;
 use proto::resource::ResourceNames;
 
+use policies::PolicyArgs;
+pub use policies::weights;
 use webhooks::WebhookArgs;
 pub use webhooks::{Admission, Certificates, Command, Webhooks};
 
@@ -35,12 +39,8 @@ pub struct Args {
     /// Resource that counts GPU memory in units; the node annotation `<resource>-unit` says how much a unit is.
     #[arg(long, env = "GPUSHARE_MEMORY_RESOURCE", default_value = proto::resource::GPU_MEM, value_parser = resource_name)]
     memory_resource: String,
-    /// How nodes are scored: the fullest first, or the emptiest.
-    #[arg(long, env = "GPUSHARE_NODE_POLICY", value_enum, default_value = "binpack")]
-    node_policy: PolicyName,
-    /// How devices of a node are chosen: the fitting one with least room left, or with most.
-    #[arg(long, env = "GPUSHARE_DEVICE_POLICY", value_enum, default_value = "binpack")]
-    device_policy: PolicyName,
+    #[command(flatten)]
+    policies: PolicyArgs,
     /// Longest time that one bind may take; stay below the extender's httpTimeout (5s unless configured).
     #[arg(long, env = "GPUSHARE_BIND_TIMEOUT", default_value = "4s", value_parser = duration)]
     bind_timeout: Duration,
@@ -77,15 +77,6 @@ pub struct Args {
     command: Option<Command>,
 }
 
-/// Name of a policy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum PolicyName {
-    /// Fill what is already in use.
-    Binpack,
-    /// Use what is least in use.
-    Spread,
-}
-
 /// Form of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
@@ -117,10 +108,10 @@ pub struct Config {
 pub struct Scheduling {
     /// Resource names that are the cluster's choice.
     pub names: ResourceNames,
-    /// Order of nodes.
-    pub node_policy: PolicyName,
-    /// Order of a node's devices.
-    pub device_policy: PolicyName,
+    /// Order of nodes, and of a node's devices.
+    pub policies: Policies,
+    /// How much each resource counts for the policies that weigh them.
+    pub weights: Weights,
     /// Longest time that one bind may take.
     pub bind_timeout: Duration,
     /// How long a hint lives.
@@ -193,8 +184,8 @@ impl TryFrom<Args> for Config {
             kubeconfig: args.kubeconfig,
             scheduling: Scheduling {
                 names,
-                node_policy: args.node_policy,
-                device_policy: args.device_policy,
+                policies: args.policies.policies(),
+                weights: args.policies.weights(),
                 bind_timeout: args.bind_timeout,
                 hint_ttl: args.hint_ttl,
             },

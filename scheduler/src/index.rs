@@ -15,7 +15,7 @@ mod stamp;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
-use placement::{Fleet, OwnerId, Policies};
+use placement::{Fleet, OwnerId, Policies, Weights};
 use proto::resource::ResourceNames;
 use rustc_hash::FxHashMap;
 
@@ -131,6 +131,12 @@ impl Index {
     #[must_use]
     pub fn forbidding_all_devices(self) -> Self {
         Self { forbids_all_devices: true, ..self }
+    }
+
+    /// The same index with weights for the policies that weigh resources.
+    #[must_use]
+    pub fn weighing(self, weights: Weights) -> Self {
+        Self { fleet: self.fleet.weighing(weights), ..self }
     }
 
     /// Resource names that are the cluster's choice.

@@ -13,7 +13,6 @@ use futures::FutureExt;
 use futures::future::OptionFuture;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client};
-use placement::{DevicePolicy, NodePolicy, Policies};
 use prometheus_client::registry::Registry;
 use proto::node::Node;
 use proto::pod::Pod;
@@ -25,7 +24,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::bind::Binder;
 use crate::certificates::issue::{Order, issue};
-use crate::config::{Args, Command, Config, Log, LogFormat, PolicyName, Scheduling};
+use crate::config::{Args, Command, Config, Log, LogFormat};
 use crate::extender::{Extender, health_router, router};
 use crate::index::{Index, RawDevice, Shared};
 use crate::metrics::{Metrics, register_watches};
@@ -115,20 +114,8 @@ where
 
 fn index(config: &Config) -> Index {
     let scheduling = &config.scheduling;
-    let index = Index::new(scheduling.names.clone(), policies(scheduling), scheduling.hint_ttl);
+    let index = Index::new(scheduling.names.clone(), scheduling.policies, scheduling.hint_ttl).weighing(scheduling.weights.clone());
     if config.admission.rules.forbid_all_devices { index.forbidding_all_devices() } else { index }
-}
-
-fn policies(scheduling: &Scheduling) -> Policies {
-    let node = match scheduling.node_policy {
-        PolicyName::Binpack => NodePolicy::Binpack,
-        PolicyName::Spread => NodePolicy::Spread,
-    };
-    let device = match scheduling.device_policy {
-        PolicyName::Binpack => DevicePolicy::Binpack,
-        PolicyName::Spread => DevicePolicy::Spread,
-    };
-    Policies { node, device }
 }
 
 /// A client without retries and rate limits of its own: binds must know what was sent, and how often.

@@ -4,7 +4,13 @@
 //! directory that the variable `GPUSHARE_CASES` names, or the copy in `proto/cases/koordinator`, prints the totals with the
 //! reason of every skip, and fails if a case fails. The shape of the files is told by the README beside them.
 
-#![expect(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a case that is no case should end the run of it")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "a case that is no case should end the run of it"
+)]
 
 #[path = "cases/allocate.rs"]
 mod allocate;
@@ -18,6 +24,8 @@ mod case;
 mod report;
 #[path = "cases/requests.rs"]
 mod requests;
+#[path = "cases/scoring.rs"]
+mod scoring;
 #[path = "cases/webhooks.rs"]
 mod webhooks;
 #[path = "cases/world.rs"]
@@ -40,6 +48,7 @@ const RUNNERS: &[(&str, Runner)] = &[
     ("device_cache.json", books::run),
     ("device_plugin_adapter.json", annotations::adapt),
     ("request_validation.json", requests::run),
+    ("scoring.json", scoring::run),
     ("webhook_mutate.json", webhooks::mutate),
     ("webhook_validate.json", webhooks::validate),
     ("partition.json", |_| Outcome::skipped("partitions of GPUs belong to topology")),

@@ -9,8 +9,11 @@ use crate::gpu::InventoryProblem;
 use crate::holding::Holdings;
 use crate::ident::{DeviceId, DeviceType, ResourceName};
 use crate::node::Node;
+use crate::points::device_usages;
 use crate::policy::DevicePolicy;
+use crate::rank::Order;
 use crate::reason::Reason;
+use crate::weigh::{BEST, Leaning};
 
 /// Amounts by resource.
 pub type NamedAmounts = BTreeMap<ResourceName, u64>;
@@ -153,7 +156,7 @@ impl Class {
 
 impl ClassRequest {
     /// How many devices that is on a node, and what of each.
-    fn split(&self, class: &Class) -> Option<(usize, NamedAmounts)> {
+    pub(crate) fn split(&self, class: &Class) -> Option<(usize, NamedAmounts)> {
         let mut n_devices = 1;
         for (resource, amount) in &self.amounts {
             let largest = || class.devices.iter().filter_map(|device| device.resources.get(resource)).max().copied();
@@ -190,16 +193,23 @@ impl Node {
     }
 
     /// The devices to take, after it has been found that there is room.
-    pub(crate) fn choose_others(&self, requests: &[ClassRequest], policy: DevicePolicy, hints: Hints<'_>) -> Vec<DeviceShare> {
+    pub(crate) fn choose_others(&self, requests: &[ClassRequest], order: Order<'_>, hints: Hints<'_>) -> Vec<DeviceShare> {
         let mut shares = Vec::new();
         for request in requests {
             let Some(Fitting { n_devices, amounts, devices: mut fitting }) = self.fitting(request, hints) else { continue };
             let left = |free: &NamedAmounts| {
                 amounts.iter().map(|(resource, taken)| free.get(resource).unwrap_or(&0) - taken).collect::<Vec<u64>>()
             };
-            fitting.sort_by_cached_key(|(device, free)| match policy {
+            let by_score = |leaning: Leaning, (device, free): &(&Device, NamedAmounts)| {
+                let score = leaning.score(device_usages(order.weights, [(*device, free)], &amounts));
+                (vec![u64::from(BEST.saturating_sub(score))], device.minor)
+            };
+            fitting.sort_by_cached_key(|fitting @ (device, free)| match order.policy {
                 DevicePolicy::Binpack => (left(free), device.minor),
                 DevicePolicy::Spread => (left(free).into_iter().map(|left| !left).collect(), device.minor),
+                DevicePolicy::InOrder => (Vec::new(), device.minor),
+                DevicePolicy::LeastAllocated => by_score(Leaning::Least, fitting),
+                DevicePolicy::MostAllocated => by_score(Leaning::Most, fitting),
             });
             fitting.truncate(n_devices);
             fitting.sort_by_key(|(device, _)| device.minor);
@@ -226,7 +236,7 @@ impl Node {
         (fitting.len() >= n_devices).then_some(Fitting { n_devices, amounts, devices: fitting })
     }
 
-    fn less_hints_of(&self, kind: &DeviceType, device: &Device, free: &NamedAmounts, hints: Hints<'_>) -> NamedAmounts {
+    pub(crate) fn less_hints_of(&self, kind: &DeviceType, device: &Device, free: &NamedAmounts, hints: Hints<'_>) -> NamedAmounts {
         let mut free = free.clone();
         let heeded = self.hints.iter().filter(|hint| hints.heeds(&hint.owner));
         let shares = heeded.flat_map(|hint| &hint.placement.others);

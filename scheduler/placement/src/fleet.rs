@@ -7,6 +7,7 @@ use crate::holding::{Holdings, Origin, Placement};
 use crate::ident::OwnerId;
 use crate::names::Names;
 use crate::node::{Held, Node};
+use crate::weigh::Weights;
 
 /// A node's place in a [`Fleet`]; names nothing once the node is gone, even if its place is taken again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -26,6 +27,8 @@ pub struct Fleet {
     pub(crate) owners: FxHashMap<OwnerId, u32>,
     /// Index of the node that each owner's hint is on.
     pub(crate) hinted: FxHashMap<OwnerId, u32>,
+    /// How much each resource counts for the policies that weigh them.
+    pub(crate) weights: Weights,
 }
 
 #[derive(Debug, Default)]
@@ -38,6 +41,12 @@ impl Fleet {
     /// A fleet without nodes.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// The same fleet with other weights for the policies that weigh resources; without this, none has any.
+    #[must_use]
+    pub fn weighing(self, weights: Weights) -> Self {
+        Self { weights, ..self }
     }
 
     /// Finds a node that has devices, holdings or hints.

@@ -11,6 +11,12 @@ pub enum DevicePolicy {
     Binpack,
     /// The fitting device that will have the most room left.
     Spread,
+    /// The fitting device with the lowest minor.
+    InOrder,
+    /// The fitting device that scores best for what is free of it, by weighted resources.
+    LeastAllocated,
+    /// The fitting device that scores best for what is used of it, by weighted resources.
+    MostAllocated,
 }
 
 /// Preference among nodes.
@@ -21,6 +27,10 @@ pub enum NodePolicy {
     Binpack,
     /// The emptiest node.
     Spread,
+    /// The node that scores best for what is free, by weighted resources.
+    LeastAllocated,
+    /// The node that scores best for what is used, by weighted resources.
+    MostAllocated,
 }
 
 /// Preferences among nodes and among the devices of each.
@@ -34,21 +44,21 @@ pub struct Policies {
 
 /// A text that names no policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no policy: choose binpack or spread")]
+#[error("{text:?} is no policy: choose one of {choice}")]
 pub struct PolicyError {
     text: String,
+    choice: String,
 }
 
 macro_rules! named {
-    ($policy:ident) => {
+    ($policy:ident { $($variant:ident = $name:literal),+ }) => {
         impl FromStr for $policy {
             type Err = PolicyError;
 
             fn from_str(text: &str) -> Result<Self, PolicyError> {
                 match text {
-                    "binpack" => Ok(Self::Binpack),
-                    "spread" => Ok(Self::Spread),
-                    _ => Err(PolicyError { text: text.chars().take(64).collect() }),
+                    $($name => Ok(Self::$variant),)+
+                    _ => Err(PolicyError { text: text.chars().take(64).collect(), choice: [$($name),+].join(", ") }),
                 }
             }
         }
@@ -56,13 +66,23 @@ macro_rules! named {
         impl fmt::Display for $policy {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str(match self {
-                    Self::Binpack => "binpack",
-                    Self::Spread => "spread",
+                    $(Self::$variant => $name,)+
                 })
             }
         }
     };
 }
 
-named!(DevicePolicy);
-named!(NodePolicy);
+named!(DevicePolicy {
+    Binpack = "binpack",
+    Spread = "spread",
+    InOrder = "in-order",
+    LeastAllocated = "least-allocated",
+    MostAllocated = "most-allocated"
+});
+named!(NodePolicy {
+    Binpack = "binpack",
+    Spread = "spread",
+    LeastAllocated = "least-allocated",
+    MostAllocated = "most-allocated"
+});

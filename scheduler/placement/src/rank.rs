@@ -4,16 +4,25 @@ use crate::fit::Hints;
 use crate::fleet::{Fleet, NodeId};
 use crate::holding::{Placement, Share};
 use crate::node::Node;
+use crate::points::gpu_usages;
 use crate::policy::{DevicePolicy, NodePolicy, Policies};
 use crate::reason::Reason;
 use crate::request::{Ask, GpuAsk, Need, Request};
 use crate::rows::Row;
+use crate::weigh::{BEST, Leaning, Weights};
 
 /// How good a node is: 0 to 1,000,000, higher is better.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Score(u32);
 
 const SCALE: u32 = 1_000_000;
+
+/// How devices are ordered: a policy, and the weights that some policies count with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Order<'a> {
+    pub(crate) policy: DevicePolicy,
+    pub(crate) weights: &'a Weights,
+}
 
 impl Score {
     /// Parts per million, for an order with few ties.
@@ -37,10 +46,11 @@ impl Fleet {
         let ask = ask.into();
         let node = self.node(node).ok_or(Reason::NoDevice)?;
         node.fit_all(ask, hints)?;
-        let mut placement = Placement { others: node.choose_others(ask.others, policy, hints), ..Placement::default() };
+        let order = Order { policy, weights: &self.weights };
+        let mut placement = Placement { others: node.choose_others(ask.others, order, hints), ..Placement::default() };
         match ask.gpus {
             GpuAsk::Nothing => {}
-            GpuAsk::Share(request) => placement.shares = node.choose_shares(&request, policy, hints)?,
+            GpuAsk::Share(request) => placement.shares = node.choose_shares(&request, order, hints)?,
             GpuAsk::All { slots } => placement.shares = node.choose_all(slots, hints)?,
             GpuAsk::Whole(n) => {
                 placement.is_vendor = true;
@@ -56,22 +66,22 @@ impl Fleet {
 
     /// How good a node would be for what is asked after the best choice of its devices; 0 if there is no room.
     ///
-    /// GPU memory alone counts.
+    /// GPU memory alone counts, unless the policy is one that weighs resources.
     pub fn score<'r>(&self, node: NodeId, ask: impl Into<Ask<'r>>, policies: Policies, hints: Hints<'_>) -> Score {
         let ask = ask.into();
         let Some(node) = self.node(node) else { return Score::default() };
         if node.fit_all(ask, hints).is_err() {
             return Score::default();
         }
-        let (free, total) = node.memory_of_healthy(hints);
-        let taken = match ask.gpus {
-            GpuAsk::Share(request) => node.taken_by(&request, policies.device, hints),
-            GpuAsk::Whole(n) => total * u128::from(n) / u128::try_from(node.gpus().len()).unwrap_or(u128::MAX).max(1),
-            GpuAsk::All { .. } | GpuAsk::Nothing => 0,
-        };
-        let part = match policies.node {
-            NodePolicy::Binpack => total.saturating_sub(free.saturating_sub(taken)),
-            NodePolicy::Spread => free.saturating_sub(taken),
+        let order = Order { policy: policies.device, weights: &self.weights };
+        let (part, total) = match policies.node {
+            NodePolicy::Binpack => {
+                let (left, total) = node.memory_left(ask, order, hints);
+                (total.saturating_sub(left), total)
+            }
+            NodePolicy::Spread => node.memory_left(ask, order, hints),
+            NodePolicy::LeastAllocated => node.part_of_points(ask, &self.weights, Leaning::Least, hints),
+            NodePolicy::MostAllocated => node.part_of_points(ask, &self.weights, Leaning::Most, hints),
         };
         let scaled = (part * u128::from(SCALE)).checked_div(total).unwrap_or(0);
         Score(u32::try_from(scaled).unwrap_or(SCALE).min(SCALE))
@@ -79,19 +89,30 @@ impl Fleet {
 }
 
 impl Node {
-    fn choose_shares(&self, request: &Request, policy: DevicePolicy, hints: Hints<'_>) -> Result<Vec<Share>, Reason> {
+    fn choose_shares(&self, request: &Request, order: Order<'_>, hints: Hints<'_>) -> Result<Vec<Share>, Reason> {
         let need = self.need(request)?;
         let share = |(at, row): (usize, Row)| {
             let gpu = self.gpus().get(at)?;
             Some(Share { gpu: gpu.uuid.clone(), minor: gpu.minor, amounts: need.on(row.total) })
         };
-        Ok(Ranked::new(self, need, policy, hints).take(need.devices).filter_map(share).collect())
+        Ok(Ranked::new(self, need, order, hints).take(need.devices).filter_map(share).collect())
+    }
+
+    /// Memory of healthy devices that would be free after the best choice, and all of it, in hundredths of a byte.
+    fn memory_left(&self, ask: Ask<'_>, order: Order<'_>, hints: Hints<'_>) -> (u128, u128) {
+        let (free, total) = self.memory_of_healthy(hints);
+        let taken = match ask.gpus {
+            GpuAsk::Share(request) => self.taken_by(&request, order, hints),
+            GpuAsk::Whole(n) => total * u128::from(n) / u128::try_from(self.gpus().len()).unwrap_or(u128::MAX).max(1),
+            GpuAsk::All { .. } | GpuAsk::Nothing => 0,
+        };
+        (free.saturating_sub(taken), total)
     }
 
     /// Memory that the best choice takes, in hundredths of a byte.
-    fn taken_by(&self, request: &Request, policy: DevicePolicy, hints: Hints<'_>) -> u128 {
+    fn taken_by(&self, request: &Request, order: Order<'_>, hints: Hints<'_>) -> u128 {
         let Ok(need) = self.need(request) else { return 0 };
-        let chosen = Ranked::new(self, need, policy, hints).take(need.devices);
+        let chosen = Ranked::new(self, need, order, hints).take(need.devices);
         chosen.map(|(_, row)| u128::from(need.on(row.total).memory.hundredths())).sum()
     }
 
@@ -107,14 +128,21 @@ impl Node {
 /// Room that a device would have left: memory, core, slots; then the device's place.
 type Key = (u64, u32, u32, usize);
 
-impl DevicePolicy {
+impl Order<'_> {
     /// A key that is smaller for a device that is preferred; no two devices of a node have the same.
     fn key(self, need: Need, at: usize, row: &Row) -> Key {
         let left = row.free.less(need.on(row.total));
         let (memory, core, slots) = (left.memory.hundredths(), left.core, left.slots);
-        match self {
-            Self::Binpack => (memory, core, slots, at),
-            Self::Spread => (!memory, !core, !slots, at),
+        let by_score = |leaning: Leaning| {
+            let score = leaning.score(gpu_usages(self.weights, [*row], need.stated()));
+            (u64::from(BEST.saturating_sub(score)), 0, 0, at)
+        };
+        match self.policy {
+            DevicePolicy::Binpack => (memory, core, slots, at),
+            DevicePolicy::Spread => (!memory, !core, !slots, at),
+            DevicePolicy::InOrder => (0, 0, 0, at),
+            DevicePolicy::LeastAllocated => by_score(Leaning::Least),
+            DevicePolicy::MostAllocated => by_score(Leaning::Most),
         }
     }
 }
@@ -122,25 +150,25 @@ impl DevicePolicy {
 /// The fitting devices of a node, best first.
 ///
 /// Looks for the next best each time: a node has few devices, and so nothing is allocated.
-struct Ranked<R> {
+struct Ranked<'w, R> {
     rows: R,
     need: Need,
-    policy: DevicePolicy,
+    order: Order<'w>,
     last: Option<Key>,
 }
 
-impl Ranked<()> {
-    fn new<'a>(node: &'a Node, need: Need, policy: DevicePolicy, hints: Hints<'a>) -> Ranked<impl Iterator<Item = Row> + Clone + 'a> {
-        Ranked { rows: node.rows_under(hints), need, policy, last: None }
+impl Ranked<'_, ()> {
+    fn new<'a>(node: &'a Node, need: Need, order: Order<'a>, hints: Hints<'a>) -> Ranked<'a, impl Iterator<Item = Row> + Clone + 'a> {
+        Ranked { rows: node.rows_under(hints), need, order, last: None }
     }
 }
 
-impl<R: Iterator<Item = Row> + Clone> Iterator for Ranked<R> {
+impl<R: Iterator<Item = Row> + Clone> Iterator for Ranked<'_, R> {
     type Item = (usize, Row);
 
     fn next(&mut self) -> Option<(usize, Row)> {
         let fitting = self.rows.clone().enumerate().filter(|(_, row)| self.need.on(row.total).within(row.free));
-        let keyed = fitting.map(|(at, row)| (self.policy.key(self.need, at, &row), at, row));
+        let keyed = fitting.map(|(at, row)| (self.order.key(self.need, at, &row), at, row));
         let remaining = keyed.filter(|(key, ..)| self.last.is_none_or(|last| *key > last));
         let (key, at, row) = remaining.min_by_key(|(key, ..)| *key)?;
         self.last = Some(key);

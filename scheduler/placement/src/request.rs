@@ -97,6 +97,17 @@ pub(crate) struct Need {
     pub(crate) devices: usize,
 }
 
+/// What is asked of one GPU, with memory in one form only.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Stated {
+    /// Percent of its memory.
+    pub(crate) ratio: u64,
+    /// Bytes of its memory.
+    pub(crate) bytes: u64,
+    /// Percent of its computing power.
+    pub(crate) core: u64,
+}
+
 #[derive(Clone, Copy, Debug)]
 enum NeededMemory {
     Flat(Memory),
@@ -118,6 +129,15 @@ impl Need {
         };
         let devices = usize::try_from(request.devices).unwrap_or(usize::MAX);
         Ok(Self { memory, core: request.core, slots: request.slots, devices })
+    }
+
+    /// What is asked of one device, in the terms in which it was asked for.
+    pub(crate) fn stated(self) -> Stated {
+        let (ratio, bytes) = match self.memory {
+            NeededMemory::Flat(memory) => (0, memory.bytes_ceil()),
+            NeededMemory::Percent(percent) => (u64::from(percent), 0),
+        };
+        Stated { ratio, bytes, core: u64::from(self.core) }
     }
 
     /// The amounts that this is on a device with `total`.

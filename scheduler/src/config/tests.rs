@@ -1,9 +1,10 @@
 //! Flags: defaults, what is refused and in which words, and the help text.
 
 use clap::{CommandFactory, Parser};
+use placement::{DevicePolicy, NodePolicy};
 use rstest::rstest;
 
-use super::{Args, Config, PolicyName};
+use super::{Args, Config};
 
 fn parse(flags: &[&str]) -> Result<Config, String> {
     let flags = ["gpushare-scheduler"].iter().chain(flags);
@@ -18,8 +19,20 @@ fn defaults_are_the_old_extenders_paths() {
     assert_eq!(config.serving.listen.port(), 12345);
     assert_eq!(config.serving.max_body, 32 << 20);
     assert_eq!(config.scheduling.names.memory, "aliyun.com/gpu-mem");
-    assert_eq!(config.scheduling.node_policy, PolicyName::Binpack);
+    assert_eq!(config.scheduling.policies, placement::Policies::default());
+    let weights = &config.scheduling.weights;
+    assert_eq!((weights.memory_ratio, weights.memory, weights.core, weights.others.len()), (1, 1, 0, 2));
     assert!(config.scheduling.bind_timeout.as_secs() < 5, "below kube-scheduler's own timeout");
+}
+
+#[test]
+fn policies_and_weights_are_taken_over() {
+    let flags = ["--node-policy=most-allocated", "--device-policy=in-order", "--score-weights=koordinator.sh/gpu-core=3,example.com/npu=2"];
+    let scheduling = parse(&flags).unwrap().scheduling;
+    assert_eq!((scheduling.policies.node, scheduling.policies.device), (NodePolicy::MostAllocated, DevicePolicy::InOrder));
+    let weights = scheduling.weights;
+    assert_eq!((weights.memory_ratio, weights.memory, weights.core), (0, 0, 3));
+    assert_eq!(weights.others, [("example.com/npu".into(), 2)].into());
 }
 
 #[rstest]
@@ -28,7 +41,10 @@ fn defaults_are_the_old_extenders_paths() {
 #[case::pattern(&["--prefix", "/{node}"], "must be / or a path")]
 #[case::double_slash(&["--prefix", "/a//b"], "must be / or a path")]
 #[case::no_domain(&["--memory-resource", "gpu-mem"], "must be a resource name with a domain")]
-#[case::policy(&["--node-policy", "binpak"], "possible values: binpack, spread")]
+#[case::policy(&["--node-policy", "binpak"], "possible values: binpack, spread, least-allocated, most-allocated")]
+#[case::weight(&["--score-weights", "koordinator.sh/rdma"], "write a resource, = and a weight")]
+#[case::great_weight(&["--score-weights", "koordinator.sh/rdma=1000"], "a whole number up to 100")]
+#[case::weight_of_nothing(&["--score-weights", "rdma=1"], "must be a resource name with a domain")]
 #[case::bare_number(&["--bind-timeout", "4"], "write a whole number and ms, s, m or h")]
 #[case::negative(&["--bind-timeout=-4s"], "write a whole number and ms, s, m or h")]
 #[case::zero(&["--bind-timeout", "0s"], "must be longer than 0s")]

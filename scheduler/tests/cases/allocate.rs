@@ -5,12 +5,12 @@
 
 use std::collections::BTreeMap;
 
-use placement::Policies;
 use proto::quantity::Quantity;
 use serde_json::{Map, Value, json};
 
 use super::case::{Case, Outcome};
 use super::requests::{Amounts, amounts};
+use super::scoring::{policies, weights};
 use super::world::{Allocations, Refused, World, allocations_of, pod};
 
 /// Inputs that are understood; a case with another would be run without what it is about.
@@ -34,7 +34,8 @@ pub(crate) fn run(case: &Case<'_>) -> Outcome {
     if let Some(skip) = out_of_scope(case) {
         return skip;
     }
-    let mut world = World::new(&case.input["node_labels"], policies(case));
+    let scoring = &case.input["scoring"];
+    let mut world = World::new(&case.input["node_labels"], policies(scoring), weights(scoring));
     world.set_device(&device(case));
     let victims = fill(&mut world, &case.input["used"], &case.input["preemptible"]);
     for victim in victims {
@@ -67,11 +68,6 @@ fn out_of_scope(case: &Case<'_>) -> Option<Outcome> {
     Some(Outcome::skipped(format!("input {unknown:?} is not understood")))
 }
 
-/// How devices are ordered.
-fn policies(_case: &Case<'_>) -> Policies {
-    Policies::default()
-}
-
 /// The Device object with the labels and annotations that the case adds; one GPU where the case is not about devices.
 pub(crate) fn device(case: &Case<'_>) -> Value {
     let gpu = json!({"type": "gpu", "minor": 0, "id": "GPU-0", "health": true, "resources": {
@@ -86,7 +82,7 @@ pub(crate) fn device(case: &Case<'_>) -> Value {
 }
 
 /// Pods that hold what is used, one for each device; those whose amounts are preemptible are returned.
-fn fill(world: &mut World, used: &Value, preemptible: &Value) -> Vec<proto::pod::Pod> {
+pub(crate) fn fill(world: &mut World, used: &Value, preemptible: &Value) -> Vec<proto::pod::Pod> {
     let mut victims = Vec::new();
     for (kind, devices) in used.as_object().into_iter().flatten() {
         for device in devices.as_array().unwrap() {
@@ -134,7 +130,7 @@ pub(crate) fn count(case: &Case<'_>) -> Outcome {
     if !case.input["hint"].is_null() {
         return Outcome::skipped("joint allocation, virtual functions, scopes and allocation hints belong to topology");
     }
-    let mut world = World::new(&Value::Null, Policies::default());
+    let mut world = World::plain();
     world.set_device(&device(case));
     let kind = case.input["device_type"].as_str().unwrap();
     match (world.place(&pod(&case.input["requests"], &Value::Null)), case.is_ok()) {

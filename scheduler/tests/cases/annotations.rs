@@ -4,7 +4,6 @@
 
 use std::collections::BTreeMap;
 
-use placement::Policies;
 use proto::quantity::Quantity;
 use proto::record::{BIND_TIMESTAMP, DEVICE_ALLOCATED, Record};
 use proto::resource::{GPU_MEMORY, GPU_MEMORY_RATIO};
@@ -70,7 +69,7 @@ fn render(case: &Case<'_>) -> Outcome {
 
 /// Binds a pod that gets these very devices, and compares what is written.
 fn bind(case: &Case<'_>, allocations: &Value) -> Outcome {
-    let mut world = World::new(&Value::Null, Policies::default());
+    let mut world = World::plain();
     world.set_device(&only(device(case), allocations));
     let expected = if case.expected["object"].is_null() { &case.expected["annotations"] } else { &case.expected["object"]["annotations"] };
     match (world.place(&pod(&asked(allocations), &case.input["pod_labels"])), case.is_ok()) {
@@ -83,7 +82,7 @@ fn bind(case: &Case<'_>, allocations: &Value) -> Outcome {
 
 /// A node that is not there takes no pod, and nothing is written.
 fn absent_node(case: &Case<'_>) -> Outcome {
-    let mut world = World::new(&Value::Null, Policies::default());
+    let mut world = World::plain();
     let pod = pod(&asked(&case.input["allocations"]), &Value::Null);
     match (world.place_on("absent", &pod), case.is_ok()) {
         (Ok(placed), false) => Outcome::Failed(format!("wrote {:?}", placed.annotations)),

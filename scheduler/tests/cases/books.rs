@@ -1,6 +1,6 @@
 //! The books that watches keep: what devices have, what pods hold of them, what is free.
 
-use placement::{Amounts as EngineAmounts, NamedAmounts, Policies};
+use placement::{Amounts as EngineAmounts, NamedAmounts};
 use proto::pod::Pod;
 use proto::quantity::Quantity;
 use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO};
@@ -58,7 +58,7 @@ fn update(case: &Case<'_>, mut world: World) -> Outcome {
 
 /// A node as it was: devices with these totals, and a pod for everything that is used.
 fn before(books: &Value) -> World {
-    let mut world = World::new(&Value::Null, Policies::default());
+    let mut world = World::plain();
     let devices = each(&books["total"]).map(|(kind, minor, resources)| {
         json!({"type": kind, "minor": minor, "id": format!("{kind}-{minor}"), "health": true, "resources": resources})
     });

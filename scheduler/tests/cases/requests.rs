@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use placement::{Memory as EngineMemory, MemoryAsk, Policies};
+use placement::{Memory as EngineMemory, MemoryAsk};
 use proto::pod::Pod;
 use proto::quantity::Quantity;
 use proto::request::{GpuRequest, Memory, PodRequest, RequestError};
@@ -175,7 +175,7 @@ fn fill_memory(case: &Case<'_>) -> Outcome {
         let only = |entry: &Value| json!({"devices": [entry]});
         let entries = device["devices"].as_array().unwrap();
         let device = entries.iter().find(|entry| entry["minor"] == allocation["minor"]).map_or_else(|| json!({"devices": []}), only);
-        let mut world = World::new(&Value::Null, Policies::default());
+        let mut world = World::plain();
         world.set_device(&device);
         let asked = allocate::requests(&json!({"requests": allocation["resources"]}));
         let expected = allocations_of(&case.expected["allocations"]);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use placement::Policies;
+use placement::{Policies, Weights};
 use proto::node::Node;
 use proto::pod::Pod;
 use proto::record::{DEVICE_ALLOCATED, Record};
@@ -56,13 +56,18 @@ impl fmt::Display for Refused {
 
 impl World {
     /// A state that has seen a node with these labels and no devices.
-    pub(crate) fn new(labels: &Value, policies: Policies) -> Self {
-        let mut index = Index::new(ResourceNames::default(), policies, Duration::from_secs(30));
+    pub(crate) fn new(labels: &Value, policies: Policies, weights: Weights) -> Self {
+        let mut index = Index::new(ResourceNames::default(), policies, Duration::from_secs(30)).weighing(weights);
         let node = json!({"metadata": {"name": NODE, "labels": labels}, "status": {}});
         list::<Node>(&mut index, node);
         list::<RawDevice>(&mut index, Value::Null);
         list::<Pod>(&mut index, Value::Null);
         Self { index }
+    }
+
+    /// A state for cases that are not about the order of devices.
+    pub(crate) fn plain() -> Self {
+        Self::new(&Value::Null, Policies::default(), Weights::default())
     }
 
     /// The node's devices, in place of any that it had.

@@ -1,9 +1,13 @@
 //! Which devices are chosen, and how nodes are scored.
 
-use placement::{DevicePolicy, Fleet, Hints, MemoryAsk, NodePolicy, Policies, Request};
+use placement::{DevicePolicy, Fleet, Hints, MemoryAsk, NodePolicy, Policies, Request, Weights};
 use rstest::rstest;
 
 use crate::build::{ask, fill, inventory, minors, one_node, ratio, units};
+
+fn memory_only() -> Weights {
+    Weights { memory: 1, ..Weights::default() }
+}
 
 #[rstest]
 #[case::least_room(DevicePolicy::Binpack, units(1000), &[2])]
@@ -11,9 +15,16 @@ use crate::build::{ask, fill, inventory, minors, one_node, ratio, units};
 #[case::two_least(DevicePolicy::Binpack, ask(2, MemoryAsk::Units(1000)), &[1, 2])]
 #[case::two_most(DevicePolicy::Spread, ask(2, MemoryAsk::Units(1000)), &[0, 3])]
 #[case::three_of_three_that_fit(DevicePolicy::Binpack, ask(3, MemoryAsk::Units(3001)), &[0, 1, 3])]
+#[case::first(DevicePolicy::InOrder, units(1000), &[0])]
+#[case::first_two_that_fit(DevicePolicy::InOrder, ask(2, MemoryAsk::Units(6000)), &[0, 3])]
+#[case::most_left(DevicePolicy::LeastAllocated, units(1000), &[3])]
+#[case::two_with_most_left(DevicePolicy::LeastAllocated, ask(2, MemoryAsk::Units(1000)), &[0, 3])]
+#[case::most_used(DevicePolicy::MostAllocated, units(1000), &[2])]
+#[case::two_with_most_used(DevicePolicy::MostAllocated, ask(2, MemoryAsk::Units(1000)), &[1, 2])]
 #[case::all(DevicePolicy::Spread, ask(4, MemoryAsk::Units(3000)), &[0, 1, 2, 3])]
 fn devices(#[case] policy: DevicePolicy, #[case] request: Request, #[case] expected: &[u32]) {
-    let (mut fleet, id) = one_node(&[9000; 4]);
+    let (fleet, id) = one_node(&[9000; 4]);
+    let mut fleet = fleet.weighing(memory_only());
     fill(&mut fleet, "n", &[7000, 5000, 3000, 9000]);
     let placement = fleet.choose(id, &request, policy, Hints::Respect).unwrap();
     assert_eq!(minors(&placement), expected);
@@ -22,6 +33,9 @@ fn devices(#[case] policy: DevicePolicy, #[case] request: Request, #[case] expec
 #[rstest]
 #[case::binpack(DevicePolicy::Binpack)]
 #[case::spread(DevicePolicy::Spread)]
+#[case::in_order(DevicePolicy::InOrder)]
+#[case::most_left(DevicePolicy::LeastAllocated)]
+#[case::most_used(DevicePolicy::MostAllocated)]
 fn equals_are_taken_by_minor(#[case] policy: DevicePolicy) {
     let (fleet, id) = one_node(&[9000; 4]);
     assert_eq!(minors(&fleet.choose(id, &units(1), policy, Hints::Respect).unwrap()), [0]);
@@ -40,12 +54,15 @@ fn a_ratio_counts_what_would_be_left() {
 #[rstest]
 #[case::fullest(NodePolicy::Binpack, &[10, 3, 8])]
 #[case::emptiest(NodePolicy::Spread, &[0, 8, 3])]
+#[case::most_left(NodePolicy::LeastAllocated, &[0, 8, 3])]
+#[case::most_used(NodePolicy::MostAllocated, &[10, 3, 8])]
 fn nodes(#[case] node: NodePolicy, #[case] expected: &[u8]) {
     let mut fleet = Fleet::new();
     for (name, free) in [("full", [2000, 0]), ("empty", [10000, 7000]), ("half", [3000, 4000])] {
         fleet.set_inventory(name, inventory(name, &[10000, 10000]));
         fill(&mut fleet, name, &free);
     }
+    let fleet = fleet.weighing(memory_only());
     let policies = Policies { node, device: DevicePolicy::Binpack };
     let score = |name| fleet.score(fleet.node_id(name).unwrap(), &units(2000), policies, Hints::Respect);
     let scores = ["full", "empty", "half"].map(score);
@@ -88,7 +105,8 @@ fn sick_gpus_neither_fill_nor_empty_a_node() {
 #[test]
 fn what_does_not_fit_scores_nothing() {
     let (fleet, id) = one_node(&[10000]);
-    for node in [NodePolicy::Binpack, NodePolicy::Spread] {
+    let fleet = fleet.weighing(memory_only());
+    for node in [NodePolicy::Binpack, NodePolicy::Spread, NodePolicy::LeastAllocated, NodePolicy::MostAllocated] {
         let policies = Policies { node, ..Policies::default() };
         assert_eq!(fleet.score(id, &units(10001), policies, Hints::Respect).parts_per_million(), 0);
     }
@@ -97,6 +115,8 @@ fn what_does_not_fit_scores_nothing() {
 #[rstest]
 #[case::binpack("binpack")]
 #[case::spread("spread")]
+#[case::least_allocated("least-allocated")]
+#[case::most_allocated("most-allocated")]
 fn policies_are_named_as_written(#[case] text: &str) {
     assert_eq!(text.parse::<DevicePolicy>().unwrap().to_string(), text);
     assert_eq!(text.parse::<NodePolicy>().unwrap().to_string(), text);
@@ -108,6 +128,8 @@ fn policies_are_named_as_written(#[case] text: &str) {
 #[case::empty("")]
 fn other_policies_are_refused_with_the_choices(#[case] text: &str) {
     let error = text.parse::<DevicePolicy>().unwrap_err().to_string();
-    assert_eq!(error, format!("{text:?} is no policy: choose binpack or spread"));
-    assert!(text.parse::<NodePolicy>().is_err());
+    let choices = "binpack, spread, in-order, least-allocated, most-allocated";
+    assert_eq!(error, format!("{text:?} is no policy: choose one of {choices}"));
+    let error = text.parse::<NodePolicy>().unwrap_err().to_string();
+    assert!(error.ends_with("choose one of binpack, spread, least-allocated, most-allocated"), "{error}");
 }

@@ -1,0 +1,91 @@
+//! Flags that say which nodes and devices are preferred.
+
+use std::collections::BTreeMap;
+
+use clap::ValueEnum;
+use placement::{DevicePolicy, NodePolicy, Policies, ResourceName, Weights};
+use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO};
+
+use super::resource_name;
+
+/// Weights where nobody gives others: those of Koordinator's scheduler.
+const WEIGHTS: &str = "koordinator.sh/gpu-memory-ratio=1,koordinator.sh/gpu-memory=1,koordinator.sh/rdma=1,koordinator.sh/fpga=1";
+
+/// Which nodes and devices are preferred.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct PolicyArgs {
+    /// Which of the fitting nodes scores best.
+    #[arg(long, env = "GPUSHARE_NODE_POLICY", value_enum, default_value = "binpack")]
+    node_policy: NodePolicyName,
+    /// Which of a node's fitting devices is taken.
+    #[arg(long, env = "GPUSHARE_DEVICE_POLICY", value_enum, default_value = "binpack")]
+    device_policy: DevicePolicyName,
+    /// How much each resource counts for the policies least-allocated and most-allocated; one that is not named does not.
+    #[arg(long, env = "GPUSHARE_SCORE_WEIGHTS", default_value = WEIGHTS, value_parser = weight, value_delimiter = ',', value_name = "RESOURCE=WEIGHT")]
+    score_weights: Vec<(String, u32)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum NodePolicyName {
+    /// The one whose GPU memory is fullest.
+    Binpack,
+    /// The one whose GPU memory is emptiest.
+    Spread,
+    /// The one with most left of weighted resources, scored as Koordinator does.
+    LeastAllocated,
+    /// The one with most used of weighted resources, scored as Koordinator does.
+    MostAllocated,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum DevicePolicyName {
+    /// The one with least room left.
+    Binpack,
+    /// The one with most room left.
+    Spread,
+    /// The one with the lowest minor.
+    InOrder,
+    /// The one with most left of weighted resources, scored as Koordinator does.
+    LeastAllocated,
+    /// The one with most used of weighted resources, scored as Koordinator does.
+    MostAllocated,
+}
+
+impl PolicyArgs {
+    pub(super) fn policies(&self) -> Policies {
+        let node = match self.node_policy {
+            NodePolicyName::Binpack => NodePolicy::Binpack,
+            NodePolicyName::Spread => NodePolicy::Spread,
+            NodePolicyName::LeastAllocated => NodePolicy::LeastAllocated,
+            NodePolicyName::MostAllocated => NodePolicy::MostAllocated,
+        };
+        let device = match self.device_policy {
+            DevicePolicyName::Binpack => DevicePolicy::Binpack,
+            DevicePolicyName::Spread => DevicePolicy::Spread,
+            DevicePolicyName::InOrder => DevicePolicy::InOrder,
+            DevicePolicyName::LeastAllocated => DevicePolicy::LeastAllocated,
+            DevicePolicyName::MostAllocated => DevicePolicy::MostAllocated,
+        };
+        Policies { node, device }
+    }
+
+    pub(super) fn weights(&self) -> Weights {
+        weights(self.score_weights.iter().cloned())
+    }
+}
+
+/// Weights of resources by their names; of a resource that is named twice, the last counts.
+pub fn weights(named: impl IntoIterator<Item = (String, u32)>) -> Weights {
+    let mut weights: BTreeMap<String, u32> = named.into_iter().collect();
+    let mut take = |name: &str| weights.remove(name).unwrap_or(0);
+    let (memory_ratio, memory, core) = (take(GPU_MEMORY_RATIO), take(GPU_MEMORY), take(GPU_CORE));
+    let others = weights.into_iter().map(|(name, weight)| (ResourceName::from(name), weight)).collect();
+    Weights { memory_ratio, memory, core, others }
+}
+
+/// A resource and its weight, such as `koordinator.sh/rdma=1`.
+fn weight(text: &str) -> Result<(String, u32), String> {
+    let (name, weight) = text.rsplit_once('=').ok_or("write a resource, = and a weight, such as koordinator.sh/rdma=1")?;
+    let weight = weight.parse().ok().filter(|weight| *weight <= 100).ok_or("a weight is a whole number up to 100")?;
+    Ok((resource_name(name)?, weight))
+}
