@@ -64,15 +64,24 @@ fn out_of_scope(case: &Case<'_>) -> Option<Outcome> {
     if hints || vfs || case.has_tag("joint") || case.has_tag("vf") {
         return Some(Outcome::skipped("joint allocation, virtual functions, scopes and allocation hints belong to topology"));
     }
+    if input.get("designated").is_some() {
+        return Some(Outcome::skipped(
+            "a record on a pod that is not bound yet is not followed: it comes with copies of other pods, and the webhook removes it",
+        ));
+    }
+    if case.device().is_none() && input["gpu_shared"].is_null() && case.is_ok() {
+        return Some(Outcome::skipped("a node without a Device object: here nobody gets a share of devices that nobody has reported"));
+    }
     let unknown = input.as_object()?.keys().find(|key| !UNDERSTOOD.contains(&key.as_str()))?;
     Some(Outcome::skipped(format!("input {unknown:?} is not understood")))
 }
 
-/// The Device object with the labels and annotations that the case adds; one GPU where the case is not about devices.
+/// The Device object with the labels and annotations that the case adds; one GPU where the case is about a label only.
 pub(crate) fn device(case: &Case<'_>) -> Value {
     let gpu = json!({"type": "gpu", "minor": 0, "id": "GPU-0", "health": true, "resources": {
         "koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory": "16Gi", "koordinator.sh/gpu-memory-ratio": "100"}});
-    let mut device = case.device().cloned().unwrap_or_else(|| json!({"devices": [gpu]}));
+    let gpus = if case.input["gpu_shared"].is_null() { json!([]) } else { json!([gpu]) };
+    let mut device = case.device().cloned().unwrap_or_else(|| json!({"devices": gpus}));
     for (own, added) in [("labels", "device_labels"), ("annotations", "device_annotations")] {
         let mut all = device[own].as_object().cloned().unwrap_or_default();
         all.extend(case.input[added].as_object().cloned().unwrap_or_default());

@@ -70,7 +70,8 @@ fn render(case: &Case<'_>) -> Outcome {
 /// Binds a pod that gets these very devices, and compares what is written.
 fn bind(case: &Case<'_>, allocations: &Value) -> Outcome {
     let mut world = World::plain();
-    world.set_device(&only(device(case), allocations));
+    let is_told = case.device().is_some_and(|device| device.get("devices").is_some());
+    world.set_device(&if is_told { only(device(case), allocations) } else { bare(allocations) });
     let expected = if case.expected["object"].is_null() { &case.expected["annotations"] } else { &case.expected["object"]["annotations"] };
     match (world.place(&pod(&asked(allocations), &case.input["pod_labels"])), case.is_ok()) {
         (Ok(placed), true) => compare(&placed.annotations, expected),
@@ -108,6 +109,22 @@ fn asked(allocations: &Value) -> Value {
         }
     }
     json!(asked)
+}
+
+/// Devices of which nothing but an allocation is known.
+fn bare(allocations: &Value) -> Value {
+    let entry = |kind: &String, allocation: &Value| {
+        let mut resources =
+            json!({"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory": "16Gi", "koordinator.sh/gpu-memory-ratio": "100"});
+        if kind != "gpu" {
+            resources = json!({format!("koordinator.sh/{kind}"): "100"});
+        }
+        json!({"type": kind, "minor": allocation["minor"], "id": allocation["id"].as_str().unwrap_or_default(), "health": true, "resources": resources})
+    };
+    let by_type = allocations.as_object().into_iter().flatten();
+    let entries = by_type.flat_map(|(kind, list)| list.as_array().into_iter().flatten().map(move |allocation| entry(kind, allocation)));
+    let device = json!({"devices": entries.collect::<Vec<_>>()});
+    only(device, allocations)
 }
 
 /// The devices, of which only those of an allocation are well, with the memory that it says a whole one has.

@@ -109,8 +109,8 @@ fn prefilter(case: &Case<'_>) -> Outcome {
         Err(error) if !case.is_ok() => {
             // A pod that breaks a rule is refused on every node, which no preemption helps: that is the code.
             let said = error.to_string();
-            let missing: Vec<&String> = requests.as_object().unwrap().keys().filter(|name| !said.contains(name.as_str())).collect();
-            if missing.is_empty() { Outcome::Passed } else { Outcome::Failed(format!("the refusal does not name {missing:?}: {said}")) }
+            let names_one = requests.as_object().unwrap().keys().any(|name| said.contains(name.as_str()));
+            if names_one { Outcome::Passed } else { Outcome::Failed(format!("the refusal names no resource of the pod: {said}")) }
         }
         _ => judge(case, requests, |request| {
             Outcome::equal(&by_type(&request, requests), &types(&case.expected["normalized_by_type"])).and(|| match &case.expected["gpu"] {
