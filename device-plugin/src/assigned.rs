@@ -42,8 +42,8 @@ pub struct Due {
 pub fn due(pods: &Pods, ledger: &Ledger) -> Vec<Due> {
     let is_unmarked =
         |pod: &&NodePod| pod.placement.as_ref().is_ok_and(|placement| placement.gpushare.is_some() && !placement.is_assigned());
-    // kubelet starts no container before all of a pod's devices are allocated.
-    let has_devices = |pod: &&NodePod| pod.stage == Stage::Running || (pod.stage != Stage::Terminal && ledger.is_complete(pod));
+    // kubelet starts no container before all of a pod's devices are allocated, and until then it is a guess whose they are.
+    let has_devices = |pod: &&NodePod| pod.stage == Stage::Running || (pod.stage != Stage::Terminal && ledger.is_confirmed(&pod.uid));
     let due = |pod: &NodePod| Due { uid: pod.uid.clone(), namespace: pod.namespace.clone(), name: pod.name.clone() };
     pods.iter().filter(is_unmarked).filter(has_devices).map(due).collect()
 }

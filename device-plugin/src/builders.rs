@@ -1,13 +1,13 @@
 //! Pods and devices for tests, in few words.
 
 use proto::memory_unit::MemoryUnit;
-use proto::record::GpushareRecord;
+use proto::record::{DeviceAllocations, GpushareRecord};
 use proto::request::{ContainerKind, ContainerRequest};
 
 use crate::fleet::Fleet;
 use crate::inventory::{Gpu, Inventory};
 use crate::plugin::ids::IdScheme;
-use crate::pods::{GpuName, NodePod, Placement, PodUid, Pods, Requests, Stage};
+use crate::pods::{GpuName, Held, NodePod, Placement, PodUid, Pods, Requests, Stage};
 
 /// An app container that asks for nothing.
 fn container(name: String) -> ContainerRequest {
@@ -44,7 +44,14 @@ pub(crate) fn pod(name: &str, assumed_at: u64, containers: impl Into<Vec<Contain
         stage: Stage::Bound,
         deleting: false,
         containers: containers.into(),
-        placement: Ok(Placement { gpus: vec![GpuName::Minor(0)], assumed_at, gpushare: Some(gpushare) }),
+        placement: Ok(Placement {
+            gpus: vec![GpuName::Minor(0)],
+            held: vec![Held::default()],
+            assumed_at,
+            gpushare: Some(gpushare),
+            allocations: DeviceAllocations::new(),
+        }),
+        is_limited: false,
         requests: Requests::default(),
     }
 }
@@ -54,6 +61,7 @@ impl NodePod {
     pub(crate) fn on(mut self, minors: impl IntoIterator<Item = u32>) -> Self {
         if let Ok(placement) = &mut self.placement {
             placement.gpus = minors.into_iter().map(GpuName::Minor).collect();
+            placement.held = vec![Held::default(); placement.gpus.len()];
         }
         self
     }

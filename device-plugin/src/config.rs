@@ -14,7 +14,9 @@ use proto::memory_unit::MemoryUnit;
 use proto::resource::{GPU_MEM, GPU_SHARED, ResourceNames, VENDOR_GPUS};
 
 use crate::fleet::sharing::SharedDevices;
+use crate::gate::{self, OnMismatch, Unplaced};
 use crate::health::{IgnoredXids, Policy};
+use crate::inject::{Injection, Manner};
 use crate::inventory::{FileSource, NvmlSource, Source};
 use crate::plugin::Settings;
 use crate::pods::IN_NODE_STATUS;
@@ -90,6 +92,34 @@ pub struct Args {
     #[arg(long, env = "GPUSHARE_ALLOCATE_WAIT", default_value = "2s", value_parser = duration, value_name = "DURATION")]
     allocate_wait: Duration,
 
+    /// How containers are given their devices; auto asks what the node's runtime can do
+    #[arg(long, env = "GPUSHARE_INJECT", default_value = "auto", value_enum)]
+    inject: Inject,
+
+    /// Where CDI specs are written; the container runtime must look there
+    #[arg(long, env = "GPUSHARE_CDI_DIR", default_value = "/var/run/cdi", value_name = "DIR")]
+    cdi_dir: PathBuf,
+
+    /// Where NVIDIA's CDI specs are looked for, separated by commas
+    #[arg(long, env = "GPUSHARE_CDI_SPEC_DIRS", default_value = "/etc/cdi,/var/run/cdi", value_delimiter = ',', value_name = "DIRS")]
+    cdi_spec_dirs: Vec<PathBuf>,
+
+    /// Hand over device nodes in answers to kubelet too, for runtimes that are not NVIDIA's
+    #[arg(long, env = "GPUSHARE_PASS_DEVICE_SPECS")]
+    pass_device_specs: bool,
+
+    /// Where the node's root is seen from here, for device nodes
+    #[arg(long, env = "GPUSHARE_DEVICE_ROOT", default_value = "/", value_name = "DIR")]
+    device_root: PathBuf,
+
+    /// What to do with a pod that sees other devices than its record names, for as long as it lives
+    #[arg(long, env = "GPUSHARE_ON_MISMATCH", default_value = "refuse", value_enum)]
+    on_mismatch: OnMismatch,
+
+    /// What to do with a pod that the scheduler did not place
+    #[arg(long, env = "GPUSHARE_UNPLACED", default_value = "refuse", value_enum)]
+    unplaced: Unplaced,
+
     /// Critical XIDs that do not make a GPU unhealthy: numbers separated by commas, all, or none
     #[arg(long, env = "GPUSHARE_IGNORE_XIDS", default_value_t = IgnoredXids::default(), value_name = "XIDS")]
     ignore_xids: IgnoredXids,
@@ -106,7 +136,7 @@ pub struct Args {
     #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
 
-    /// Where to answer /healthz and /readyz, such as 0.0.0.0:8081; nowhere if left out
+    /// Where to answer /healthz, /readyz and /metrics, such as 0.0.0.0:8081; nowhere if left out
     #[arg(long, env = "GPUSHARE_HEALTH_LISTEN", value_name = "ADDRESS")]
     health_listen: Option<SocketAddr>,
 
@@ -140,6 +170,8 @@ pub struct Config {
     pub pod_resources_socket: PathBuf,
     /// What Allocate answers depend on.
     pub settings: Settings,
+    /// What lets a container start.
+    pub starts: gate::Policy,
     /// What makes a GPU sick and well.
     pub health: Policy,
     /// Configuration for the API server, in-cluster if none.
@@ -179,10 +211,19 @@ impl From<Args> for Config {
             memory_unit: args.memory_unit,
             visible_devices_env: args.visible_devices_env.0,
             allocate_wait: args.allocate_wait,
+            injection: Injection {
+                manner: args.inject.manner(),
+                cdi_dir: args.cdi_dir,
+                spec_dirs: args.cdi_spec_dirs,
+                pass_device_specs: args.pass_device_specs,
+                device_root: args.device_root,
+            },
         };
         let beside = || args.device_plugin_dir.parent().unwrap_or(&args.device_plugin_dir).join("pod-resources/kubelet.sock");
+        let pod_resources_socket = args.pod_resources_socket.clone().unwrap_or_else(beside);
+        let starts = gate::Policy { pod_resources: pod_resources_socket.clone(), on_mismatch: args.on_mismatch, unplaced: args.unplaced };
         Self {
-            pod_resources_socket: args.pod_resources_socket.clone().unwrap_or_else(beside),
+            pod_resources_socket,
             node_name: args.node_name,
             device_plugin_dir: args.device_plugin_dir,
             source,
@@ -191,6 +232,7 @@ impl From<Args> for Config {
             shared_devices: args.shared_devices,
             vendor_resources: vendor_resource::distinct(args.vendor_resources),
             settings,
+            starts,
             health: Policy { ignored_xids: args.ignore_xids, quiet: args.recovery_quiet, ..Policy::default() },
             kubeconfig: args.kubeconfig,
             health_listen: args.health_listen,
@@ -296,6 +338,27 @@ impl FromStr for InventoryKind {
             ("nvml", _) => Ok(Self::Nvml),
             (_, Some(path)) if !path.is_empty() => Ok(Self::File(path.into())),
             _ => Err(InvalidValue("write nvml, or file: and the path of a file of simulated devices".to_owned())),
+        }
+    }
+}
+
+/// How containers are given their devices, as written on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Inject {
+    /// By CDI if the node's runtime is known to take it, else by variable.
+    Auto,
+    /// By a variable.
+    Envvar,
+    /// By a CDI device.
+    Cdi,
+}
+
+impl Inject {
+    fn manner(self) -> Option<Manner> {
+        match self {
+            Self::Auto => None,
+            Self::Envvar => Some(Manner::Envvar),
+            Self::Cdi => Some(Manner::Cdi),
         }
     }
 }

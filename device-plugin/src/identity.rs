@@ -11,8 +11,14 @@
 //!    can be read: without it a predecessor may have answered for those;
 //! 4. the pod that the scheduler assumed first.
 //!
-//! [`Ledger`] remembers what has been answered, per pod UID and container. A pod that has left
-//! Pending, or whose call was refused, is never a candidate.
+//! This is the likeliest answer and no proof: that comes before a container starts, in [`crate::proof`].
+//! Nobody is refused here, as kubelet fails a pod for good on that.
+//!
+//! [`Ledger`] remembers what has been answered, per pod UID and container. A pod that has left Pending is
+//! never a candidate. What kubelet writes down of its answers corrects the books: where a call turns out to
+//! have been another pod's, the calls are that one's, and where the two ask for the same each is meant to
+//! get the record of the other from then on, so that no record is answered with twice. That is a plan for
+//! answers only: the records themselves are exchanged before a container starts.
 //!
 //! When this process starts, or registers with kubelet anew, the books go on from kubelet's checkpoint,
 //! which kubelet also writes at each registration and after each container. It is read again as long as
@@ -25,23 +31,16 @@
 //! taken only when, after all the waiting, nobody else fits.
 //!
 //! A pod without a usable record has no assume time, and its place is that of its arrival. If it came
-//! before the pod that would be answered, the call is its own and is refused with its reason, for
-//! it would use devices that are counted for the other. It can be passed over as well.
-//!
-//! Where kubelet admits equal pods in another order than they were assumed, an answer goes to another
-//! pod than it was meant for. It shows when kubelet reports a pod as admitted that was never
-//! answered for: its answer was accounted to a pod that kubelet has not reported. When that one's
-//! call comes, it gets the devices that are left over, those of the first: the two have changed
-//! places, and no later pod is drawn in. That their records then name the other's devices is logged.
+//! before the pod that would be answered, the call is its own: with the other's answer it would use
+//! devices that are counted for that one. It can be passed over as well.
 //!
 //! Where two pods are due for the same call, the choice can turn out wrong at a later call that the
 //! chosen pod cannot make. If another pod explains all of the admission's calls and has the same
 //! GPUs, nothing has gone wrong and the calls are accounted to it. Otherwise the admission is over
-//! (kubelet gave it up, or the choice was wrong), and that pod is taken again only when, after all
-//! the waiting, nobody else fits.
+//! (kubelet gave it up), or it was that other pod's, which goes on to get what it was given before.
+//! A pod whose admission seemed over is taken again only when, after all the waiting, nobody else fits.
 
 pub mod checkpoint;
-mod displaced;
 mod ledger;
 
 use crate::inventory::Gpu;
@@ -71,16 +70,16 @@ pub enum Patience {
 }
 
 /// The answer: the call is for this container of this pod.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Found {
     /// The pod.
     pub pod: PodUid,
     /// Index in [`NodePod::containers`].
     pub container: usize,
-    /// The devices: those of the pod's record, or of the pod that it has changed places with.
-    pub placement: Placement,
-    /// The pod that it changes places with.
-    exchanged_with: Option<PodUid>,
+    /// The devices to answer with; none if the pod has no usable record.
+    pub placement: Option<Placement>,
+    /// Whose record that is: mostly the pod's own.
+    record_of: PodUid,
     /// The calls of the pod's admission that are answered once this one is.
     steps: Vec<Step>,
     /// The pod to which these calls were accounted wrongly.
@@ -94,20 +93,11 @@ pub enum Unidentified {
     NotSynced,
     /// A pod waits for exactly this, and its record is missing or cannot be used.
     Unplaced {
-        /// The pod.
-        uid: PodUid,
         /// `namespace/name`.
         pod: String,
-        /// What is wrong with its record.
-        reason: String,
     },
     /// An earlier call of this admission was answered for a pod that it cannot have been for, on other GPUs.
-    Ambiguous {
-        /// The pod that the admission turns out to be of.
-        pod: PodUid,
-        /// The pod whose devices the earlier call was answered with.
-        mistaken_for: PodUid,
-    },
+    Ambiguous,
     /// No pod of this node waits for this.
     Nobody,
 }
@@ -117,38 +107,51 @@ pub enum Unidentified {
 /// # Errors
 /// Why nobody can be named; the caller decides whether to wait for more pods.
 pub fn identify(pods: &Pods, ledger: &Ledger, call: &Call<'_>, patience: Patience) -> Result<Found, Unidentified> {
-    let admitting = ledger.admitting().and_then(|uid| pods.get(uid)).filter(|pod| candidate(pod, ledger).is_some());
-    if let Some(found) = admitting.and_then(|pod| due(pod, ledger, call)) {
+    let is_over = patience == Patience::Over;
+    let admitting = ledger.admitting().and_then(|uid| pods.get(uid)).filter(|pod| is_candidate(pod, ledger));
+    if let Some(found) = admitting.and_then(|pod| due(pods, pod, ledger, call)) {
         return Ok(found);
     }
-    let choice = earlier_assumed(pods, displaced::find(pods, ledger, call), first_due(pods, ledger, call));
+    let choice = first_due(pods, ledger, call);
     // What kubelet itself has written down is not put right.
     let open_to_doubt = admitting.filter(|pod| !ledger.is_answered_before(pod));
-    if let Some(corrected) = open_to_doubt.and_then(|mistaken| correct(pods, ledger, mistaken, call)) {
-        let goes_on = |pod: &PodUid, choice: &Found| pods.get(pod).is_some_and(|pod| has_gpus(pod, &choice.placement));
-        match (corrected, choice) {
+    if let Some((corrected, is_harmless)) = open_to_doubt.and_then(|mistaken| correct(pods, ledger, mistaken, call)) {
+        let goes_on = |choice: &Found| {
+            let placement = choice.placement.as_ref();
+            pods.get(&corrected.pod).zip(placement).is_some_and(|(pod, placement)| has_gpus(pod, placement))
+        };
+        return match choice {
             // Nothing has gone wrong if the devices are the same, so that is believed first.
-            (Err(Unidentified::Ambiguous { pod, .. }), Some(choice)) if goes_on(&pod, &choice) => return Ok(choice),
-            (corrected, _) => return corrected,
-        }
+            Some(choice) if !is_harmless && goes_on(&choice) => Ok(choice),
+            _ if is_harmless || is_over => Ok(corrected),
+            _ => Err(Unidentified::Ambiguous),
+        };
     }
     if let Some(choice) = choice {
-        return first_unplaced(pods, ledger, call, &choice).map_or(Ok(choice), Err);
+        return match first_unplaced(pods, ledger, call, &choice) {
+            Some((unplaced, _)) if is_over => Ok(unplaced),
+            Some((_, why)) => Err(why),
+            None => Ok(choice),
+        };
     }
-    if patience == Patience::Over
-        && let Some(found) = last_resort(pods, ledger, call)
-    {
+    if is_over && let Some(found) = last_resort(pods, ledger, call) {
         return Ok(found);
     }
-    Err(explain(pods, ledger, call))
+    if !pods.is_synced() {
+        return Err(Unidentified::NotSynced);
+    }
+    match unplaced(pods, pods.iter(), ledger, call) {
+        Some((found, _)) if is_over => Ok(found),
+        Some((_, why)) => Err(why),
+        None => Err(Unidentified::Nobody),
+    }
 }
 
 /// What `GetPreferredAllocation` was answered for last, if this call is the Allocate that follows it and the pod is still due.
 pub fn preferred(pods: &Pods, ledger: &Ledger, call: &Call<'_>) -> Option<Found> {
     let found = ledger.preferred().filter(|found| found.answers(call))?;
     let pod = pods.get(&found.pod)?;
-    candidate(pod, ledger)?;
-    Some(found.clone())
+    is_candidate(pod, ledger).then(|| found.clone())
 }
 
 impl Found {
@@ -158,16 +161,16 @@ impl Found {
     }
 }
 
-/// The pod's placement if calls may be accounted to it.
-fn candidate<'a>(pod: &'a NodePod, ledger: &Ledger) -> Option<&'a Placement> {
-    let placement = pod.placement.as_ref().ok()?;
+/// Whether calls may be accounted to the pod.
+fn is_candidate(pod: &NodePod, ledger: &Ledger) -> bool {
     // A pod that is in the books may have been marked assigned on their strength alone.
-    let is_open = !placement.is_assigned() || !ledger.steps(&pod.uid).is_empty();
-    (is_waiting(pod, ledger) && is_open).then_some(placement)
+    let is_open = |placement: &Placement| !placement.is_assigned() || !ledger.steps(&pod.uid).is_empty();
+    pod.stage == Stage::Bound && pod.placement.as_ref().map_or(true, is_open)
 }
 
-fn is_waiting(pod: &NodePod, ledger: &Ledger) -> bool {
-    pod.stage == Stage::Bound && !ledger.is_refused(&pod.uid)
+/// The pod's record if it has one and calls may be accounted to it.
+fn candidate<'a>(pod: &'a NodePod, ledger: &Ledger) -> Option<&'a Placement> {
+    pod.placement.as_ref().ok().filter(|_| is_candidate(pod, ledger))
 }
 
 /// Whether kubelet has gone on to later pods without this one, though nothing kept it from it.
@@ -185,17 +188,18 @@ fn has_gpus(pod: &NodePod, placement: &Placement) -> bool {
 }
 
 /// The pod as the answer, if `call` is the one that it is due for.
-fn due(pod: &NodePod, ledger: &Ledger, call: &Call<'_>) -> Option<Found> {
+fn due(pods: &Pods, pod: &NodePod, ledger: &Ledger, call: &Call<'_>) -> Option<Found> {
     let steps = ledger.steps(&pod.uid);
     let container = next_container(pod, steps, call)?;
-    let placement = ledger.exchanged(&pod.uid).or(pod.placement.as_ref().ok())?;
-    Some(found(pod, placement, container, steps, call))
+    Some(found(pods, pod, ledger, container, steps, call))
 }
 
-fn found(pod: &NodePod, placement: &Placement, container: usize, steps: &[Step], call: &Call<'_>) -> Found {
+fn found(pods: &Pods, pod: &NodePod, ledger: &Ledger, container: usize, steps: &[Step], call: &Call<'_>) -> Found {
     let step = Step { container, resource: call.resource, count: call.count };
     let steps = steps.iter().copied().chain([step]).collect();
-    Found { pod: pod.uid.clone(), container, placement: placement.clone(), exchanged_with: None, steps, corrects: None }
+    let record_of = ledger.record_of(&pod.uid).clone();
+    let placement = pods.get(&record_of).unwrap_or(pod).placement.as_ref().ok().cloned();
+    Found { pod: pod.uid.clone(), container, placement, record_of, steps, corrects: None }
 }
 
 /// The first container that still has calls to come, if this is one of them.
@@ -214,22 +218,22 @@ fn next_container(pod: &NodePod, steps: &[Step], call: &Call<'_>) -> Option<usiz
 fn first_due(pods: &Pods, ledger: &Ledger, call: &Call<'_>) -> Option<Found> {
     let fresh = pods.iter().filter(|pod| ledger.steps(&pod.uid).is_empty() && !ledger.is_doubtful(&pod.uid));
     let fresh = fresh.filter(|pod| !is_passed_over(pods, pod, ledger));
-    best(fresh.filter_map(|pod| Some((candidate(pod, ledger)?, pod, due(pod, ledger, call)?))), ledger, call)
+    best(fresh.filter_map(|pod| Some((candidate(pod, ledger)?, pod, due(pods, pod, ledger, call)?))), ledger, call)
 }
 
-/// The refusal of a pod without a usable record that came before `choice` and is due for the same call.
-fn first_unplaced(pods: &Pods, ledger: &Ledger, call: &Call<'_>, choice: &Found) -> Option<Unidentified> {
+/// The pod without a usable record that came before `choice` and is due for the same call.
+fn first_unplaced(pods: &Pods, ledger: &Ledger, call: &Call<'_>, choice: &Found) -> Option<(Found, Unidentified)> {
     let place = |uid: &PodUid| (ledger.is_uncertain(uid), pods.arrival(uid));
     let earlier = pods.iter().filter(|pod| place(&pod.uid) < place(&choice.pod) && !is_passed_over(pods, pod, ledger));
     unplaced(pods, earlier, ledger, call)
 }
 
-/// The refusal of the first of these pods that has no usable record and is due for the call.
-fn unplaced<'a>(pods: &Pods, among: impl Iterator<Item = &'a NodePod>, ledger: &Ledger, call: &Call<'_>) -> Option<Unidentified> {
-    let waiting = among.filter(|pod| is_waiting(pod, ledger) && next_container(pod, &[], call).is_some());
-    let (pod, reason) =
-        waiting.filter_map(|pod| Some((pod, pod.placement.as_ref().err()?))).min_by_key(|(pod, _)| pods.arrival(&pod.uid))?;
-    Some(Unidentified::Unplaced { uid: pod.uid.clone(), pod: pod.display_name(), reason: reason.to_string() })
+/// The first of these pods that has no usable record and is due for the call, and why it is to be waited for.
+fn unplaced<'a>(pods: &Pods, among: impl Iterator<Item = &'a NodePod>, ledger: &Ledger, call: &Call<'_>) -> Option<(Found, Unidentified)> {
+    let waiting = among.filter(|pod| pod.placement.is_err() && is_candidate(pod, ledger));
+    let (pod, found) =
+        waiting.filter_map(|pod| Some((pod, due(pods, pod, ledger, call)?))).min_by_key(|(pod, _)| pods.arrival(&pod.uid))?;
+    Some((found, Unidentified::Unplaced { pod: pod.display_name() }))
 }
 
 fn best<'a>(candidates: impl Iterator<Item = (&'a Placement, &'a NodePod, Found)>, ledger: &Ledger, call: &Call<'_>) -> Option<Found> {
@@ -240,37 +244,34 @@ fn best<'a>(candidates: impl Iterator<Item = (&'a Placement, &'a NodePod, Found)
     candidates.min_by(|one, other| order(one).cmp(&order(other))).map(|(_, _, found)| found)
 }
 
-/// kubelet's order is mostly that of the assume times, so the earlier pod is the likelier caller.
-fn earlier_assumed(pods: &Pods, displaced: Option<Found>, fresh: Option<Found>) -> Option<Found> {
-    let assumed_at = |found: &Found| pods.get(&found.pod).and_then(NodePod::assumed_at);
-    match (displaced, fresh) {
-        (Some(displaced), Some(fresh)) if assumed_at(&fresh) < assumed_at(&displaced) => Some(fresh),
-        (displaced, fresh) => displaced.or(fresh),
-    }
-}
-
-/// Another pod that explains the calls accounted to `mistaken` and this one too.
-fn correct(pods: &Pods, ledger: &Ledger, mistaken: &NodePod, call: &Call<'_>) -> Option<Result<Found, Unidentified>> {
+/// Another pod that explains the calls accounted to `mistaken` and this one too, and whether it has the same GPUs.
+fn correct(pods: &Pods, ledger: &Ledger, mistaken: &NodePod, call: &Call<'_>) -> Option<(Found, bool)> {
     let fresh = pods.iter().filter(|pod| ledger.steps(&pod.uid).is_empty());
     let explains = |pod: &'_ NodePod| {
-        let mut steps = Vec::new();
-        for step in ledger.steps(&mistaken.uid) {
-            let earlier = Call { resource: step.resource, count: step.count, gpus: &[] };
-            let container = next_container(pod, &steps, &earlier)?;
-            steps.push(Step { container, ..*step });
-        }
+        let steps = explain(pod, ledger.steps(&mistaken.uid))?;
         let container = next_container(pod, &steps, call)?;
-        let placement = pod.placement.as_ref().ok()?;
-        Some(Found { corrects: Some(mistaken.uid.clone()), ..found(pod, placement, container, &steps, call) })
+        Some(Found { corrects: Some(mistaken.uid.clone()), ..found(pods, pod, ledger, container, &steps, call) })
     };
     let explaining: Vec<_> = fresh.filter_map(|pod| Some((candidate(pod, ledger)?, pod, explains(pod)?))).collect();
     let same_gpus = |placement: &Placement| mistaken.placement.as_ref().is_ok_and(|mistaken| mistaken.gpus == placement.gpus);
     let harmless = explaining.iter().filter(|(placement, ..)| same_gpus(placement)).cloned();
     if let Some(found) = best(harmless, ledger, call) {
-        return Some(Ok(found));
+        return Some((found, true));
     }
     let likeliest = best(explaining.into_iter(), ledger, call)?;
-    Some(Err(Unidentified::Ambiguous { pod: likeliest.pod, mistaken_for: mistaken.uid.clone() }))
+    let record_of = ledger.record_of(&mistaken.uid).clone();
+    let placement = pods.get(&record_of).and_then(|pod| pod.placement.as_ref().ok()).cloned();
+    Some((Found { placement, record_of, ..likeliest }, false))
+}
+
+/// The same calls as calls of `pod`.
+fn explain(pod: &NodePod, calls: &[Step]) -> Option<Vec<Step>> {
+    let mut steps = Vec::new();
+    for call in calls {
+        let container = next_container(pod, &steps, &Call { resource: call.resource, count: call.count, gpus: &[] })?;
+        steps.push(Step { container, ..*call });
+    }
+    Some(steps)
 }
 
 /// Candidates that are taken only when nobody else comes: a pod whose admission seemed over, one that
@@ -279,30 +280,23 @@ fn correct(pods: &Pods, ledger: &Ledger, mistaken: &NodePod, call: &Call<'_>) ->
 fn last_resort(pods: &Pods, ledger: &Ledger, call: &Call<'_>) -> Option<Found> {
     let is_skipped = |pod: &NodePod| ledger.steps(&pod.uid).is_empty() && is_passed_over(pods, pod, ledger);
     let doubtful = pods.iter().filter(|pod| ledger.is_doubtful(&pod.uid) || is_skipped(pod));
-    let doubtful = doubtful.filter_map(|pod| Some((candidate(pod, ledger)?, pod, due(pod, ledger, call)?)));
+    let doubtful = doubtful.filter_map(|pod| Some((candidate(pod, ledger)?, pod, due(pods, pod, ledger, call)?)));
     if let Some(found) = best(doubtful, ledger, call) {
         return Some(found);
     }
     let inherited = pods.iter().filter(|pod| ledger.is_uncertain(&pod.uid) && ledger.steps(&pod.uid).is_empty());
-    best(inherited.filter_map(|pod| Some((candidate(pod, ledger)?, pod, resumed(pod, call)?))), ledger, call)
+    best(inherited.filter_map(|pod| Some((candidate(pod, ledger)?, pod, resumed(pods, pod, ledger, call)?))), ledger, call)
 }
 
 /// The pod as the answer if any of its containers waits for this; what comes before is taken as answered.
-fn resumed(pod: &NodePod, call: &Call<'_>) -> Option<Found> {
+fn resumed(pods: &Pods, pod: &NodePod, ledger: &Ledger, call: &Call<'_>) -> Option<Found> {
     let container = pod.containers.iter().position(|container| call.resource.count(container) == call.count)?;
     let earlier = pod.containers.iter().take(container).enumerate().flat_map(|(idx, before)| {
         let step = move |resource: Served| Step { container: idx, resource, count: resource.count(before) };
         Served::ALL.into_iter().map(step).filter(|step| step.count > 0)
     });
     let steps: Vec<_> = earlier.collect();
-    Some(found(pod, pod.placement.as_ref().ok()?, container, &steps, call))
-}
-
-fn explain(pods: &Pods, ledger: &Ledger, call: &Call<'_>) -> Unidentified {
-    if !pods.is_synced() {
-        return Unidentified::NotSynced;
-    }
-    unplaced(pods, pods.iter(), ledger, call).unwrap_or(Unidentified::Nobody)
+    Some(found(pods, pod, ledger, container, &steps, call))
 }
 
 #[cfg(test)]

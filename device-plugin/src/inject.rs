@@ -1,38 +1,165 @@
-//! What a container is told about its devices: the environment in an Allocate answer.
+//! What a container is told about its devices: variables, device nodes, or the edits of a CDI spec.
 //!
-//! Pure. Who the container is and which GPUs its pod has has been decided before.
+//! Pure but for a look at which device nodes and vendor's specs there are. Who the container is and which GPUs its pod has
+//! has been decided before.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
 
+use clap::ValueEnum;
+use proto::kubelet::deviceplugin::{CdiDevice, ContainerAllocateResponse, DeviceSpec};
 use proto::record::{MEM_CONTAINER, MEM_DEV, MEM_IDX, MEM_POD};
 use proto::request::ContainerRequest;
 
+use crate::cdi::{self, Edits};
 use crate::inventory::Gpu;
 use crate::plugin::Settings;
 use crate::pods::{NodePod, Placement};
 use crate::served::Served;
 
-/// The environment for the call of one resource of one container.
-///
-/// Every container sees all devices of its pod. Only one of a container's answers carries the
-/// variable that says so: of two values kubelet would keep one at random.
-pub fn environment(
-    settings: &Settings,
-    pod: &NodePod,
-    placement: &Placement,
-    container: &ContainerRequest,
-    resource: Served,
-    gpus: &[&Gpu],
-) -> HashMap<String, String> {
-    let mut env = HashMap::new();
-    if resource == Served::Memory || container.memory_units == 0 {
-        let uuids: Vec<&str> = gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
-        env.insert(settings.visible_devices_env.clone(), uuids.join(","));
+/// Device nodes that go with every NVIDIA GPU, as far as they are there.
+const COMMON_NODES: [&str; 3] = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"];
+
+/// How containers are given their devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Manner {
+    /// By a variable in the answer to Allocate, which stands as long as the container lives.
+    Envvar,
+    /// By a CDI device whose spec is written before the container starts.
+    Cdi,
+}
+
+impl Manner {
+    /// What the node's runtime can do, by the name and version that its Node object tells, and why.
+    pub fn of_runtime(runtime: &str, is_dir_writable: bool) -> (Self, &'static str) {
+        /// The first versions that take CDI devices from kubelet without being configured for it.
+        const KNOWN: [(&str, (u32, u32)); 2] = [("containerd", (2, 0)), ("cri-o", (1, 28))];
+        let Some((name, version)) = runtime.split_once("://") else {
+            return (Self::Envvar, "the node's runtime is not known");
+        };
+        let mut numbers = version.trim_start_matches('v').split(['.', '-', '+']).map_while(|number| number.parse::<u32>().ok());
+        let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+        match KNOWN.iter().find(|(known, _)| *known == name) {
+            None => (Self::Envvar, "the node's runtime is not known to take CDI devices"),
+            Some((_, first)) if version < *first => {
+                (Self::Envvar, "the node's runtime is too old to take CDI devices without being configured for it")
+            }
+            Some(_) if !is_dir_writable => (Self::Envvar, "the directory of CDI specs cannot be written"),
+            Some(_) => (Self::Cdi, "the node's runtime takes CDI devices"),
+        }
+    }
+}
+
+/// How, and where what is needed for it lies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Injection {
+    /// The manner; none if it is to be found out what the node's runtime can do.
+    pub manner: Option<Manner>,
+    /// Where specs are written.
+    pub cdi_dir: PathBuf,
+    /// Where the vendor's specs are looked for; later ones override earlier ones.
+    pub spec_dirs: Vec<PathBuf>,
+    /// Whether device nodes are handed over too.
+    pub pass_device_specs: bool,
+    /// What device nodes are looked for below.
+    pub device_root: PathBuf,
+}
+
+impl Injection {
+    /// By the variable alone.
+    pub fn envvar() -> Self {
+        Self {
+            manner: Some(Manner::Envvar),
+            cdi_dir: "/var/run/cdi".into(),
+            spec_dirs: Vec::new(),
+            pass_device_specs: false,
+            device_root: "/".into(),
+        }
+    }
+}
+
+/// Whether the answer for this resource is the one that says which devices the container sees: of two values of a
+/// variable kubelet would keep one at random.
+pub fn speaks(resource: Served, container: &ContainerRequest) -> bool {
+    resource == Served::Memory || container.memory_units == 0
+}
+
+/// The answer that depends on nothing but the device IDs.
+pub fn cdi_answer(resource: Served, ids: &[String]) -> ContainerAllocateResponse {
+    let name = format!("{}{}", cdi::PREFIX, cdi::device_name(resource, ids));
+    ContainerAllocateResponse { cdi_devices: vec![CdiDevice { name }], ..ContainerAllocateResponse::default() }
+}
+
+/// Who is given devices.
+#[derive(Clone, Copy, Debug)]
+pub struct Known<'a> {
+    /// The pod.
+    pub pod: &'a NodePod,
+    /// The container.
+    pub container: &'a ContainerRequest,
+    /// The record that counts.
+    pub placement: Option<&'a Placement>,
+}
+
+/// The answer that says once and for all what the container of a call sees, which may not be known.
+pub fn envvar_answer(settings: &Settings, known: Option<&Known<'_>>, resource: Served, gpus: &[&Gpu]) -> ContainerAllocateResponse {
+    let is_speaking = known.is_none_or(|known| speaks(resource, known.container));
+    let mut envs: HashMap<String, String> =
+        known.map(|known| variables(settings, known, resource, gpus)).unwrap_or_default().into_iter().collect();
+    let mut devices = Vec::new();
+    if is_speaking {
+        envs.insert(settings.visible_devices_env.clone(), visible(gpus));
+        if settings.injection.pass_device_specs {
+            let spec = |(path, host): (PathBuf, PathBuf)| DeviceSpec {
+                container_path: path.to_string_lossy().into_owned(),
+                host_path: host.to_string_lossy().into_owned(),
+                permissions: "rw".to_owned(),
+            };
+            devices = device_nodes(&settings.injection.device_root, gpus).into_iter().map(spec).collect();
+        }
+    }
+    ContainerAllocateResponse { envs, devices, ..ContainerAllocateResponse::default() }
+}
+
+/// The edits for one resource of a container of this pod.
+pub fn cdi_edits(settings: &Settings, known: &Known<'_>, resource: Served, gpus: &[&Gpu]) -> Edits {
+    let variable = &settings.visible_devices_env;
+    let mut edits = Edits::default();
+    if speaks(resource, known.container) {
+        edits = cdi::vendor::edits(&settings.injection.spec_dirs, gpus, variable)
+            .unwrap_or_else(|| Edits { device_nodes: device_nodes(&settings.injection.device_root, gpus), ..Edits::default() });
+    }
+    edits.env.extend(variables(settings, known, resource, gpus));
+    // A spec must do something, and saying the same twice does no harm.
+    edits.env.insert(variable.clone(), visible(gpus));
+    edits
+}
+
+fn visible(gpus: &[&Gpu]) -> String {
+    let uuids: Vec<&str> = gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
+    uuids.join(",")
+}
+
+/// The device nodes of these GPUs that are there: in the container and on the host.
+fn device_nodes(root: &Path, gpus: &[&Gpu]) -> Vec<(PathBuf, PathBuf)> {
+    let own = gpus.iter().map(|gpu| gpu.device_node.clone());
+    let paths = COMMON_NODES.iter().map(PathBuf::from).chain(own);
+    let host = |path: &PathBuf| root.join(path.strip_prefix("/").unwrap_or(path));
+    paths.map(|path| (path.clone(), host(&path))).filter(|(_, host)| host.exists()).collect()
+}
+
+/// Everything but the visible devices.
+fn variables(settings: &Settings, known: &Known<'_>, resource: Served, gpus: &[&Gpu]) -> BTreeMap<String, String> {
+    let Known { pod, container, placement } = *known;
+    let mut env = BTreeMap::new();
+    if speaks(resource, container) {
+        env.extend(limits(settings, known, gpus));
     }
     if let (Served::Memory, Some(gpu)) = (resource, gpus.first()) {
-        let recorded = |read: fn(&proto::record::GpushareRecord) -> u64| placement.gpushare.as_ref().map(read).filter(|units| *units > 0);
-        let pod_units = recorded(|record| record.pod_units).unwrap_or_else(|| pod.memory_units());
-        let device_units = recorded(|record| record.device_units).unwrap_or_else(|| settings.memory_unit.units_in(gpu.memory_bytes));
+        let record = placement.and_then(|placement| placement.gpushare);
+        let pod_units = record.map(|record| record.pod_units).filter(|units| *units > 0).unwrap_or_else(|| pod.memory_units());
+        let device_units = record.map(|record| record.device_units).filter(|units| *units > 0);
+        let device_units = device_units.unwrap_or_else(|| settings.memory_unit.units_in(gpu.memory_bytes));
         env.insert(MEM_IDX.to_owned(), gpu.minor.to_string());
         env.insert(MEM_POD.to_owned(), pod_units.to_string());
         env.insert(MEM_CONTAINER.to_owned(), container.memory_units.to_string());
@@ -41,58 +168,27 @@ pub fn environment(
     env
 }
 
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use insta::assert_json_snapshot;
-    use proto::memory_unit::MemoryUnit;
-    use proto::request::ContainerRequest;
-    use proto::resource::ResourceNames;
-
-    use super::*;
-    use crate::builders::{gpu, init, pod, shares, units};
-
-    fn environment_of(containers: &[ContainerRequest], resource: Served, minors: &[u32], variable: &str) -> serde_json::Value {
-        let settings = Settings {
-            names: ResourceNames::default(),
-            memory_unit: MemoryUnit::GIB,
-            visible_devices_env: variable.to_owned(),
-            allocate_wait: Duration::ZERO,
+/// The limits that HAMi-core enforces, of each device by its place among the pod's; none of a device that is all the pod's.
+fn limits(settings: &Settings, known: &Known<'_>, gpus: &[&Gpu]) -> BTreeMap<String, String> {
+    let Some(placement) = known.placement.filter(|_| known.pod.is_limited) else { return BTreeMap::new() };
+    let held = |gpu: &Gpu| placement.gpus.iter().zip(&placement.held).find(|(name, _)| name.names(gpu)).map(|(_, held)| held);
+    let mut env = BTreeMap::new();
+    for (at, gpu) in gpus.iter().enumerate() {
+        let Some(bytes) =
+            held(gpu).and_then(|held| held.bytes_of(gpu.memory_bytes)).or_else(|| settings.memory_unit.bytes_of(known.pod.memory_units()))
+        else {
+            continue;
         };
-        let pod = pod("a", 1, containers);
-        let gpus: Vec<_> = minors.iter().map(|minor| gpu(*minor)).collect();
-        let env = environment(&settings, &pod, pod.placement.as_ref().unwrap(), &containers[0], resource, &gpus.iter().collect::<Vec<_>>());
-        serde_json::to_value(env).unwrap()
-    }
-
-    /// Old records may lack the amounts; then they follow from the pod and the GPU.
-    #[test]
-    fn units_of_a_pod_whose_record_lacks_amounts() {
-        let containers = [init(units(9)), units(2), units(3)];
-        assert_json_snapshot!(environment_of(&containers, Served::Memory, &[1], "NVIDIA_VISIBLE_DEVICES"), @r#"
-        {
-          "ALIYUN_COM_GPU_MEM_CONTAINER": "9",
-          "ALIYUN_COM_GPU_MEM_DEV": "16",
-          "ALIYUN_COM_GPU_MEM_IDX": "1",
-          "ALIYUN_COM_GPU_MEM_POD": "9",
-          "NVIDIA_VISIBLE_DEVICES": "GPU-00000001-aaaa-bbbb-cccc-000000000001"
+        if bytes > 0 && bytes < gpu.memory_bytes {
+            env.insert(format!("CUDA_DEVICE_MEMORY_LIMIT_{at}"), format!("{}m", bytes >> 20));
         }
-        "#);
     }
-
-    #[test]
-    fn shares_of_two_devices() {
-        assert_json_snapshot!(environment_of(&[shares(2)], Served::Shared, &[3, 1], "VISIBLE"), @r#"
-        {
-          "VISIBLE": "GPU-00000003-aaaa-bbbb-cccc-000000000003,GPU-00000001-aaaa-bbbb-cccc-000000000001"
-        }
-        "#);
+    let core = gpus.first().and_then(|gpu| held(gpu)).map_or(0, |held| held.core);
+    if core > 0 && core < 100 {
+        env.insert("CUDA_DEVICE_SM_LIMIT".to_owned(), core.to_string());
     }
-
-    #[test]
-    fn shares_beside_units_say_nothing() {
-        let both = ContainerRequest { shared: 1, ..units(2) };
-        assert_json_snapshot!(environment_of(&[both], Served::Shared, &[0], "NVIDIA_VISIBLE_DEVICES"), @"{}");
-    }
+    env
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,6 +7,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
+use k8s_openapi::ByteString;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use tracing::warn;
@@ -31,6 +32,9 @@ pub struct Entry {
     /// The devices, sorted; none if kubelet took them back.
     #[serde(rename = "DeviceIDs", default, deserialize_with = "in_either_form")]
     pub device_ids: Vec<String>,
+    /// The plugin's answer, which kubelet keeps; empty if there is none.
+    #[serde(default, deserialize_with = "bytes")]
+    pub alloc_resp: Vec<u8>,
 }
 
 /// The file cannot be used.
@@ -97,6 +101,10 @@ fn in_either_form<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Stri
     };
     ids.sort();
     Ok(ids)
+}
+
+fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
+    Ok(Option::<ByteString>::deserialize(deserializer)?.map(|bytes| bytes.0).unwrap_or_default())
 }
 
 #[cfg(test)]

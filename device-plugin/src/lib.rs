@@ -3,15 +3,21 @@
 pub mod assigned;
 #[cfg(test)]
 mod builders;
+pub mod cdi;
 pub mod config;
+pub mod events;
+pub mod exchange;
 pub mod fleet;
+pub mod gate;
 pub mod health;
 pub mod identity;
 pub mod inject;
 pub mod inventory;
 pub mod kubelet_checkpoint;
+pub mod metrics;
 pub mod plugin;
 pub mod pods;
+pub mod proof;
 pub mod publish;
 pub mod serve;
 pub mod served;

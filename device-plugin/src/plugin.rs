@@ -1,4 +1,4 @@
-//! kubelet's device plugin protocol: virtual device IDs, registration and the two gRPC services.
+//! kubelet's device plugin protocol: virtual device IDs, registration and the gRPC service of each resource.
 //!
 //! Nothing here talks to the API server: what is known of pods comes out of [`NodeState`], which
 //! watches keep up to date.
@@ -9,8 +9,9 @@ pub mod preferred;
 pub mod registration;
 pub mod server;
 
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use proto::memory_unit::MemoryUnit;
@@ -18,8 +19,14 @@ use proto::resource::ResourceNames;
 use tokio::sync::{Notify, watch};
 
 use crate::fleet::Fleet;
-use crate::identity::{Ledger, checkpoint};
+use crate::gate::Gate;
+use crate::identity::Ledger;
+use crate::identity::checkpoint::Checkpoint;
+use crate::inject::{Injection, Manner};
 use crate::pods::Pods;
+
+/// A checkpoint up to this size is looked at while kubelet waits; a longer one only when nobody is found without it.
+const SHORT_CHECKPOINT: u64 = 256 << 10;
 
 /// What every Allocate answer depends on besides pods and devices.
 #[derive(Clone, Debug)]
@@ -32,6 +39,15 @@ pub struct Settings {
     pub visible_devices_env: String,
     /// How long a call waits for its pod to show up.
     pub allocate_wait: Duration,
+    /// How containers are given their devices.
+    pub injection: Injection,
+}
+
+impl Settings {
+    /// A node whose containers get their devices by the usual variable.
+    pub fn plain(names: ResourceNames, memory_unit: MemoryUnit, allocate_wait: Duration) -> Self {
+        Self { names, memory_unit, visible_devices_env: "NVIDIA_VISIBLE_DEVICES".to_owned(), allocate_wait, injection: Injection::envvar() }
+    }
 }
 
 /// Everything that the services of both resources share.
@@ -45,30 +61,62 @@ pub struct NodeState {
     pub pods: watch::Receiver<Pods>,
     /// Told when a call has been answered.
     pub answered: Notify,
+    /// Lets containers start; without it every container starts.
+    pub gate: OnceLock<Gate>,
     ledger: Mutex<Ledger>,
-    /// The directory with kubelet's checkpoint, if it is to be read again.
-    checkpoint_dir: Option<PathBuf>,
+    /// kubelet's checkpoint, if it is to be read again.
+    checkpoint: Option<Checkpoint>,
+    /// Found out once at the start.
+    manner: OnceLock<Manner>,
+    /// Whether `GetPreferredAllocation` has waited in vain for the pod of the next Allocate.
+    has_waited: AtomicBool,
 }
 
 impl NodeState {
     /// With books that have been begun and are all that is known.
     pub fn new(settings: Settings, fleet: watch::Receiver<Arc<Fleet>>, pods: watch::Receiver<Pods>, ledger: Ledger) -> Self {
-        Self { settings, fleet, pods, answered: Notify::new(), ledger: Mutex::new(ledger), checkpoint_dir: None }
+        Self {
+            settings,
+            fleet,
+            pods,
+            answered: Notify::new(),
+            gate: OnceLock::new(),
+            ledger: Mutex::new(ledger),
+            checkpoint: None,
+            manner: OnceLock::new(),
+            has_waited: AtomicBool::new(false),
+        }
     }
 
-    /// With books that begin with kubelet's checkpoint in this directory, and are compared with it when in doubt.
-    pub fn beside_kubelet(settings: Settings, fleet: watch::Receiver<Arc<Fleet>>, pods: watch::Receiver<Pods>, dir: PathBuf) -> Self {
-        let ledger = Ledger::after(checkpoint::read(&dir, &settings.names));
-        Self { checkpoint_dir: Some(dir), ..Self::new(settings, fleet, pods, ledger) }
+    /// With books that begin with kubelet's checkpoint in this directory, and are compared with it all the time.
+    pub fn beside_kubelet(settings: Settings, fleet: watch::Receiver<Arc<Fleet>>, pods: watch::Receiver<Pods>, dir: &Path) -> Self {
+        let checkpoint = Checkpoint::new(dir, settings.names.clone());
+        let ledger = Ledger::after(checkpoint.read().map(|before| before.to_vec()));
+        Self { checkpoint: Some(checkpoint), ..Self::new(settings, fleet, pods, ledger) }
     }
 
-    /// Brings books that may lack answers up to date with what kubelet has written down.
-    fn catch_up(&self, ledger: &mut Ledger, pods: &Pods) {
+    /// How containers are given their devices.
+    pub fn manner(&self) -> Manner {
+        *self.manner.get_or_init(|| self.settings.injection.manner.unwrap_or(Manner::Envvar))
+    }
+
+    /// Settles how containers are given their devices; false if that was settled before.
+    pub fn settle_manner(&self, manner: Manner) -> bool {
+        self.manner.set(self.settings.injection.manner.unwrap_or(manner)).is_ok()
+    }
+
+    /// kubelet's checkpoint, if there is one.
+    pub fn checkpoint(&self) -> Option<&Checkpoint> {
+        self.checkpoint.as_ref()
+    }
+
+    /// Brings the books up to date with what kubelet has written down.
+    fn catch_up(&self, ledger: &mut Ledger, pods: &Pods, most_bytes: u64) {
         ledger.inherit(pods);
-        if ledger.is_unsure(pods)
-            && let Some(before) = self.read_checkpoint()
-        {
-            ledger.catch_up(&before, pods);
+        let most_bytes = if ledger.is_unsure(pods) { u64::MAX } else { most_bytes };
+        if let Some(written) = self.checkpoint.as_ref().and_then(|checkpoint| checkpoint.read_up_to(most_bytes)) {
+            ledger.catch_up(&written, pods);
+            ledger.learn(&written, pods);
         }
     }
 
@@ -76,13 +124,9 @@ impl NodeState {
     fn resume(&self) {
         // The pods before the books, as everywhere.
         let pods = self.pods.borrow();
-        if let Some(before) = self.read_checkpoint() {
+        if let Some(before) = self.checkpoint.as_ref().and_then(Checkpoint::read) {
             self.ledger().resume(&before, &pods);
         }
-    }
-
-    fn read_checkpoint(&self) -> Option<Vec<checkpoint::Allocated>> {
-        checkpoint::read(self.checkpoint_dir.as_deref()?, &self.settings.names)
     }
 
     /// The books of answered calls. Never held across an await.

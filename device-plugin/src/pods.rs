@@ -12,11 +12,20 @@ pub mod watch;
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use proto::pod::{Pod, PodStatus};
+use proto::record::DeviceAllocations;
 use proto::request::{self, ContainerKind, ContainerRequest};
 use proto::resource::ResourceNames;
 
-pub use placement::{GpuName, Placement, Unplaced};
+use crate::served::Served;
+
+pub use placement::{GpuName, Held, Placement, Unplaced};
 pub use requests::{IN_NODE_STATUS, Requests, WHOLE_DEVICE_PERCENT};
+
+/// The label that names who enforces a pod's shares (Koordinator).
+const ISOLATION_PROVIDER: &str = "koordinator.sh/gpu-isolation-provider";
+
+/// The provider that reads its limits from the environment.
+const HAMI_CORE: &str = "HAMi-core";
 
 /// UID of a pod. Cheap to clone.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -80,8 +89,10 @@ pub struct NodePod {
     pub deleting: bool,
     /// What kubelet will call us for, in kubelet's order.
     pub containers: Vec<ContainerRequest>,
-    /// The devices that its annotations name, or why they name none.
+    /// The devices that its annotations name, or why they name none; if it has exchanged its record, what it got.
     pub placement: Result<Placement, Unplaced>,
+    /// Whether its label asks for the limits that HAMi-core enforces.
+    pub is_limited: bool,
     /// What it asks for of the resources in node status.
     pub requests: Requests,
 }
@@ -107,6 +118,7 @@ impl NodePod {
             deleting: pod.is_deleting(),
             containers,
             placement: Placement::read(&annotations, asks_for_units),
+            is_limited: pod.metadata.labels.as_ref().and_then(|labels| labels.get(ISOLATION_PROVIDER)).is_some_and(|by| by == HAMI_CORE),
             requests,
         })
     }
@@ -121,11 +133,31 @@ impl NodePod {
         format!("{}/{}", self.namespace, self.name)
     }
 
-    /// Most memory units that the pod's containers hold at once: an ordinary init container runs beside the sidecars before it.
+    /// Whether both ask for the same amounts of the same number of devices, so that either could have the other's record.
+    pub fn asks_like(&self, other: &Self) -> bool {
+        let n_gpus = |pod: &Self| pod.placement.as_ref().map_or(0, |placement| placement.gpus.len());
+        n_gpus(self) == n_gpus(other)
+            && self.requests == other.requests
+            && Served::ALL
+                .iter()
+                .all(|resource| self.peak(|container| resource.count(container)) == other.peak(|container| resource.count(container)))
+    }
+
+    /// Most memory units that the pod's containers hold at once.
     pub fn memory_units(&self) -> u64 {
+        self.peak(|container| container.memory_units)
+    }
+
+    /// Most shares that the pod's containers hold at once.
+    pub fn shared(&self) -> u64 {
+        self.peak(|container| container.shared)
+    }
+
+    /// Most that the pod's containers hold at once: an ordinary init container runs beside the sidecars before it.
+    fn peak(&self, count: impl Fn(&ContainerRequest) -> u64) -> u64 {
         let (mut lasting, mut peak) = (0_u64, 0);
         for container in &self.containers {
-            let now = lasting.saturating_add(container.memory_units);
+            let now = lasting.saturating_add(count(container));
             peak = now.max(peak);
             if container.kind != ContainerKind::Init {
                 lasting = now;
@@ -142,27 +174,70 @@ pub struct Pods {
     /// The place of each pod in the order of arrival.
     arrivals: BTreeMap<PodUid, u64>,
     n_arrived: u64,
+    /// The records that pods have exchanged; none as long as nobody has looked.
+    exchanged: Option<BTreeMap<PodUid, DeviceAllocations>>,
+    /// What the annotations of those pods say.
+    told: BTreeMap<PodUid, Result<Placement, Unplaced>>,
     is_synced: bool,
     is_interrupted: bool,
 }
 
 impl Pods {
-    /// Takes in a new or changed pod.
-    pub fn apply(&mut self, pod: NodePod) {
+    /// Takes in a new or changed pod; whether it says anything new.
+    pub fn apply(&mut self, mut pod: NodePod) -> bool {
         self.number(&pod.uid);
+        let mut is_news = false;
+        if let Some(record) = self.exchanged.as_ref().and_then(|exchanged| exchanged.get(&pod.uid)) {
+            let effective = Placement::exchanged(record, &pod.placement);
+            let told = std::mem::replace(&mut pod.placement, effective);
+            is_news = self.told.get(&pod.uid) != Some(&told);
+            self.told.insert(pod.uid.clone(), told);
+        }
+        is_news |= self.by_uid.get(&pod.uid) != Some(&pod);
         self.by_uid.insert(pod.uid.clone(), pod);
+        is_news
     }
 
     /// Forgets a pod that is gone.
     pub fn delete(&mut self, uid: &PodUid) {
         self.by_uid.remove(uid);
         self.arrivals.remove(uid);
+        self.told.remove(uid);
+    }
+
+    /// Takes in which records have been exchanged.
+    pub fn exchange(&mut self, exchanged: BTreeMap<PodUid, DeviceAllocations>) {
+        for (uid, told) in std::mem::take(&mut self.told) {
+            if let Some(pod) = self.by_uid.get_mut(&uid) {
+                pod.placement = told;
+            }
+        }
+        let affected: Vec<NodePod> = exchanged.keys().filter_map(|uid| self.by_uid.get(uid)).cloned().collect();
+        self.exchanged = Some(exchanged);
+        for pod in affected {
+            self.apply(pod);
+        }
+    }
+
+    /// The records that have been exchanged; none as long as that is not known.
+    pub fn exchanged(&self) -> Option<&BTreeMap<PodUid, DeviceAllocations>> {
+        self.exchanged.as_ref()
+    }
+
+    /// Pods whose annotations do not say yet what they have got by an exchange.
+    pub fn behind(&self) -> impl Iterator<Item = (&NodePod, &DeviceAllocations)> {
+        let exchanged = self.exchanged.iter().flatten();
+        let is_behind = |uid: &PodUid, record: &DeviceAllocations| {
+            self.told.get(uid).is_some_and(|told| told.as_ref().map_or(true, |told| told.allocations != *record))
+        };
+        exchanged.filter(move |(uid, record)| is_behind(uid, record)).filter_map(|(uid, record)| Some((self.by_uid.get(uid)?, record)))
     }
 
     /// Replaces everything by a complete list; from then on the set is in step with the API server.
     /// Pods that were not known arrive in the order of the list.
     pub fn reset(&mut self, pods: impl IntoIterator<Item = NodePod>) {
         self.by_uid.clear();
+        self.told.clear();
         for pod in pods {
             self.apply(pod);
         }

@@ -12,23 +12,30 @@ use anyhow::{Context, anyhow};
 use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client};
+use prometheus_client::registry::Registry;
 use proto::checkpoints::DevicesCheckpoints;
 use proto::node::Node;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::watch;
+use tokio::sync::{Mutex, watch};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{sleep, timeout};
 use tower::timeout::TimeoutLayer;
 use tracing::{info, warn};
 
 use crate::assigned::mark_assigned;
+use crate::cdi;
 use crate::config::{Config, NoGpu, VendorServer};
+use crate::events;
+use crate::exchange::{self, Exchange};
 use crate::fleet::Fleet;
 use crate::fleet::recall::recall;
 use crate::fleet::watch::{Number, discover, watch_devices};
+use crate::gate::{Gate, keep_specs};
 use crate::health::Health;
+use crate::inject::Manner;
 use crate::inventory::{Inventory, InventoryError};
+use crate::metrics::Metrics;
 use crate::plugin::ids::IdScheme;
 use crate::plugin::registration::{KubeletDir, keep_registered};
 use crate::plugin::{NodeState, Settings};
@@ -51,6 +58,9 @@ const LOOK_AGAIN: Duration = Duration::from_secs(30);
 
 /// How long the first registration waits for the pods of this node to be known.
 const SYNC_WAIT: Duration = Duration::from_secs(5);
+
+/// How long the first registration waits for the Node object.
+const NODE_WAIT: Duration = Duration::from_secs(10);
 
 /// How long a connection to the API server may take.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
@@ -77,7 +87,9 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let registered = Served::ALL.map(|resource| (resource, watch::Sender::new(false)));
     let readiness = Readiness { pods: pods_seen, registered: registered.each_ref().map(|(_, sender)| sender.subscribe()) };
     let mut parts = Parts { watches: JoinSet::new(), servers: JoinSet::new() };
-    parts.serve_health(&config, readiness).await?;
+    let mut registry = Registry::default();
+    let metrics = Metrics::register(&mut registry);
+    parts.serve_health(&config, readiness, Arc::new(registry)).await?;
     let inventory = tokio::select! {
         () = stop.requested() => return Ok(()),
         found = find_devices(&config) => found?,
@@ -90,15 +102,15 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let fleet = recall(&Api::all(client.clone()), config.node_name.as_str(), &mut health, fleet).await;
     let fleet = parts.watch_devices(&config, inventory, fleet, health, number);
     // Read before registration, after which kubelet writes down what this process answers.
-    let node = NodeState::beside_kubelet(config.settings.clone(), fleet, pods.subscribe(), config.device_plugin_dir.clone());
+    let node = NodeState::beside_kubelet(config.settings.clone(), fleet, pods.subscribe(), &config.device_plugin_dir);
     let node = Arc::new(node);
+    parts.guard_starts(&config, &client, &node, pods.clone(), metrics);
     parts.watch_pods(&config, &client, pods);
     let known_node = parts.publish(&config, &client, node.fleet.clone(), node.pods.clone());
     parts.watches.spawn(inherit_pods(Arc::clone(&node)));
     parts.watches.spawn(mark_assigned(client, Arc::clone(&node)));
     for (resource, is_registered) in registered {
-        let known_node = (resource == Served::Memory).then(|| known_node.clone());
-        parts.serve_resource(&config, resource, &node, known_node, &stop, is_registered);
+        parts.serve_resource(&config, resource, &node, known_node.clone(), &stop, is_registered);
     }
     parts.run(stop).await?;
     info!("ended");
@@ -182,13 +194,24 @@ impl Parts {
         checkpoints
     }
 
-    /// Serves once the node says what a unit is, if `known_node` tells, so that no unit is counted as another.
+    /// Lets containers start only with their own devices.
+    fn guard_starts(&mut self, config: &Config, client: &Client, node: &Arc<NodeState>, pods: watch::Sender<Pods>, metrics: Metrics) {
+        let (recorder, writer) = events::recorder(client.clone(), config.node_name.to_string());
+        let exchange = Arc::new(Mutex::new(Exchange::new(client, config.node_name.to_string(), pods)));
+        let gate = Gate::new(client.clone(), config.starts.clone(), Arc::clone(&exchange), recorder, metrics);
+        node.gate.get_or_init(|| gate);
+        self.watches.spawn(writer.run());
+        self.watches.spawn(exchange::follow(client.clone(), Arc::clone(node), exchange));
+        self.watches.spawn(keep_specs(Arc::clone(node)));
+    }
+
+    /// Serves memory once the node says what a unit is, so that no unit is counted as another.
     fn serve_resource(
         &mut self,
         config: &Config,
         resource: Served,
         node: &Arc<NodeState>,
-        known_node: Option<watch::Receiver<Option<Node>>>,
+        known_node: watch::Receiver<Option<Node>>,
         stop: &Stop,
         is_registered: watch::Sender<bool>,
     ) {
@@ -202,7 +225,11 @@ impl Parts {
                     warn!("the API server has not told the pods of this node yet; serving kubelet all the same");
                 }
             }
-            if let Some(known_node) = known_node {
+            tokio::select! {
+                () = stopping.requested() => return,
+                () = settle_manner(known_node.clone(), &node) => {}
+            }
+            if resource == Served::Memory {
                 tokio::select! {
                     () = stopping.requested() => return,
                     () = unit_published(known_node, &node.settings) => {}
@@ -212,10 +239,10 @@ impl Parts {
         });
     }
 
-    async fn serve_health(&mut self, config: &Config, readiness: Readiness) -> anyhow::Result<()> {
+    async fn serve_health(&mut self, config: &Config, readiness: Readiness, registry: Arc<Registry>) -> anyhow::Result<()> {
         let Some(address) = config.health_listen else { return Ok(()) };
         let listener = TcpListener::bind(address).await.with_context(|| format!("--health-listen: cannot listen on {address}"))?;
-        self.watches.spawn(health_http::serve(listener, readiness));
+        self.watches.spawn(health_http::serve(listener, readiness, registry));
         Ok(())
     }
 
@@ -261,6 +288,22 @@ async fn unit_published(mut node: watch::Receiver<Option<Node>>, settings: &Sett
     if node.wait_for(is_told).await.is_err() {
         // Without a watch of the node nobody will tell; the end of that task ends the process.
         std::future::pending::<()>().await;
+    }
+}
+
+/// Finds out how containers are to be given their devices, unless the operator has said it.
+async fn settle_manner(mut known_node: watch::Receiver<Option<Node>>, node: &NodeState) {
+    let injection = &node.settings.injection;
+    if injection.manner.is_some() {
+        return;
+    }
+    let runtime = match timeout(NODE_WAIT, known_node.wait_for(Option::is_some)).await {
+        Ok(Ok(found)) => found.as_ref().map(|node| node.status.node_info.container_runtime_version.clone()).unwrap_or_default(),
+        _ => String::new(),
+    };
+    let (manner, reason) = Manner::of_runtime(&runtime, cdi::is_writable(&injection.cdi_dir));
+    if node.settle_manner(manner) {
+        info!(?manner, reason, runtime, "how containers are given their devices");
     }
 }
 

@@ -30,6 +30,18 @@ pub struct NodeStatus {
     /// What pods may be given.
     #[serde(default, deserialize_with = "null_as_default")]
     pub allocatable: BTreeMap<String, QuantityText>,
+    /// What runs there.
+    #[serde(rename = "nodeInfo", default)]
+    pub node_info: NodeInfo,
+}
+
+/// Versions of what runs on a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeInfo {
+    /// Name and version of the container runtime, such as `containerd://2.1.9`.
+    #[serde(default)]
+    pub container_runtime_version: String,
 }
 
 impl Node {

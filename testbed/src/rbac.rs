@@ -77,6 +77,8 @@ pub const DEVICE_PLUGIN: &[Access<'static>] = &[
     access(DEVICES_GROUP, "devices", "", "watch"),
     access(DEVICES_GROUP, "devices", "", "create"),
     access(DEVICES_GROUP, "devices", "", "patch"),
+    access("", "events", "", "create"),
+    access("", "events", "", "patch"),
 ];
 
 /// The roles and bindings of a deployment.

@@ -8,33 +8,27 @@ use serde_json::Value;
 
 use super::*;
 use crate::builders::{pod, pods, units};
-use crate::identity::{Call, Patience, identify};
-use crate::served::Served;
 
-/// Whether the pod is due after so many of its two calls have been answered.
-fn is_due(stage: Stage, n_answered: u64, is_assigned: bool) -> bool {
-    let bound = pod("a", 1, [units(1), units(2)]);
-    let (before, mut ledger) = (pods([bound.clone()]), Ledger::default());
-    for count in 1..=n_answered {
-        let call = Call { resource: Served::Memory, count, gpus: &[] };
-        let found = identify(&before, &ledger, &call, Patience::Over).unwrap();
-        ledger.record(found, &before);
+/// Whether a pod is due.
+fn is_due(stage: Stage, is_confirmed: bool, is_assigned: bool) -> bool {
+    let mut ledger = Ledger::default();
+    if is_confirmed {
+        ledger.confirm(&PodUid::from("a"));
     }
-    let mut now = NodePod { stage, ..bound };
+    let mut now = NodePod { stage, ..pod("a", 1, [units(1), units(2)]) };
     now.placement.as_mut().unwrap().gpushare.as_mut().unwrap().assigned = is_assigned;
     !due(&pods([now]), &ledger).is_empty()
 }
 
 #[rstest]
-#[case::nothing_answered(Stage::Bound, 0, false, false)]
-#[case::half_way(Stage::Bound, 1, false, false)]
-#[case::all_answered(Stage::Bound, 2, false, true)]
-#[case::admitted_meanwhile(Stage::Admitted, 2, false, true)]
-#[case::left_behind_by_a_predecessor(Stage::Running, 0, false, true)]
-#[case::marked_already(Stage::Running, 2, true, false)]
-#[case::failed(Stage::Terminal, 2, false, false)]
-fn due_once_every_container_has_its_devices(#[case] stage: Stage, #[case] n_answered: u64, #[case] marked: bool, #[case] expected: bool) {
-    assert_eq!(is_due(stage, n_answered, marked), expected);
+#[case::not_started(Stage::Admitted, false, false, false)]
+#[case::let_start(Stage::Bound, true, false, true)]
+#[case::reported_meanwhile(Stage::Admitted, true, false, true)]
+#[case::left_behind_by_a_predecessor(Stage::Running, false, false, true)]
+#[case::marked_already(Stage::Running, true, true, false)]
+#[case::failed(Stage::Terminal, true, false, false)]
+fn due_once_a_container_may_start(#[case] stage: Stage, #[case] is_confirmed: bool, #[case] marked: bool, #[case] expected: bool) {
+    assert_eq!(is_due(stage, is_confirmed, marked), expected);
 }
 
 /// Assigned is derived, not written, for pods of the other dialect.

@@ -1,21 +1,26 @@
-//! What kubelet has written down of the devices that it allocated, read when this process starts or registers anew, and until the pods of before are answered for.
+//! What kubelet has written down of the devices that it allocated: to which pod, and what it was answered.
 //!
-//! Only who was answered for which container: the devices themselves are in the pods' records.
+//! Whose entries they are is told by UID.
 
-use std::path::Path;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use prost::Message;
+use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 use proto::resource::ResourceNames;
 use tracing::warn;
 
-use crate::kubelet_checkpoint::{self, CheckpointError};
+use crate::kubelet_checkpoint::{self, CheckpointError, FILE};
 use crate::pods::{NodePod, PodUid};
 use crate::served::Served;
 use crate::watching::one_line;
 
 use super::Step;
 
-/// A call that was answered before this process began.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// An answered call.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Allocated {
     /// The pod.
     pub pod: PodUid,
@@ -23,6 +28,10 @@ pub struct Allocated {
     pub container: String,
     /// The resource.
     pub resource: Served,
+    /// The device IDs, sorted.
+    pub ids: Vec<String>,
+    /// The answer that kubelet keeps, and gives the container at each start.
+    pub answer: ContainerAllocateResponse,
 }
 
 impl Allocated {
@@ -34,27 +43,78 @@ impl Allocated {
     }
 }
 
-/// Reads the checkpoint in `dir`; none, with a warning, if there is none or it cannot be understood.
-pub fn read(dir: &Path, names: &ResourceNames) -> Option<Vec<Allocated>> {
+/// The file, read again only when it is another one.
+#[derive(Debug)]
+pub struct Checkpoint {
+    dir: PathBuf,
+    names: ResourceNames,
+    read: Mutex<Option<(Version, Written)>>,
+}
+
+/// What was read of one version, if it could be understood.
+type Written = Option<Arc<Vec<Allocated>>>;
+
+/// What makes a file another one: kubelet replaces it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Version {
+    inode: u64,
+    bytes: u64,
+    modified: (i64, i64),
+}
+
+impl Checkpoint {
+    /// The checkpoint in kubelet's device plugin directory.
+    pub fn new(dir: &Path, names: ResourceNames) -> Self {
+        Self { dir: dir.to_owned(), names, read: Mutex::new(None) }
+    }
+
+    /// What it says; none, with a warning, if there is none or it cannot be understood.
+    pub fn read(&self) -> Option<Arc<Vec<Allocated>>> {
+        self.read_up_to(u64::MAX)
+    }
+
+    /// The same unless it is longer than so many bytes and has not been read yet.
+    pub fn read_up_to(&self, most: u64) -> Option<Arc<Vec<Allocated>>> {
+        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = fs::metadata(self.dir.join(FILE)).ok()?;
+        let version = Version { inode: found.ino(), bytes: found.len(), modified: (found.mtime(), found.mtime_nsec()) };
+        match &*read {
+            Some((known, allocated)) if *known == version => allocated.clone(),
+            _ if version.bytes > most => None,
+            _ => {
+                let allocated = read_file(&self.dir, &self.names).map(Arc::new);
+                *read = Some((version, allocated.clone()));
+                allocated
+            }
+        }
+    }
+}
+
+fn read_file(dir: &Path, names: &ResourceNames) -> Option<Vec<Allocated>> {
     let complain =
         |error: &CheckpointError| warn!(dir = %dir.display(), error = one_line(error), "what kubelet allocated before is not known");
     let entries = kubelet_checkpoint::read(dir).inspect_err(complain).ok()?;
     let allocated = entries.into_iter().filter(|entry| !entry.device_ids.is_empty()).filter_map(|entry| {
         let resource = Served::ALL.into_iter().find(|resource| resource.name(names) == entry.resource_name)?;
-        Some(Allocated { pod: PodUid::from(entry.pod_uid.as_str()), container: entry.container_name, resource })
+        let answer = ContainerAllocateResponse::decode(entry.alloc_resp.as_slice());
+        let answer =
+            answer.inspect_err(|error| warn!(pod = entry.pod_uid, %error, "an answer in kubelet's checkpoint cannot be read")).ok()?;
+        let pod = PodUid::from(entry.pod_uid.as_str());
+        Some(Allocated { pod, container: entry.container_name, resource, ids: entry.device_ids, answer })
     });
     Some(allocated.collect())
 }
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use rstest::rstest;
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::kubelet_checkpoint::FILE;
+
+    fn reread(dir: &Path) -> Option<Vec<Allocated>> {
+        Checkpoint::new(dir, ResourceNames::default()).read().map(|read| read.to_vec())
+    }
 
     fn entry(pod: &str, resource: &str, ids: &Value) -> Value {
         json!({"PodUID": pod, "ContainerName": "c", "ResourceName": resource, "DeviceIDs": ids, "AllocResp": "CgA="})
@@ -72,7 +132,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let text = json!({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}, "Checksum": 1}).to_string();
         fs::write(dir.path().join(FILE), text).unwrap();
-        let found = read(dir.path(), &ResourceNames::default()).unwrap();
+        let found = reread(dir.path()).unwrap();
         let found: Vec<_> = found.iter().map(|found| (found.pod.as_str(), found.container.as_str(), found.resource)).collect();
         assert_eq!(found, [("u1", "c", Served::Memory), ("u2", "c", Served::Shared)]);
     }
@@ -83,9 +143,9 @@ mod tests {
     #[case::another_form(r#"{"Data":{"PodDeviceEntries":{}}}"#)]
     fn nothing_is_made_of_what_cannot_be_read(#[case] text: &str) {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(read(dir.path(), &ResourceNames::default()), None, "no file");
+        assert_eq!(reread(dir.path()), None, "no file");
         fs::write(dir.path().join(FILE), text).unwrap();
-        assert_eq!(read(dir.path(), &ResourceNames::default()), None);
+        assert_eq!(reread(dir.path()), None);
     }
 
     /// That nothing was allocated is known, which is not the same as not knowing it.
@@ -93,6 +153,6 @@ mod tests {
     fn empty_checkpoint_is_read() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join(FILE), r#"{"Data":{"PodDeviceEntries":null}}"#).unwrap();
-        assert_eq!(read(dir.path(), &ResourceNames::default()), Some(Vec::new()));
+        assert_eq!(reread(dir.path()), Some(Vec::new()));
     }
 }

@@ -1,13 +1,20 @@
 //! What has been answered, per pod UID and container. Lives as long as the process.
 
+mod plan;
+
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::pods::{NodePod, Placement, PodUid, Pods, Stage};
+use proto::kubelet::deviceplugin::ContainerAllocateResponse;
+
+use crate::pods::{NodePod, PodUid, Pods, Stage};
 use crate::served::Served;
 
-use super::Found;
 use super::checkpoint::Allocated;
-use super::displaced::{Calls, calls};
+use super::{Found, explain};
+use plan::Plan;
+
+/// Most answers that are kept: kubelet runs a few hundred pods.
+const MAX_ANSWERS: usize = 16_384;
 
 /// One answered call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +27,14 @@ pub struct Step {
     pub count: u64,
 }
 
+/// An answer that this process gave.
+#[derive(Clone, Debug)]
+struct Answer {
+    /// To whom it was accounted.
+    pod: Option<PodUid>,
+    response: ContainerAllocateResponse,
+}
+
 /// The answered calls of every pod of this node.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
@@ -28,8 +43,6 @@ pub struct Ledger {
     admitting: Option<PodUid>,
     /// Pods whose admission ended, or seemed to end, before all calls came.
     doubtful: BTreeSet<PodUid>,
-    /// Pods that were told an error: kubelet has failed them for good.
-    refused: BTreeSet<PodUid>,
     /// Pods that were bound before this process began to keep books.
     inherited: BTreeSet<PodUid>,
     /// Whether those are known.
@@ -45,14 +58,14 @@ pub struct Ledger {
     /// The latest assume time and arrival of the pods that were answered for.
     latest_assumed: Option<u64>,
     latest_arrival: Option<u64>,
-    /// Pods that were given another pod's devices, with that pod's record.
-    exchanged: BTreeMap<PodUid, Placement>,
-    /// Pods that were admitted with another pod's answer, which is accounted for.
-    settled: BTreeSet<PodUid>,
-    /// Pods all of whose calls are answered and that kubelet has not reported yet.
-    unreported: BTreeMap<PodUid, Calls>,
-    /// How many pods of such calls went while they were unreported.
-    vacated: BTreeMap<Calls, usize>,
+    /// The answers by the device IDs that they were about.
+    answers: BTreeMap<(Served, Vec<String>), Answer>,
+    /// Whose record each pod is answered with.
+    plan: Plan,
+    /// Pods of which kubelet has written down that an answer was theirs.
+    proven: BTreeSet<PodUid>,
+    /// Pods one of whose containers was let start.
+    confirmed: BTreeSet<PodUid>,
 }
 
 impl Ledger {
@@ -76,7 +89,7 @@ impl Ledger {
     /// Whether kubelet may have been answered for a waiting pod without that being in the books.
     pub fn is_unsure(&self, pods: &Pods) -> bool {
         let is_open = |pod: &NodePod| pod.stage == Stage::Bound && !self.is_complete(pod);
-        let is_due = |uid: &&PodUid| !self.is_doubtful(uid) && !self.is_refused(uid);
+        let is_due = |uid: &&PodUid| !self.is_doubtful(uid);
         self.inherited.iter().filter(is_due).filter_map(|uid| pods.get(uid)).any(is_open)
     }
 
@@ -141,18 +154,25 @@ impl Ledger {
         self.latest_arrival = self.latest_arrival.max(pods.arrival(uid));
     }
 
+    /// Keeps an answer about these device IDs, for a call that was or was not found to be somebody's.
+    pub fn keep(&mut self, resource: Served, ids: &[String], pod: Option<PodUid>, response: ContainerAllocateResponse) {
+        if self.answers.len() < MAX_ANSWERS {
+            self.answers.insert((resource, sorted(ids)), Answer { pod, response });
+        }
+    }
+
+    /// What a call about these device IDs, sorted, was answered by this process.
+    pub fn response(&self, resource: Served, ids: &[String]) -> Option<&ContainerAllocateResponse> {
+        self.answers.get(&(resource, ids.to_vec())).map(|answer| &answer.response)
+    }
+
     /// Enters an answered call.
     pub fn record(&mut self, found: Found, pods: &Pods) {
-        let Found { pod: uid, steps, corrects, placement, exchanged_with, .. } = found;
+        let Found { pod: uid, steps, corrects, record_of, .. } = found;
         self.preferred = None;
-        self.settle(pods);
         self.note_latest(&uid, pods);
-        if let Some(other) = exchanged_with {
-            self.settled.insert(other);
-            self.exchanged.insert(uid.clone(), placement);
-        }
         if let Some(mistaken) = corrects {
-            self.steps.remove(&mistaken);
+            self.correct(&mistaken, &uid, record_of, pods);
         } else if let Some(before) = self.admitting.take()
             && before != uid
         {
@@ -164,56 +184,126 @@ impl Ledger {
         }
         self.doubtful.remove(&uid);
         self.steps.insert(uid.clone(), steps);
-        let is_complete = |pod: &&NodePod| self.is_complete(pod);
-        match pods.get(&uid).filter(is_complete).map(calls) {
-            Some(calls) => drop(self.unreported.insert(uid, calls)),
-            None => self.admitting = pods.get(&uid).map(|_| uid),
-        }
+        self.admitting = pods.get(&uid).filter(|pod| !self.is_complete(pod)).map(|_| uid);
         self.observe(pods);
     }
 
-    /// Sets aside pods that were admitted before anything was answered that they can have been admitted with.
-    fn settle(&mut self, pods: &Pods) {
-        for pod in pods.iter().filter(|pod| matches!(pod.stage, Stage::Admitted | Stage::Running)) {
-            let own = calls(pod);
-            let is_answered = self.unreported.values().any(|calls| *calls == own) || self.n_vacated(&own) > 0;
-            if !is_answered && self.expects_answer(&pod.uid) {
-                self.settled.insert(pod.uid.clone());
+    /// The calls accounted to `mistaken` are the pod's, which goes on with the record that they were answered with.
+    fn correct(&mut self, mistaken: &PodUid, uid: &PodUid, record_of: PodUid, pods: &Pods) {
+        self.admitting = None;
+        self.steps.remove(mistaken);
+        self.account_answers_anew(mistaken, uid);
+        if record_of == *self.plan.record_of(uid) {
+            return;
+        }
+        if are_alike(pods, mistaken, uid) {
+            self.plan.swap(mistaken, uid);
+        } else {
+            // It cannot be helped before its containers start, but they must not see more than one pod's devices.
+            self.plan.set(uid, record_of);
+        }
+    }
+
+    fn account_answers_anew(&mut self, one: &PodUid, other: &PodUid) {
+        for owner in self.answers.values_mut().filter_map(|answer| answer.pod.as_mut()) {
+            if owner == one {
+                owner.clone_from(other);
+            } else if owner == other {
+                owner.clone_from(one);
             }
         }
+    }
+
+    /// Takes in for whom kubelet has written down the answers that are in the books.
+    pub fn learn(&mut self, written: &[Allocated], pods: &Pods) {
+        for entry in written {
+            let Some(answer) = self.answers.get_mut(&(entry.resource, entry.ids.clone())) else { continue };
+            let accounted = answer.pod.get_or_insert_with(|| entry.pod.clone()).clone();
+            if accounted == entry.pod {
+                self.enter(entry, pods);
+                self.proven.insert(accounted);
+                continue;
+            }
+            // What is proven once stays so: kubelet clears away late what it has written down of pods that have ended.
+            if self.proven.contains(&accounted) || self.proven.contains(&entry.pod) {
+                continue;
+            }
+            let real = pods.get(&entry.pod).filter(|pod| pod.stage != Stage::Terminal);
+            if let Some(step) = real.and_then(|pod| entry.step(pod)) {
+                self.transpose(&accounted, &entry.pod, step, pods);
+                self.proven.insert(entry.pod.clone());
+            }
+        }
+    }
+
+    /// Enters a call that was answered before its pod was known.
+    fn enter(&mut self, entry: &Allocated, pods: &Pods) {
+        let Some(step) = pods.get(&entry.pod).and_then(|pod| entry.step(pod)) else { return };
+        let steps = self.steps.entry(entry.pod.clone()).or_default();
+        if !steps.iter().any(|known| (known.container, known.resource) == (step.container, step.resource)) {
+            steps.push(step);
+        }
+    }
+
+    /// The calls that were accounted to `mistaken` were those of `real`; the other way round is as likely as anything.
+    fn transpose(&mut self, mistaken: &PodUid, real: &PodUid, step: Step, pods: &Pods) {
+        self.preferred = None;
+        let (moved, back) = (self.steps.remove(mistaken).unwrap_or_default(), self.steps.remove(real).unwrap_or_default());
+        let explained = |uid: &PodUid, steps: &[Step]| pods.get(uid).and_then(|pod| explain(pod, steps)).unwrap_or_default();
+        let mut moved = explained(real, &moved);
+        if !moved.iter().any(|known| (known.container, known.resource) == (step.container, step.resource)) {
+            moved = vec![step];
+        }
+        self.steps.insert(real.clone(), moved);
+        let back = explained(mistaken, &back);
+        if !back.is_empty() {
+            self.steps.insert(mistaken.clone(), back);
+        }
+        self.account_answers_anew(mistaken, real);
+        if are_alike(pods, mistaken, real) {
+            self.plan.swap(mistaken, real);
+        }
+        self.doubtful.remove(real);
+        let admitting = self.admitting.take().map(|uid| if uid == *mistaken { real.clone() } else { uid });
+        self.admitting = admitting.filter(|uid| pods.get(uid).is_some_and(|pod| !self.is_complete(pod)));
+    }
+
+    /// The two pods have exchanged their records.
+    pub fn exchanged(&mut self, one: &PodUid, other: &PodUid) {
+        self.plan.exchanged(one, other);
+    }
+
+    /// Until the two have exchanged their records, neither may be answered with its own.
+    pub fn plan_exchange(&mut self, one: &PodUid, other: &PodUid) {
+        if self.plan.record_of(one) == one && self.plan.record_of(other) == other {
+            self.plan.swap(one, other);
+        }
+    }
+
+    /// One of the pod's containers is let start, so all its calls have been answered.
+    pub fn confirm(&mut self, uid: &PodUid) {
+        self.confirmed.insert(uid.clone());
+    }
+
+    /// Whether one of the pod's containers was let start.
+    pub fn is_confirmed(&self, uid: &PodUid) -> bool {
+        self.confirmed.contains(uid)
+    }
+
+    /// Whether the pod has been answered for, as far as this process can tell, and kubelet has not said that it was this pod.
+    pub fn is_answered_unproven(&self, uid: &PodUid) -> bool {
+        !self.steps(uid).is_empty() && !self.proven.contains(uid) && !self.answered_before.contains(uid)
     }
 
     /// Takes in what has become of pods.
     pub fn observe(&mut self, pods: &Pods) {
-        let stage = |uid: &PodUid| pods.get(uid).map(|pod| pod.stage);
-        let vacated = &mut self.vacated;
-        self.unreported.retain(|uid, calls| match stage(uid) {
-            Some(Stage::Bound) => true,
-            Some(Stage::Admitted | Stage::Running) => false,
-            Some(Stage::Terminal) | None => {
-                *vacated.entry(calls.clone()).or_default() += 1;
-                false
-            }
-        });
-        self.forget_gone(pods);
-    }
-
-    /// Enters that the pod's call was answered with an error.
-    pub fn refuse(&mut self, uid: &PodUid, pods: &Pods) {
-        self.reopen(uid);
-        self.refused.insert(uid.clone());
-        self.note_latest(uid, pods);
-        self.observe(pods);
-    }
-
-    /// Enters that the pod's answered calls were none of its own.
-    pub fn reopen(&mut self, uid: &PodUid) {
-        if self.admitting.as_ref() == Some(uid) {
-            self.admitting = None;
+        let is_there = |uid: &PodUid| pods.get(uid).is_some();
+        self.steps.retain(|uid, _| is_there(uid));
+        self.answers.retain(|_, answer| answer.pod.as_ref().is_none_or(is_there));
+        for set in [&mut self.doubtful, &mut self.inherited, &mut self.answered_before, &mut self.proven, &mut self.confirmed] {
+            set.retain(is_there);
         }
-        self.preferred = None;
-        self.steps.remove(uid);
-        self.unreported.remove(uid);
+        self.plan.forget_gone(|uid| pods.get(uid).is_some_and(|pod| pod.stage != Stage::Terminal));
     }
 
     /// Whether every call that the pod is due for has been answered.
@@ -225,15 +315,6 @@ impl Ledger {
             asked.map(move |resource| (idx, resource))
         });
         !steps.is_empty() && due.all(|(idx, resource)| is_answered(idx, resource))
-    }
-
-    /// Drops what is known of pods that no longer exist.
-    fn forget_gone(&mut self, pods: &Pods) {
-        self.steps.retain(|uid, _| pods.get(uid).is_some());
-        self.exchanged.retain(|uid, _| pods.get(uid).is_some());
-        for set in [&mut self.doubtful, &mut self.refused, &mut self.inherited, &mut self.answered_before, &mut self.settled] {
-            set.retain(|uid| pods.get(uid).is_some());
-        }
     }
 
     pub(super) fn steps(&self, uid: &PodUid) -> &[Step] {
@@ -248,29 +329,14 @@ impl Ledger {
         self.doubtful.contains(uid)
     }
 
-    pub(super) fn is_refused(&self, uid: &PodUid) -> bool {
-        self.refused.contains(uid)
-    }
-
-    /// The record whose devices the pod was given in place of its own.
-    pub(super) fn exchanged(&self, uid: &PodUid) -> Option<&Placement> {
-        self.exchanged.get(uid)
+    /// Whose record the pod is to be answered with.
+    pub(super) fn record_of<'a>(&'a self, uid: &'a PodUid) -> &'a PodUid {
+        self.plan.record_of(uid)
     }
 
     /// Whether kubelet had written down answers for the pod before this process began.
     pub(super) fn is_answered_before(&self, pod: &NodePod) -> bool {
         self.answered_before.contains(&pod.uid)
-    }
-
-    /// Whether an admitted pod must have been answered for, and the answer is not in the books.
-    pub(super) fn expects_answer(&self, uid: &PodUid) -> bool {
-        let is_accounted = [&self.inherited, &self.settled, &self.doubtful, &self.refused].iter().any(|set| set.contains(uid));
-        self.steps(uid).is_empty() && !is_accounted
-    }
-
-    /// How many pods of these calls went before kubelet reported them.
-    pub(super) fn n_vacated(&self, calls: &Calls) -> usize {
-        self.vacated.get(calls).copied().unwrap_or(0)
     }
 
     /// The latest assume time of a pod that was answered for.
@@ -291,4 +357,15 @@ impl Ledger {
     pub(super) fn is_uncertain(&self, uid: &PodUid) -> bool {
         !self.is_recorded && self.inherited.contains(uid)
     }
+}
+
+/// Whether two pods ask for the same, so that exchanging their records changes no device's sums.
+fn are_alike(pods: &Pods, one: &PodUid, other: &PodUid) -> bool {
+    pods.get(one).zip(pods.get(other)).is_some_and(|(one, other)| one.asks_like(other))
+}
+
+fn sorted(ids: &[String]) -> Vec<String> {
+    let mut ids = ids.to_vec();
+    ids.sort_unstable();
+    ids
 }

@@ -1,12 +1,13 @@
 //! Tables of who is meant, and random admissions in kubelet's order.
 
 use proptest::prelude::*;
+use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 use proto::request::{ContainerKind, ContainerRequest};
 use rstest::rstest;
 
 use super::*;
 use crate::builders::{gpu, init, pod, pods, shares, units};
-use crate::pods::Unplaced;
+use crate::pods::{Requests, Unplaced};
 use Served::{Memory, Shared};
 
 mod restarts;
@@ -40,6 +41,16 @@ impl Scene {
             }
             Err(error) => format!("{error:?}"),
         }
+    }
+
+    /// One answered call about an ID of that name: `pod/container`, and the GPUs of the record that it was answered with.
+    fn call_for(&mut self, resource: Served, count: u64, id: &str) -> (String, String) {
+        let found = self.ask(resource, count, &[], Patience::Over).unwrap();
+        let told = format!("{}/{}", found.pod.as_str(), found.container);
+        let gpus = found.placement.as_ref().unwrap().to_string();
+        self.ledger.keep(resource, &[id.to_owned()], Some(found.pod.clone()), ContainerAllocateResponse::default());
+        self.ledger.record(found, &self.pods);
+        (told, gpus)
     }
 
     fn change(&mut self, name: &str, change: impl FnOnce(&mut NodePod)) {
@@ -84,32 +95,89 @@ fn gpus_of_the_ids_decide_before_time() {
     assert_eq!(scene.call_on(Memory, 2, &[gpu(1)]), "a/0", "time decides where the GPUs do not");
 }
 
-/// kubelet admitted `b`, though `a` was assumed earlier: both get a GPU that was counted for one of them, and `c` its own.
-#[test]
-fn equal_pods_admitted_in_another_order_change_places() {
-    let mut scene = Scene::new([pod("a", 1, [units(2)]).on([0]), pod("b", 2, [units(2)]).on([1]), pod("c", 3, [units(2)]).on([2])]);
-    assert_eq!(scene.call(Memory, 2), "a/0");
-    scene.change("b", |pod| pod.stage = Stage::Running);
-    scene.ledger.observe(&scene.pods);
-    let second = scene.ask(Memory, 2, &[], Patience::Waiting).unwrap();
-    assert_eq!((second.pod.as_str(), second.placement.to_string()), ("a", pod("b", 2, []).on([1]).placement.unwrap().to_string()));
-    scene.ledger.record(second, &scene.pods);
-    scene.change("a", |pod| pod.stage = Stage::Running);
-    assert_eq!([scene.call(Memory, 2), scene.call(Memory, 2)], ["c/0", "Nobody"]);
+fn written(pod: &str, container: &str, resource: Served, ids: &[&str]) -> checkpoint::Allocated {
+    let ids = ids.iter().map(|id| (*id).to_owned()).collect();
+    checkpoint::Allocated {
+        pod: PodUid::from(pod),
+        container: container.to_owned(),
+        resource,
+        ids,
+        answer: ContainerAllocateResponse::default(),
+    }
 }
 
-/// The same with containers that are called for one by one, and the mark of an assigned pod on the way.
+/// kubelet admits `b`, though `a` was assumed earlier, and writes it down: each is meant to get the other's record, and `c` its own.
 #[test]
-fn a_pod_that_changed_places_keeps_them_for_all_its_containers() {
-    let mut scene = Scene::new([pod("a", 1, [units(2), units(3)]).on([0]), pod("b", 2, [units(2), units(3)]).on([1])]);
-    assert_eq!([scene.call(Memory, 2), scene.call(Memory, 3)], ["a/0", "a/1"]);
-    scene.change("b", |pod| pod.stage = Stage::Admitted);
-    scene.change("a", |pod| pod.placement.as_mut().unwrap().gpushare.as_mut().unwrap().assigned = true);
+fn equal_pods_admitted_in_another_order_are_meant_to_change_places() {
+    let mut scene = Scene::new([pod("a", 1, [units(2)]).on([0]), pod("b", 2, [units(2)]).on([1]), pod("c", 3, [units(2)]).on([2])]);
+    assert_eq!(scene.call_for(Memory, 2, "x"), ("a/0".to_owned(), "minor 0".to_owned()));
+    scene.ledger.learn(&[written("b", "u2", Memory, &["x"])], &scene.pods);
+    assert_eq!(scene.call_for(Memory, 2, "y"), ("a/0".to_owned(), "minor 1".to_owned()));
+    assert_eq!(scene.call_for(Memory, 2, "z"), ("c/0".to_owned(), "minor 2".to_owned()));
+    scene.pods.delete(&PodUid::from("b"));
     scene.ledger.observe(&scene.pods);
-    assert_eq!(scene.call(Memory, 2), "a/0");
-    let last = scene.ask(Memory, 3, &[], Patience::Waiting).unwrap();
-    let given = pod("b", 2, []).on([1]).placement.unwrap();
-    assert_eq!((last.container, last.placement.gpus), (1, given.gpus));
+    assert_eq!(scene.call(Memory, 2), "Nobody");
+}
+
+/// Reversed: each record is answered with once all the same.
+#[test]
+fn no_record_is_answered_with_twice() {
+    let mut scene = Scene::new((0..4).map(|n| pod(&format!("p{n}"), 10 + u64::from(n), [units(2)]).on([n])));
+    let mut known = Vec::new();
+    let mut given = Vec::new();
+    for n in (0..4).rev() {
+        let ids = format!("id{n}");
+        given.push(scene.call_for(Memory, 2, &ids).1);
+        known.push(written(&format!("p{n}"), "u2", Memory, &[&ids]));
+        scene.ledger.learn(&known, &scene.pods);
+    }
+    given.sort();
+    assert_eq!(given, ["minor 0", "minor 1", "minor 2", "minor 3"]);
+}
+
+/// The pod that would have given its record away has gone: who was to get it keeps its own.
+#[test]
+fn a_plan_with_a_pod_that_is_gone_is_dropped() {
+    let mut scene = Scene::new([pod("a", 1, [units(2)]).on([0]), pod("b", 2, [units(2)]).on([1])]);
+    assert_eq!(scene.call_for(Memory, 2, "x").0, "a/0");
+    scene.ledger.learn(&[written("b", "u2", Memory, &["x"])], &scene.pods);
+    scene.pods.delete(&PodUid::from("b"));
+    scene.ledger.observe(&scene.pods);
+    assert_eq!(scene.call_for(Memory, 2, "y"), ("a/0".to_owned(), "minor 0".to_owned()));
+}
+
+/// Pods that look alike to kubelet and ask for other amounts cannot change places.
+#[test]
+fn pods_of_other_amounts_do_not_change_places() {
+    let asking =
+        |name: &str, assumed_at, bytes: u64| NodePod { requests: Requests::of_device(bytes), ..pod(name, assumed_at, [shares(1)]) };
+    let mut scene = Scene::new([asking("a", 1, 1).on([0]), asking("b", 2, 2).on([1])]);
+    assert_eq!(scene.call_for(Shared, 1, "x").0, "a/0");
+    scene.ledger.learn(&[written("b", "s1", Shared, &["x"])], &scene.pods);
+    assert_eq!(scene.call_for(Shared, 1, "y"), ("a/0".to_owned(), "minor 0".to_owned()));
+}
+
+/// kubelet clears away late what it has written down of pods that have ended.
+#[test]
+fn an_entry_of_a_pod_before_proves_nothing() {
+    let mut scene = Scene::new([pod("old", 1, [units(2)]).on([0])]);
+    assert_eq!(scene.call_for(Memory, 2, "x").0, "old/0");
+    let stale = written("old", "u2", Memory, &["x"]);
+    scene.ledger.learn(std::slice::from_ref(&stale), &scene.pods);
+    scene.pods.apply(pod("new", 2, [units(2)]).on([1]));
+    assert_eq!(scene.call_for(Memory, 2, "x"), ("new/0".to_owned(), "minor 1".to_owned()));
+    scene.ledger.learn(&[stale], &scene.pods);
+    assert_eq!(scene.call(Memory, 2), "Nobody");
+}
+
+/// The call came before the pod was known, and was answered by its IDs: it must not be matched with another one's call.
+#[test]
+fn a_call_answered_before_its_pod_was_known_is_entered_later() {
+    let mut scene = Scene::new([]);
+    scene.ledger.keep(Memory, &["x".to_owned()], None, ContainerAllocateResponse::default());
+    scene.pods.apply(pod("a", 1, [units(2)]));
+    scene.ledger.learn(&[written("a", "u2", Memory, &["x"])], &scene.pods);
+    assert_eq!(scene.call(Memory, 2), "Nobody");
 }
 
 /// The answer may have gone to the pod that was deleted, so nobody is taken to have been passed over.
@@ -157,13 +225,6 @@ fn is_no_candidate(#[case] change: Change) {
     assert_eq!(scene.call(Memory, 2), "Nobody");
 }
 
-#[test]
-fn refused_pod_is_no_candidate() {
-    let mut scene = Scene::new([pod("a", 1, [units(2)]), pod("b", 2, [units(2)])]);
-    scene.ledger.refuse(&PodUid::from("a"), &scene.pods);
-    assert_eq!([scene.call(Memory, 2), scene.call(Memory, 2)], ["b/0", "Nobody"]);
-}
-
 /// kubelet admits a pod that it sees for the first time even if it is being deleted; then the next one gets its own.
 #[test]
 fn deleting_pod_that_kubelet_admits_keeps_its_place() {
@@ -205,21 +266,17 @@ fn unplaced_pod(name: &str, units_asked: u64) -> NodePod {
     NodePod { placement: Err(Unplaced::NoGpu), ..pod(name, 0, [units(units_asked)]) }
 }
 
-fn refuse_unplaced(scene: &mut Scene, call: (Served, u64)) -> String {
-    match scene.ask(call.0, call.1, &[], Patience::Over) {
-        Err(Unidentified::Unplaced { uid, .. }) => {
-            scene.ledger.refuse(&uid, &scene.pods);
-            uid.as_str().to_owned()
-        }
-        other => format!("{other:?}"),
-    }
-}
-
 /// It would use devices that are counted for the pod that came later.
 #[test]
-fn pod_without_record_that_came_first_is_refused_rather_than_given_the_next_ones_devices() {
+fn pod_without_record_that_came_first_is_not_given_the_next_ones_devices() {
     let mut scene = Scene::new([unplaced_pod("z", 2), pod("a", 1, [units(2)])]);
-    assert_eq!(refuse_unplaced(&mut scene, (Memory, 2)), "z");
+    assert_eq!(
+        scene.ask(Memory, 2, &[], Patience::Waiting),
+        Err(Unidentified::Unplaced { pod: "default/z".to_owned() }),
+        "its record may come"
+    );
+    assert_eq!(scene.ask(Memory, 2, &[], Patience::Over).map(|found| found.placement), Ok(None));
+    assert_eq!(scene.call(Memory, 2), "z/0");
     assert_eq!([scene.call(Memory, 2), scene.call(Memory, 2)], ["a/0", "Nobody"]);
 }
 
@@ -227,7 +284,7 @@ fn pod_without_record_that_came_first_is_refused_rather_than_given_the_next_ones
 fn pod_without_record_that_came_later_waits_its_turn() {
     let mut scene = Scene::new([pod("z", 1, [units(2)]), unplaced_pod("a", 2)]);
     assert_eq!(scene.call(Memory, 2), "z/0");
-    assert_eq!(refuse_unplaced(&mut scene, (Memory, 2)), "a");
+    assert_eq!(scene.call(Memory, 2), "a/0");
 }
 
 /// kubelet turned it away itself and went on; the report of that is on its way.
@@ -261,22 +318,23 @@ fn harmless_explanation_comes_before_another_pod() {
     assert_eq!([scene.call(Memory, 2), scene.call(Memory, 3), scene.call(Memory, 3)], ["a/0", "b/1", "c/0"]);
 }
 
-/// The container before got the GPU of `a`; with that of `c` both would be wrong. The likeliest explanation is told, not the lowest UID.
+/// The container before got the GPU of `m`; the likeliest explanation goes on with that, so that the pod sees one GPU only.
 #[test]
-fn refused_rather_than_given_two_wrong_gpus() {
+fn a_pod_sees_no_more_than_one_pods_devices() {
     let mut scene = Scene::new([
         pod("m", 1, [units(2), units(4)]),
         pod("a", 4, [units(2), units(3)]).on([1]),
         pod("b", 3, [units(2), units(3)]).on([1]),
         pod("c", 5, [units(3)]).on([2]),
     ]);
-    assert_eq!(scene.call(Memory, 2), "m/0");
-    let expected = Unidentified::Ambiguous { pod: PodUid::from("b"), mistaken_for: PodUid::from("m") };
-    assert_eq!(scene.ask(Memory, 3, &[], Patience::Over), Err(expected));
+    assert_eq!(scene.call_for(Memory, 2, "x").0, "m/0");
+    assert_eq!(scene.ask(Memory, 3, &[], Patience::Waiting), Err(Unidentified::Ambiguous));
+    assert_eq!(scene.call_for(Memory, 3, "y"), ("b/1".to_owned(), "minor 0".to_owned()));
+    assert_eq!(scene.call_for(Memory, 2, "z"), ("m/0".to_owned(), "minor 0".to_owned()), "it asks for more than b and keeps its own");
 }
 
 fn allocated(pod: &str, container: &str, resource: Served) -> checkpoint::Allocated {
-    checkpoint::Allocated { pod: PodUid::from(pod), container: container.to_owned(), resource }
+    written(pod, container, resource, &["x"])
 }
 
 /// Their start has not been reported when this process takes over.
@@ -319,23 +377,10 @@ fn inherited_pods_come_after_others() {
     assert_eq!([scene.call(Memory, 2), scene.call(Memory, 2)], ["new/0", "old/0"]);
 }
 
-/// Refusals alone must not make the books grow.
 #[test]
-fn refusal_forgets_what_is_gone() {
-    let mut scene = Scene::new([pod("a", 1, [units(2)]), pod("b", 2, [units(2)])]);
-    scene.ledger.refuse(&PodUid::from("a"), &scene.pods);
-    scene.pods.delete(&PodUid::from("a"));
-    scene.ledger.refuse(&PodUid::from("b"), &scene.pods);
-    assert!(!scene.ledger.is_refused(&PodUid::from("a")) && scene.ledger.is_refused(&PodUid::from("b")));
-}
-
-#[test]
-fn pod_without_record_is_named_only_if_it_waits_for_this() {
-    let mut unplaced = pod("x", 0, [units(2)]);
-    unplaced.placement = Err(Unplaced::NoGpu);
-    let mut scene = Scene::new([unplaced, pod("a", 1, [units(3)])]);
-    assert!(scene.call(Memory, 2).contains("default/x"));
-    assert_eq!([scene.call(Memory, 4), scene.call(Memory, 3)], ["Nobody", "a/0"]);
+fn pod_without_record_is_answered_only_if_it_waits_for_this() {
+    let mut scene = Scene::new([unplaced_pod("x", 2), pod("a", 1, [units(3)])]);
+    assert_eq!([scene.call(Memory, 4), scene.call(Memory, 2), scene.call(Memory, 3)], ["Nobody", "x/0", "a/0"]);
 }
 
 #[test]
@@ -361,16 +406,13 @@ fn wrong_beginning_is_put_right() {
     assert_eq!(told, ["a/0", "b/1", "a/0", "a/1"]);
 }
 
-/// The same on different GPUs: the pod with a wrong device is refused, the other one is as if nothing had been.
+/// The same on different GPUs: the calls were b's, which goes on with the GPU that it was given; `a` is as if nothing had been.
 #[test]
-fn wrong_beginning_on_another_gpu_is_refused() {
+fn wrong_beginning_on_another_gpu_is_kept_up() {
     let mut scene = Scene::new([pod("a", 1, [units(2), units(4)]), pod("b", 2, [units(2), units(3)]).on([1])]);
-    assert_eq!(scene.call(Memory, 2), "a/0");
-    let (pod, mistaken_for) = (PodUid::from("b"), PodUid::from("a"));
-    let ambiguous = Unidentified::Ambiguous { pod: pod.clone(), mistaken_for: mistaken_for.clone() };
-    assert_eq!(scene.ask(Memory, 3, &[], Patience::Waiting), Err(ambiguous));
-    scene.ledger.refuse(&pod, &scene.pods);
-    scene.ledger.reopen(&mistaken_for);
+    assert_eq!(scene.call_for(Memory, 2, "x").0, "a/0");
+    assert_eq!(scene.ask(Memory, 3, &[], Patience::Waiting), Err(Unidentified::Ambiguous));
+    assert_eq!(scene.call_for(Memory, 3, "y"), ("b/1".to_owned(), "minor 0".to_owned()));
     assert_eq!([scene.call(Memory, 2), scene.call(Memory, 4)], ["a/0", "a/1"]);
 }
 

@@ -1,121 +1,71 @@
-//! Answers Allocate: finds the container, tells it its devices, enters it in the books.
+//! Answers Allocate. Never an error, as kubelet fails the pod for good on that: who must not start is held before its
+//! containers start.
 //!
-//! Waits for a pod that kubelet knows before we do, and asks nobody: kubelet admits no other pod
-//! meanwhile and sets no deadline.
+//! By CDI the answer depends on the device IDs alone. By variable it stands as long as the container lives, so the pod
+//! that it is for is waited for a little, if kubelet knows it before we do; then it is the GPUs of the IDs. Asks nobody:
+//! kubelet admits no other pod meanwhile and sets no deadline.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use proto::kubelet::deviceplugin::{ContainerAllocateRequest, ContainerAllocateResponse};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
-use tonic::Status;
 use tracing::{info, warn};
 
-use crate::fleet::Unavailable;
+use crate::fleet::FleetGpu;
 use crate::identity::{self, Call, Found, Patience, Unidentified};
-use crate::inject;
+use crate::inject::{self, Known, Manner};
 use crate::inventory::Gpu;
-use crate::pods::{NodePod, Placement, Pods};
+use crate::pods::{Placement, Pods};
 use crate::served::Served;
 
-use super::NodeState;
-
-/// How long a call waits while the watch of pods is known to be broken: refusing a pod is for good.
-const BLIND_WAIT: Duration = Duration::from_secs(30);
-
-/// Why a call is answered with an error. kubelet shows the text to the pod's owner and fails the pod.
-#[derive(Debug, thiserror::Error)]
-pub enum AllocateError {
-    /// The pods of this node are not known.
-    #[error("cannot tell which pod asks for {count} of {resource}: the API server has not yet told the pods of this node")]
-    NotSynced {
-        /// The resource.
-        resource: String,
-        /// How many IDs.
-        count: u64,
-    },
-    /// No pod waits for this.
-    #[error("no pod of this node waits for {count} of {resource}")]
-    Nobody {
-        /// The resource.
-        resource: String,
-        /// How many IDs.
-        count: u64,
-    },
-    /// The pod that waits for this has no usable record.
-    #[error("pod {pod}: {reason}")]
-    Unplaced {
-        /// The pod.
-        pod: String,
-        /// What is wrong with its record.
-        reason: String,
-    },
-    /// An earlier answer turns out to have been for another pod.
-    #[error(
-        "pod {pod}: an earlier container was given the devices of pod {mistaken_for}, which asked for the same amount at the same time"
-    )]
-    Ambiguous {
-        /// The pod.
-        pod: String,
-        /// The other one.
-        mistaken_for: String,
-    },
-    /// The pod's record names a GPU that it cannot have.
-    #[error("pod {pod}: {source}")]
-    Unavailable {
-        /// The pod.
-        pod: String,
-        /// Which GPU, and why not.
-        source: Unavailable,
-    },
-}
-
-impl From<AllocateError> for Status {
-    fn from(error: AllocateError) -> Self {
-        Self::failed_precondition(error.to_string())
-    }
-}
+use super::{NodeState, SHORT_CHECKPOINT};
 
 impl NodeState {
     /// Answers for one container.
-    pub(super) async fn allocate(
-        &self,
-        resource: Served,
-        request: &ContainerAllocateRequest,
-    ) -> Result<ContainerAllocateResponse, AllocateError> {
-        let gpus = self.gpus_of(resource, &request.device_ids);
-        let call = Call { resource, count: request.device_ids.len() as u64, gpus: &gpus };
-        let answer = match self.follow_preference(&call) {
-            Some(answer) => Ok(answer),
-            None => self.when_identified(&call, |pods, found| self.answer(pods, found, resource)).await,
+    pub(super) async fn allocate(&self, resource: Served, request: &ContainerAllocateRequest) -> ContainerAllocateResponse {
+        let ids = &request.device_ids;
+        let gpus = self.gpus_of(resource, ids);
+        let call = Call { resource, count: ids.len() as u64, gpus: &gpus };
+        let answer = |pods: &Pods, found: Found| self.answer(pods, found, &call, ids);
+        let answered = match self.follow_preference(&call, answer) {
+            Some(response) => Ok(response),
+            None => self.when_identified(&call, self.allocate_patience(), answer).await,
         };
-        let answer = answer.map_err(|reason| self.unidentified(&call, reason))?;
+        let response = answered.unwrap_or_else(|reason| self.answer_by_ids(&call, ids, &reason));
         self.answered.notify_one();
-        answer
+        response
+    }
+
+    /// How long to wait for the pod of an Allocate.
+    fn allocate_patience(&self) -> Duration {
+        let has_waited = self.has_waited.swap(false, Ordering::Relaxed);
+        if has_waited || self.manner() == Manner::Cdi { Duration::ZERO } else { self.settings.allocate_wait }
     }
 
     /// Answers for the pod that `GetPreferredAllocation` was answered for just before, if there is one.
-    fn follow_preference(&self, call: &Call<'_>) -> Option<Result<ContainerAllocateResponse, AllocateError>> {
+    fn follow_preference<T>(&self, call: &Call<'_>, act: impl Fn(&Pods, Found) -> T) -> Option<T> {
         let pods = self.pods.borrow();
         let found = identity::preferred(&pods, &self.ledger(), call)?;
-        Some(self.answer(&pods, found, call.resource))
+        Some(act(&pods, found))
     }
 
-    /// Calls `act` as soon as it is clear whom `call` is for.
-    pub(super) async fn when_identified<T>(&self, call: &Call<'_>, act: impl Fn(&Pods, Found) -> T) -> Result<T, Unidentified> {
-        let began = Instant::now();
+    /// Calls `act` as soon as it is clear whom `call` is for, or after so long if that is only likely.
+    pub(super) async fn when_identified<T>(
+        &self,
+        call: &Call<'_>,
+        patience: Duration,
+        act: impl Fn(&Pods, Found) -> T,
+    ) -> Result<T, Unidentified> {
+        let until = Instant::now() + patience;
         let mut pods = self.pods.clone();
-        let mut patience = Patience::Waiting;
         loop {
-            match self.try_identify(&mut pods, call, patience, &act) {
-                Ok(result) => return Ok(result),
-                Err(reason) if patience == Patience::Over => return Err(reason),
-                Err(_) => {}
+            if let Ok(result) = self.try_identify(&mut pods, call, Patience::Waiting, &act) {
+                return Ok(result);
             }
-            let is_current = pods.borrow().is_current();
-            let limit = if is_current { self.settings.allocate_wait } else { self.settings.allocate_wait.max(BLIND_WAIT) };
-            if !matches!(timeout_at(began + limit, pods.changed()).await, Ok(Ok(()))) {
-                patience = Patience::Over;
+            if patience.is_zero() || !matches!(timeout_at(until, pods.changed()).await, Ok(Ok(()))) {
+                return self.try_identify(&mut pods, call, Patience::Over, &act);
             }
         }
     }
@@ -130,86 +80,65 @@ impl NodeState {
         let pods = pods.borrow_and_update();
         let found = {
             let mut ledger = self.ledger();
-            self.catch_up(&mut ledger, &pods);
+            self.catch_up(&mut ledger, &pods, if patience == Patience::Over { u64::MAX } else { SHORT_CHECKPOINT });
             identity::identify(&pods, &ledger, call, patience)?
         };
         Ok(act(&pods, found))
     }
 
     /// The GPUs that device IDs are of; IDs that nobody issued say nothing.
-    pub(super) fn gpus_of(&self, resource: Served, ids: &[String]) -> Vec<Gpu> {
+    pub(crate) fn gpus_of(&self, resource: Served, ids: &[String]) -> Vec<Gpu> {
         let fleet = self.fleet.borrow();
-        let is_meant = |gpu: &Gpu| ids.iter().any(|id| fleet.ids.gpu_of(resource, id) == Some(&gpu.uuid));
-        fleet.gpus.iter().map(|entry| &entry.gpu).filter(|gpu| is_meant(gpu)).cloned().collect()
+        let n_ids = |gpu: &Gpu| ids.iter().filter(|id| fleet.ids.gpu_of(resource, id) == Some(&gpu.uuid)).count();
+        fleet.gpus.iter().map(|entry| &entry.gpu).filter(|gpu| n_ids(gpu) > 0).cloned().collect()
     }
 
-    fn answer(&self, pods: &Pods, found: Found, resource: Served) -> Result<ContainerAllocateResponse, AllocateError> {
-        let (uid, container_idx) = (found.pod.clone(), found.container);
-        let nobody = || AllocateError::Nobody { resource: resource.name(&self.settings.names).to_owned(), count: 0 };
-        let pod = pods.get(&uid).ok_or_else(nobody)?;
-        let own = pod.placement.as_ref().ok();
-        if own.is_some_and(|own| own.gpus != found.placement.gpus) {
-            warn!(
-                pod = pod.display_name(),
-                given = found.placement.to_string(),
-                recorded = own.map(ToString::to_string),
-                "kubelet admitted an equal pod in this pod's place: the two have changed devices"
-            );
-        }
-        let result = self.environment(pod, &found.placement, container_idx, resource);
-        match &result {
-            Ok(_) => self.ledger().record(found, pods),
-            // kubelet fails the pod now; until we hear of that it must not be taken for the next one.
-            Err(_) => self.ledger().refuse(&uid, pods),
-        }
-        result
-    }
-
-    fn environment(
-        &self,
-        pod: &NodePod,
-        placement: &Placement,
-        container_idx: usize,
-        resource: Served,
-    ) -> Result<ContainerAllocateResponse, AllocateError> {
-        let fleet = self.fleet.borrow();
-        let unplaced = |reason: String| AllocateError::Unplaced { pod: pod.display_name(), reason };
-        let container = pod.containers.get(container_idx).ok_or_else(|| unplaced("it has no such container".to_owned()))?;
-        let gpus = fleet.resolve(&placement.gpus);
-        let gpus = gpus.map_err(|source| AllocateError::Unavailable { pod: pod.display_name(), source })?;
+    fn answer(&self, pods: &Pods, found: Found, call: &Call<'_>, ids: &[String]) -> ContainerAllocateResponse {
+        let pod = pods.get(&found.pod);
+        let known =
+            pod.and_then(|pod| Some(Known { pod, container: pod.containers.get(found.container)?, placement: found.placement.as_ref() }));
+        let gpus = self.gpus_to_answer(found.placement.as_ref(), call);
+        let response = self.respond(known.as_ref(), call.resource, ids, &gpus);
         let uuids: Vec<_> = gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
         info!(
-            pod = pod.display_name(),
-            container = container.name,
-            resource = resource.name(&self.settings.names),
-            count = resource.count(container),
+            pod = pod.map(crate::pods::NodePod::display_name),
+            container = known.map(|known| known.container.name.as_str()),
+            resource = call.resource.name(&self.settings.names),
+            count = call.count,
             gpus = uuids.join(","),
             "allocated"
         );
-        let envs = inject::environment(&self.settings, pod, placement, container, resource, &gpus);
-        Ok(ContainerAllocateResponse { envs, ..ContainerAllocateResponse::default() })
+        let mut ledger = self.ledger();
+        ledger.keep(call.resource, ids, Some(found.pod.clone()), response.clone());
+        ledger.record(found, pods);
+        response
     }
 
-    /// The error to tell kubelet, which fails the pod on that.
-    fn unidentified(&self, call: &Call<'_>, reason: Unidentified) -> AllocateError {
-        let (resource, count) = (call.resource.name(&self.settings.names).to_owned(), call.count);
-        // The pods before the books, as everywhere.
-        let pods = self.pods.borrow();
-        match reason {
-            Unidentified::NotSynced => AllocateError::NotSynced { resource, count },
-            Unidentified::Nobody => AllocateError::Nobody { resource, count },
-            Unidentified::Unplaced { uid, pod, reason } => {
-                self.ledger().refuse(&uid, &pods);
-                AllocateError::Unplaced { pod, reason }
-            }
-            Unidentified::Ambiguous { pod, mistaken_for } => {
-                let mut ledger = self.ledger();
-                ledger.refuse(&pod, &pods);
-                ledger.reopen(&mistaken_for);
-                let name = |uid| pods.get(uid).map_or_else(|| "(gone)".to_owned(), NodePod::display_name);
-                AllocateError::Ambiguous { pod: name(&pod), mistaken_for: name(&mistaken_for) }
-            }
+    fn answer_by_ids(&self, call: &Call<'_>, ids: &[String], reason: &Unidentified) -> ContainerAllocateResponse {
+        let gpus = self.gpus_to_answer(None, call);
+        let response = self.respond(None, call.resource, ids, &gpus);
+        let resource = call.resource.name(&self.settings.names);
+        warn!(resource, count = call.count, ?reason, "allocated to a pod that is not known yet");
+        self.ledger().keep(call.resource, ids, None, response.clone());
+        response
+    }
+
+    fn respond(&self, known: Option<&Known<'_>>, resource: Served, ids: &[String], gpus: &[Gpu]) -> ContainerAllocateResponse {
+        let gpus: Vec<&Gpu> = gpus.iter().collect();
+        match self.manner() {
+            Manner::Cdi => inject::cdi_answer(resource, ids),
+            Manner::Envvar => inject::envvar_answer(&self.settings, known, resource, &gpus),
         }
+    }
+
+    /// The record's GPUs, sick or not, if all of them are there; else those of the device IDs, of memory units the first.
+    fn gpus_to_answer(&self, placement: Option<&Placement>, call: &Call<'_>) -> Vec<Gpu> {
+        let fleet = self.fleet.borrow();
+        let find =
+            |name: &crate::pods::GpuName| fleet.gpus.iter().find(|entry: &&FleetGpu| name.names(&entry.gpu)).map(|entry| entry.gpu.clone());
+        let recorded: Option<Vec<Gpu>> = placement.and_then(|placement| placement.gpus.iter().map(find).collect());
+        let n_of_ids = if call.resource == Served::Memory { 1 } else { usize::MAX };
+        recorded.unwrap_or_else(|| call.gpus.iter().take(n_of_ids).cloned().collect())
     }
 }
 
@@ -225,28 +154,33 @@ mod tests {
     use crate::identity::Ledger;
     use crate::plugin::Settings;
 
-    /// How long a call is waited for that nobody is due for.
-    async fn waited(is_interrupted: bool) -> Duration {
+    const IDS: [&str; 2] = ["9507230f-0", "9507230f-1"];
+
+    /// What a call is answered that nobody is due for, and after how long.
+    async fn nobodys(manner: Manner) -> (ContainerAllocateResponse, u64) {
         let (_fleet, fleet) = watch::channel(Arc::new(fleet(1)));
-        let mut known = pods([]);
-        known.set_interrupted(is_interrupted);
-        let (_pods, pods) = watch::channel(known);
-        let settings = Settings {
-            names: ResourceNames::default(),
-            memory_unit: MemoryUnit::GIB,
-            visible_devices_env: "NVIDIA_VISIBLE_DEVICES".to_owned(),
-            allocate_wait: Duration::from_secs(2),
-        };
+        let (_pods, pods) = watch::channel(pods([]));
+        let mut settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(2));
+        settings.injection.manner = Some(manner);
         let node = NodeState::new(settings, fleet, pods, Ledger::default());
         let began = Instant::now();
-        let request = ContainerAllocateRequest { device_ids: vec!["a-0".to_owned()] };
-        assert!(node.allocate(Served::Memory, &request).await.is_err());
-        began.elapsed()
+        let request = ContainerAllocateRequest { device_ids: IDS.map(str::to_owned).into() };
+        let answer = node.allocate(Served::Memory, &request).await;
+        (answer, began.elapsed().as_secs())
     }
 
     #[tokio::test(start_paused = true)]
-    async fn waits_longer_while_pods_are_not_told() {
-        assert_eq!(waited(false).await.as_secs(), 2);
-        assert_eq!(waited(true).await.as_secs(), 30);
+    async fn by_variable_a_call_waits_and_is_then_answered_by_its_ids() {
+        let (answer, waited) = nobodys(Manner::Envvar).await;
+        assert_eq!(waited, 2);
+        let env: Vec<_> = answer.envs.into_iter().collect();
+        assert_eq!(env, [("NVIDIA_VISIBLE_DEVICES".to_owned(), crate::builders::gpu(0).uuid.to_string())]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn by_cdi_a_call_is_answered_at_once_by_its_ids_alone() {
+        let (answer, waited) = nobodys(Manner::Cdi).await;
+        let names: Vec<_> = answer.cdi_devices.iter().map(|device| device.name.as_str()).collect();
+        assert_eq!((waited, names, answer.envs.len()), (0, vec!["gpushare.dev/gpu=be37fd026d9b3b0b27132c57fb42f25b"], 0));
     }
 }

@@ -6,6 +6,7 @@
 use proto::kubelet::MAX_MESSAGE_BYTES;
 use proto::memory_unit::MemoryUnit;
 
+use crate::cdi::fnv1a;
 use crate::inventory::{Gpu, GpuUuid};
 use crate::served::Served;
 
@@ -204,11 +205,6 @@ fn stems(gpus: &[Gpu]) -> Vec<String> {
     };
     let stems = gpus.iter().zip(&hashes).map(|(gpu, hash)| stem(hash).unwrap_or_else(|| gpu.uuid.to_string()));
     stems.collect()
-}
-
-/// FNV-1a with 64 bits: the same in every version of this program.
-fn fnv1a(text: &str) -> u64 {
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 fn start(text: &str, len: usize) -> &str {

@@ -5,6 +5,8 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use proto::kubelet::deviceplugin::{ContainerPreferredAllocationRequest, ContainerPreferredAllocationResponse};
 use proto::request::ContainerKind;
@@ -12,11 +14,15 @@ use tracing::debug;
 
 use crate::fleet::Fleet;
 use crate::identity::{Call, Found};
+use crate::inject::Manner;
 use crate::inventory::GpuUuid;
 use crate::pods::Pods;
 use crate::served::Served;
 
 use super::NodeState;
+
+/// How long a call waits at most for its pod where the answer to Allocate does not depend on it.
+const CDI_WAIT: Duration = Duration::from_millis(250);
 
 impl NodeState {
     /// Answers for one container.
@@ -29,12 +35,15 @@ impl NodeState {
         let count = u64::try_from(request.allocation_size).unwrap_or(0);
         let call = Call { resource, count, gpus: &gpus };
         self.ledger().prefer(None);
-        let wanted = self.when_identified(&call, |pods, found| {
+        // Mode cdi needs no pinning for the right device, only for those who read kubelet's books.
+        let patience = if self.manner() == Manner::Cdi { self.settings.allocate_wait.min(CDI_WAIT) } else { self.settings.allocate_wait };
+        let wanted = self.when_identified(&call, patience, |pods, found| {
             let wanted = self.wanted(pods, &found, resource);
             self.ledger().prefer(Some(found));
             wanted
         });
         let wanted = wanted.await;
+        self.has_waited.store(wanted.is_err(), Ordering::Relaxed);
         let wanted = wanted.unwrap_or_else(|reason| {
             debug!(?reason, "preferring as few GPUs as possible");
             Vec::new()
@@ -47,7 +56,8 @@ impl NodeState {
     fn wanted(&self, pods: &Pods, found: &Found, resource: Served) -> Vec<GpuUuid> {
         let Some(pod) = pods.get(&found.pod) else { return Vec::new() };
         let fleet = self.fleet.borrow();
-        let Ok(gpus) = fleet.resolve(&found.placement.gpus) else { return Vec::new() };
+        let Some(placement) = &found.placement else { return Vec::new() };
+        let Ok(gpus) = fleet.resolve(&placement.gpus) else { return Vec::new() };
         let mut uuids: Vec<GpuUuid> = gpus.into_iter().map(|gpu| gpu.uuid.clone()).collect();
         // The IDs of an ordinary init container are handed on, so they are not taken.
         let before = pod.containers.iter().take(found.container).filter(|before| before.kind != ContainerKind::Init);

@@ -24,7 +24,7 @@ use super::NodeState;
 use super::ids::IdScheme;
 
 /// What kubelet is told on connect and at registration.
-pub const OPTIONS: DevicePluginOptions = DevicePluginOptions { pre_start_required: false, get_preferred_allocation_available: true };
+pub const OPTIONS: DevicePluginOptions = DevicePluginOptions { pre_start_required: true, get_preferred_allocation_available: true };
 
 /// Serves one resource until it is stopped.
 #[derive(Clone, Debug)]
@@ -157,14 +157,16 @@ impl DevicePlugin for DeviceService {
     async fn allocate(&self, request: Request<AllocateRequest>) -> Result<Response<AllocateResponse>, Status> {
         let mut container_responses = Vec::new();
         for request in &request.into_inner().container_requests {
-            let answer = self.node.allocate(self.resource, request).await;
-            let answer = answer.inspect_err(|error| tracing::warn!(%error, resource = ?self.resource, "refused to allocate"))?;
-            container_responses.push(answer);
+            container_responses.push(self.node.allocate(self.resource, request).await);
         }
         Ok(Response::new(AllocateResponse { container_responses }))
     }
 
-    async fn pre_start_container(&self, _: Request<PreStartContainerRequest>) -> Result<Response<PreStartContainerResponse>, Status> {
+    async fn pre_start_container(&self, request: Request<PreStartContainerRequest>) -> Result<Response<PreStartContainerResponse>, Status> {
+        if let Some(gate) = self.node.gate.get() {
+            let opened = gate.open(&self.node, self.resource, request.into_inner().device_ids).await;
+            opened.map_err(|held| Status::failed_precondition(crate::watching::one_line(&held)))?;
+        }
         Ok(Response::new(PreStartContainerResponse {}))
     }
 }

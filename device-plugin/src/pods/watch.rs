@@ -52,11 +52,7 @@ fn take_in(event: watcher::Event<Pod>, node: &str, names: &ResourceNames, listin
             if let Some(pod) = NodePod::of(&pod, node, names) {
                 debug!(pod = pod.display_name(), stage = ?pod.stage, "pod has changed");
                 // A pod that only repeats what is known must not wake everybody.
-                pods.send_if_modified(|pods| {
-                    let is_news = pods.get(&pod.uid) != Some(&pod);
-                    pods.apply(pod);
-                    is_news
-                });
+                pods.send_if_modified(|pods| pods.apply(pod));
             }
         }
         watcher::Event::Delete(pod) => {

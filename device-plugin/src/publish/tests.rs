@@ -311,7 +311,7 @@ async fn health_and_pods_and_a_zeroed_node_are_published_again() {
     server.node.send_replace(Some(zeroed));
     let mut asking = pod("a", 1, [units(1)]);
     asking.requests = Requests::of_device(1 << 30);
-    server.pods.send_modify(|pods| pods.apply(asking));
+    server.pods.send_if_modified(|pods| pods.apply(asking));
     let (line, body, _) = server.next().await;
     assert_eq!(
         (line.as_str(), &body["status"]["allocatable"]["koordinator.sh/gpu-memory"]),

@@ -1,8 +1,12 @@
-//! `/healthz` and `/readyz` over HTTP, for the kubelet that runs this daemon.
+//! `/healthz` and `/readyz` over HTTP, for the kubelet that runs this daemon, and `/metrics` for whoever collects them.
+
+use std::sync::Arc;
 
 use axum::Router;
 use axum::http::StatusCode;
+use axum::http::header::{CONTENT_TYPE, HeaderName};
 use axum::routing::get;
+use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tracing::warn;
@@ -31,11 +35,23 @@ impl Readiness {
 }
 
 /// Answers until the task is dropped.
-pub(super) async fn serve(listener: TcpListener, readiness: Readiness) {
-    let router = Router::new().route("/healthz", get(async || "ok\n")).route("/readyz", get(move || async move { readiness.answer() }));
+pub(super) async fn serve(listener: TcpListener, readiness: Readiness, registry: Arc<Registry>) {
+    let router = Router::new()
+        .route("/healthz", get(async || "ok\n"))
+        .route("/readyz", get(move || async move { readiness.answer() }))
+        .route("/metrics", get(move || async move { metrics(&registry) }));
     if let Err(error) = axum::serve(listener, router).await {
         warn!(%error, "health requests are no longer answered");
     }
+}
+
+fn metrics(registry: &Registry) -> (StatusCode, [(HeaderName, &'static str); 1], String) {
+    let mut text = String::new();
+    let status = match prometheus_client::encoding::text::encode(&mut text, registry) {
+        Ok(()) => StatusCode::OK,
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR,
+    };
+    (status, [(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
 }
 
 #[cfg(test)]

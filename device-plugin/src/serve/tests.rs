@@ -18,12 +18,7 @@ use crate::config::Args;
 /// A unit that has been changed must not be counted in the one before; once seen, it does not matter who is away.
 #[tokio::test]
 async fn memory_waits_for_its_unit() {
-    let settings = Settings {
-        names: ResourceNames::default(),
-        memory_unit: MemoryUnit::GIB,
-        visible_devices_env: String::new(),
-        allocate_wait: Duration::from_secs(1),
-    };
+    let settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(1));
     let node = |unit: &str| -> Option<Node> {
         let node = json!({"metadata": {"name": "n1", "annotations": {"aliyun.com/gpu-mem-unit": unit}}});
         Some(serde_json::from_value(node).unwrap())

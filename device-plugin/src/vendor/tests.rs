@@ -187,7 +187,7 @@ async fn follows_the_pods_by_the_api() {
     until(&mut seen, &[uuid(0), uuid(1)]).await;
 
     kubelet.send_replace(vec![told("c", NVIDIA, &[&[&uuid(2)]])]);
-    known.send_modify(|pods| pods.apply(stranger("c")));
+    known.send_if_modified(|pods| pods.apply(stranger("c")));
     until(&mut seen, &[uuid(2)]).await;
     kubelet.send_replace(Vec::new());
     known.send_modify(|pods| pods.delete(&"c".into()));

@@ -49,14 +49,9 @@ impl Node {
         let mut known = Pods::default();
         known.reset([]);
         let (pods, pods_seen) = watch::channel(known);
-        let settings = Settings {
-            names: ResourceNames::default(),
-            memory_unit,
-            visible_devices_env: "NVIDIA_VISIBLE_DEVICES".to_owned(),
-            allocate_wait: Duration::from_millis(200),
-        };
+        let settings = Settings::plain(ResourceNames::default(), memory_unit, Duration::from_millis(200));
         let (dir, mut tasks) = (tempfile::tempdir().unwrap(), JoinSet::new());
-        let state = Arc::new(NodeState::beside_kubelet(settings, fleet_seen, pods_seen, dir.path().to_owned()));
+        let state = Arc::new(NodeState::beside_kubelet(settings, fleet_seen, pods_seen, dir.path()));
         state.ledger().inherit(&pods.borrow());
         let (stopper, stop) = Stopper::new();
         let kubelet_dir = KubeletDir { path: dir.path().to_owned(), interval: Duration::from_millis(10), patience: Duration::from_secs(5) };
@@ -89,7 +84,7 @@ impl Node {
     /// Tells the plugin of a new or changed pod.
     pub(crate) fn tell(&self, pod: &Value) {
         let pod = NodePod::of(&serde_json::from_value(pod.clone()).unwrap(), "n1", &ResourceNames::default()).unwrap();
-        self.pods.send_modify(|pods| pods.apply(pod));
+        self.pods.send_if_modified(|pods| pods.apply(pod));
     }
 
     /// Makes a GPU sick or well.

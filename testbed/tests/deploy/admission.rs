@@ -35,7 +35,7 @@ fn every_right_to_write_is_confined() {
 fn policies_mean_the_plugin_s_account_and_its_token_s_node() {
     let objects = render("base");
     let policies = all(&objects, "ValidatingAdmissionPolicy");
-    assert_eq!(policies.len(), 3);
+    assert_eq!(policies.len(), 4);
     for policy in policies {
         let name = policy["metadata"]["name"].as_str().unwrap();
         let spec = &policy["spec"];

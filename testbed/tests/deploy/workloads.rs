@@ -156,7 +156,7 @@ fn device_plugin_reaches_kubelet_and_nothing_else_of_the_node() {
     let container = container(daemon_set, DEVICE_PLUGIN.name);
     let paths: Vec<&Value> = pod["volumes"].as_array().unwrap().iter().map(|volume| &volume["hostPath"]["path"]).collect();
     let mounts: Vec<&Value> = container["volumeMounts"].as_array().unwrap().iter().map(|mount| &mount["mountPath"]).collect();
-    let expected = ["/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources"].map(Value::from);
+    let expected = ["/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources", "/var/run/cdi", "/etc/cdi"].map(Value::from);
     assert_eq!((paths, mounts), (expected.iter().collect(), expected.iter().collect()));
     assert_eq!(pod["nodeSelector"]["gpushare"], "true");
     let env: BTreeMap<&str, &Value> =

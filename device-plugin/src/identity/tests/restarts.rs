@@ -12,7 +12,7 @@ use checkpoint::Allocated;
 #[derive(Clone, Debug)]
 enum Event {
     /// A pod is bound; kubelet knows it at once.
-    Bind(NodePod),
+    Bind(Box<NodePod>),
     /// The watch of this plugin tells all that it has not told.
     Show,
     /// kubelet makes its next call; `flip` reverses the resources of a container.
@@ -48,7 +48,14 @@ struct Kubelet {
 }
 
 fn entry(pod: &NodePod, container: usize, resource: Served) -> Allocated {
-    Allocated { pod: pod.uid.clone(), container: pod.containers[container].name.clone(), resource }
+    let ids = vec![format!("{}/{container}", pod.name)];
+    Allocated {
+        pod: pod.uid.clone(),
+        container: pod.containers[container].name.clone(),
+        resource,
+        ids,
+        answer: ContainerAllocateResponse::default(),
+    }
 }
 
 impl Kubelet {
@@ -85,13 +92,6 @@ impl Kubelet {
         self.reports.extend([Stage::Admitted, Stage::Running].map(|stage| (pod.uid.clone(), stage)));
     }
 
-    fn failed(&mut self) {
-        let pod = self.queue.remove(0);
-        self.calls = None;
-        self.allocated.retain(|entry| entry.pod != pod.uid);
-        self.reports.push((pod.uid, Stage::Terminal));
-    }
-
     fn remove(&mut self, uid: &PodUid) {
         self.queue.retain(|pod| pod.uid != *uid);
         self.allocated.retain(|entry| entry.pod != *uid);
@@ -118,7 +118,7 @@ impl Node {
 
     fn happens(&mut self, event: Event) -> Result<(), TestCaseError> {
         match event {
-            Event::Bind(pod) => self.bind(pod),
+            Event::Bind(pod) => self.bind(*pod),
             Event::Show => self.show(),
             Event::Call { flip, is_preferred_first } => return self.call(flip, is_preferred_first),
             Event::Report if !self.kubelet.reports.is_empty() => {
@@ -239,14 +239,17 @@ impl Node {
         let answer = preferred(&self.scene.pods, &self.scene.ledger, &asked).map_or_else(|| self.answer(call), Ok);
         match (&pod.placement, answer) {
             (Ok(own), Ok(found)) => {
-                prop_assert_eq!((&found.pod, found.container, &found.placement.gpus), (&pod.uid, call.container, &own.gpus));
+                let gpus = found.placement.as_ref().map(|placement| &placement.gpus);
+                prop_assert_eq!((&found.pod, found.container, gpus), (&pod.uid, call.container, Some(&own.gpus)));
+                let ids = entry(&pod, call.container, call.resource).ids;
+                self.scene.ledger.keep(call.resource, &ids, Some(found.pod.clone()), ContainerAllocateResponse::default());
                 self.scene.ledger.record(found, &self.scene.pods);
                 self.kubelet.answered(&pod, call);
             }
-            (Err(_), Err(Unidentified::Unplaced { uid, .. })) => {
-                prop_assert_eq!(&uid, &pod.uid);
-                self.scene.ledger.refuse(&uid, &self.scene.pods);
-                self.kubelet.failed();
+            (Err(_), Ok(found)) => {
+                prop_assert_eq!((&found.pod, found.container, &found.placement), (&pod.uid, call.container, &None));
+                self.scene.ledger.record(found, &self.scene.pods);
+                self.kubelet.answered(&pod, call);
             }
             (_, answer) => prop_assert!(false, "{} is answered with {answer:?}", pod.name),
         }
@@ -268,7 +271,7 @@ fn any_pod() -> impl Strategy<Value = NodePod> {
 
 fn any_event() -> impl Strategy<Value = Event> {
     prop_oneof![
-        4 => any_pod().prop_map(Event::Bind),
+        4 => any_pod().prop_map(Box::new).prop_map(Event::Bind),
         2 => Just(Event::Show),
         8 => any::<(bool, bool)>().prop_map(|(flip, is_preferred_first)| Event::Call { flip, is_preferred_first }),
         3 => Just(Event::Report),
@@ -282,7 +285,7 @@ fn any_event() -> impl Strategy<Value = Event> {
 }
 
 proptest! {
-    /// Each call is answered for its own container with the devices of its pod's record, and only pods without one are refused.
+    /// Each call is answered for its own container with the devices of its pod's record, and pods without one with none.
     #[test]
     fn restarts_change_nobodys_devices(events in prop::collection::vec(any_event(), 1..80)) {
         let mut node = Node::new();

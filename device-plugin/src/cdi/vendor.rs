@@ -1,0 +1,135 @@
+//! The edits that NVIDIA's own CDI specs on this node make for real devices.
+//!
+//! Read anew each time: they are rewritten when the driver changes. What does not parse is left out.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use tracing::warn;
+
+use crate::inventory::Gpu;
+
+use super::Edits;
+
+/// The kind of NVIDIA's specs.
+const KIND: &str = "nvidia.com/gpu";
+
+/// Longest spec that is read.
+const MAX_BYTES: u64 = 4 << 20;
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Spec {
+    cdi_version: String,
+    kind: String,
+    #[serde(default)]
+    devices: Vec<Device>,
+    #[serde(default)]
+    container_edits: Map<String, Value>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Device {
+    name: String,
+    #[serde(default)]
+    container_edits: Map<String, Value>,
+}
+
+/// The edits for all of `gpus` together with what goes with any of them; none if not every one is in a spec.
+///
+/// `variable` is left out: whoever asks sets it.
+pub fn edits(dirs: &[PathBuf], gpus: &[&Gpu], variable: &str) -> Option<Edits> {
+    let specs: Vec<Spec> = dirs.iter().rev().flat_map(|dir| read_dir(dir)).filter(|spec| spec.kind == KIND).collect();
+    let mut edits = Edits::default();
+    let mut merged: Vec<&Spec> = Vec::new();
+    for gpu in gpus {
+        let (spec, device) = find(&specs, gpu.uuid.as_str()).or_else(|| find(&specs, &gpu.index.to_string()))?;
+        if !merged.iter().any(|known| std::ptr::eq(*known, spec)) {
+            merged.push(spec);
+            add(&mut edits, &spec.container_edits, variable);
+            edits.version = edits.version.take().max(Some(spec.cdi_version.clone()));
+        }
+        add(&mut edits, &device.container_edits, variable);
+    }
+    (!merged.is_empty()).then_some(edits)
+}
+
+fn find<'a>(specs: &'a [Spec], name: &str) -> Option<(&'a Spec, &'a Device)> {
+    specs.iter().find_map(|spec| spec.devices.iter().find(|device| device.name == name).map(|device| (spec, device)))
+}
+
+fn add(edits: &mut Edits, more: &Map<String, Value>, variable: &str) {
+    for (name, value) in more {
+        let Some(list) = value.as_array() else { continue };
+        if name == "env" {
+            let pairs = list.iter().filter_map(|pair| pair.as_str()?.split_once('=')).filter(|(name, _)| *name != variable);
+            edits.env.extend(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())));
+            continue;
+        }
+        let own = edits.others.entry(name.clone()).or_default();
+        for value in list {
+            if !own.contains(value) {
+                own.push(value.clone());
+            }
+        }
+    }
+}
+
+fn read_dir(dir: &Path) -> Vec<Spec> {
+    let is_spec = |path: &PathBuf| path.extension().is_some_and(|end| end == "json" || end == "yaml" || end == "yml");
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut paths: Vec<PathBuf> = entries.filter(is_spec).filter(|path| !is_own(path)).collect();
+    paths.sort();
+    paths.iter().filter_map(|path| read(path)).collect()
+}
+
+fn is_own(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(super::FILE.0))
+}
+
+fn read(path: &Path) -> Option<Spec> {
+    let is_short = fs::metadata(path).is_ok_and(|found| found.len() <= MAX_BYTES);
+    let text = is_short.then(|| fs::read_to_string(path).ok()).flatten()?;
+    // JSON is YAML, so one parser does for both.
+    let spec = serde_yaml_ng::from_str(&text);
+    spec.inspect_err(|error| warn!(file = %path.display(), %error, "a CDI spec is left out")).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::builders::gpu;
+
+    const YAML: &str = "
+cdiVersion: 0.5.0
+kind: nvidia.com/gpu
+containerEdits:
+  env: [NVIDIA_VISIBLE_DEVICES=void, A=b]
+  deviceNodes: [{path: /dev/nvidiactl}]
+  hooks: [{hookName: createContainer, path: /usr/bin/nvidia-ctk, args: [nvidia-ctk, hook]}]
+devices:
+- name: GPU-00000001-aaaa-bbbb-cccc-000000000001
+  containerEdits: {deviceNodes: [{path: /dev/nvidia1}]}
+- name: '2'
+  containerEdits: {deviceNodes: [{path: /dev/nvidia2}]}
+";
+
+    #[test]
+    fn edits_of_devices_and_what_goes_with_them_once() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("nvidia.yaml"), YAML).unwrap();
+        fs::write(dir.path().join("broken.json"), "{").unwrap();
+        fs::write(dir.path().join("other.json"), r#"{"cdiVersion": "1.0.0", "kind": "other.com/x", "devices": []}"#).unwrap();
+        let dirs = [PathBuf::from("/does/not/exist"), dir.path().to_owned()];
+        let (one, two, three) = (gpu(1), gpu(2), gpu(3));
+        let found = edits(&dirs, &[&one, &two], "NVIDIA_VISIBLE_DEVICES").unwrap();
+        let nodes: Vec<_> = found.others["deviceNodes"].iter().map(|node| node["path"].as_str().unwrap()).collect();
+        assert_eq!(nodes, ["/dev/nvidiactl", "/dev/nvidia1", "/dev/nvidia2"]);
+        assert_eq!((found.env.len(), found.others["hooks"].len(), found.version.as_deref()), (1, 1, Some("0.5.0")));
+        assert_eq!(edits(&dirs, &[&one, &three], "NVIDIA_VISIBLE_DEVICES"), None);
+        assert_eq!(edits(&dirs, &[], "NVIDIA_VISIBLE_DEVICES"), None);
+    }
+}

@@ -1,0 +1,275 @@
+//! Writes which pods have exchanged their records into the node's Device object, and then into the pods' annotations.
+//!
+//! The first is the exchange: one write that names both pods, with the version of the object that was read, so that
+//! nothing is overwritten that was not seen. It has a field manager of its own, as the object's other writer applies what
+//! it writes whole. The annotations follow as soon as they can; readers prefer the Device object.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client, ResourceExt};
+use proto::device::Device;
+use proto::exchange::{self, EXCHANGED_RECORDS, ExchangeError, Exchanged};
+use proto::pod::Pod;
+use proto::record::{DEVICE_ALLOCATED, DeviceAllocations, MEM_DEV, MEM_IDX};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout};
+use tracing::{info, warn};
+
+use crate::plugin::NodeState;
+use crate::pods::{NodePod, PodUid, Pods};
+use crate::watching::one_line;
+
+/// Who writes, as the API server records it.
+const FIELD_MANAGER: &str = "gpushare-exchange";
+
+/// How long one request may take: kubelet waits for some.
+const REQUEST_LIMIT: Duration = Duration::from_secs(4);
+
+/// How often a write is tried when somebody else has changed the object meanwhile.
+const TRIES: usize = 4;
+
+/// How long an entry outlives its pod: the scheduler may learn of that later than we do.
+const LINGER: Duration = Duration::from_secs(60);
+
+/// Pauses after failures, doubled each time.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+
+/// Records that could not be exchanged.
+#[derive(Debug, thiserror::Error)]
+pub enum ExchangeFailed {
+    /// The API server answered with an error.
+    #[error("cannot {what} the Device object {name}, in which pods' records are exchanged")]
+    Request {
+        /// What was tried.
+        what: &'static str,
+        /// The object.
+        name: String,
+        /// What went wrong.
+        #[source]
+        source: Box<kube::Error>,
+    },
+    /// No answer.
+    #[error("no answer about the Device object {0} within {REQUEST_LIMIT:?}")]
+    Slow(String),
+    /// It has not been made.
+    #[error("there is no Device object {0} yet, in which pods' records are exchanged")]
+    Absent(String),
+    /// Others write all the time.
+    #[error("the Device object {0} changes all the time")]
+    Contended(String),
+    /// There is no room for more.
+    #[error(transparent)]
+    Unwritable(#[from] ExchangeError),
+}
+
+/// The annotation of this node's Device object. Only one task uses it at a time.
+#[derive(Debug)]
+pub struct Exchange {
+    devices: Api<Device>,
+    node_name: String,
+    /// The records of this node's pods; what is exchanged shows there.
+    pods: watch::Sender<Pods>,
+    /// Version of the object as it was last seen, if what it says is known for sure.
+    version: Option<String>,
+    is_loaded: bool,
+}
+
+impl Exchange {
+    /// Nothing has been read yet.
+    pub fn new(client: &Client, node_name: String, pods: watch::Sender<Pods>) -> Self {
+        Self { devices: Api::all(client.clone()), node_name, pods, version: None, is_loaded: false }
+    }
+
+    /// Reads what has been exchanged, unless that is known.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub async fn load(&mut self) -> Result<(), ExchangeFailed> {
+        if self.is_loaded {
+            return Ok(());
+        }
+        let found = self.limited("read", self.devices.get_opt(&self.node_name)).await?;
+        let read = exchange::read(found.as_ref().and_then(|device| device.metadata.annotations.as_ref()));
+        let exchanged = read.unwrap_or_else(|error| {
+            warn!(node = self.node_name, %error, "no pod of this node is taken to have exchanged its record");
+            Exchanged::new()
+        });
+        let exchanged: BTreeMap<PodUid, DeviceAllocations> =
+            exchanged.into_iter().map(|(uid, record)| (PodUid::from(uid.as_str()), record)).collect();
+        self.version = found.and_then(|device| device.resource_version());
+        self.pods.send_if_modified(|pods| {
+            let is_news = pods.exchanged() != Some(&exchanged);
+            pods.exchange(exchanged);
+            is_news
+        });
+        self.is_loaded = true;
+        Ok(())
+    }
+
+    /// Exchanges the records of two pods. What has been read may have been out of date: then nothing is written, and what is
+    /// there now shows.
+    ///
+    /// # Errors
+    /// It was not done, or nobody knows.
+    pub async fn swap(&mut self, node: &NodeState, one: &PodUid, other: &PodUid) -> Result<(), ExchangeFailed> {
+        let wanted = {
+            let pods = self.pods.borrow();
+            let record = |uid: &PodUid| {
+                let placement = pods.get(uid).and_then(|pod| pod.placement.as_ref().ok());
+                placement.map(|placement| placement.to_allocations(node.settings.memory_unit))
+            };
+            let Some((ones, others)) = record(one).zip(record(other)) else { return Ok(()) };
+            let mut wanted = pods.exchanged().cloned().unwrap_or_default();
+            wanted.extend([(one.clone(), others), (other.clone(), ones)]);
+            node.ledger().plan_exchange(one, other);
+            wanted
+        };
+        if self.write(&wanted).await? {
+            self.pods.send_modify(|pods| {
+                pods.exchange(wanted);
+                node.ledger().exchanged(one, other);
+            });
+        }
+        Ok(())
+    }
+
+    /// Writes what is exchanged; false if something else was there than is known, which has been taken in.
+    async fn write(&mut self, wanted: &BTreeMap<PodUid, DeviceAllocations>) -> Result<bool, ExchangeFailed> {
+        let text = exchange::write(&wanted.iter().map(|(uid, record)| (uid.as_str().to_owned(), record.clone())).collect())?;
+        for _ in 0..TRIES {
+            let Some(version) = self.version.clone() else {
+                self.is_loaded = false;
+                let known = self.pods.borrow().exchanged().cloned();
+                self.load().await?;
+                if self.version.is_none() {
+                    return Err(ExchangeFailed::Absent(self.node_name.clone()));
+                }
+                if self.pods.borrow().exchanged() != known.as_ref() {
+                    return Ok(false);
+                }
+                continue;
+            };
+            // Until it is known to have succeeded it may or may not have been done.
+            self.version = None;
+            self.is_loaded = false;
+            let patch = json!({"metadata": {"resourceVersion": version, "annotations": {EXCHANGED_RECORDS: text}}});
+            let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+            match self.limited("write", self.devices.patch(&self.node_name, &params, &Patch::Merge(&patch))).await {
+                Ok(device) => {
+                    self.version = device.resource_version();
+                    self.is_loaded = true;
+                    return Ok(true);
+                }
+                // The object has changed since: read it and try again.
+                Err(ExchangeFailed::Request { source, .. }) if matches!(&*source, kube::Error::Api(status) if status.code == 409) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(ExchangeFailed::Contended(self.node_name.clone()))
+    }
+
+    /// Drops the entries of these pods.
+    ///
+    /// # Errors
+    /// It was not done, or nobody knows.
+    pub async fn forget(&mut self, gone: &BTreeSet<PodUid>) -> Result<(), ExchangeFailed> {
+        let mut wanted = self.pods.borrow().exchanged().cloned().unwrap_or_default();
+        wanted.retain(|uid, _| !gone.contains(uid));
+        if self.write(&wanted).await? {
+            self.pods.send_modify(|pods| pods.exchange(wanted));
+        }
+        Ok(())
+    }
+
+    async fn limited<T>(&self, what: &'static str, request: impl Future<Output = kube::Result<T>>) -> Result<T, ExchangeFailed> {
+        let answer = timeout(REQUEST_LIMIT, request).await.map_err(|_| ExchangeFailed::Slow(self.node_name.clone()))?;
+        answer.map_err(|source| ExchangeFailed::Request { what, name: self.node_name.clone(), source: Box::new(source) })
+    }
+}
+
+/// Lets pods' annotations follow, and drops entries of pods that are long gone, until the task is dropped.
+pub async fn follow(client: Client, node: Arc<NodeState>, exchange: Arc<tokio::sync::Mutex<Exchange>>) {
+    let mut pods = node.pods.clone();
+    let mut gone_since = BTreeMap::new();
+    let mut pause = PAUSES.0;
+    loop {
+        let followed = follow_once(&client, &node, &exchange, &mut gone_since).await;
+        let wait = match followed {
+            Ok(()) if gone_since.is_empty() => Duration::MAX,
+            Ok(()) => LINGER,
+            Err(error) => {
+                warn!(error = %format!("{error:#}"), "the annotations of pods that have exchanged their records are written later");
+                pause = (pause * 2).min(PAUSES.1);
+                sleep(pause).await;
+                continue;
+            }
+        };
+        pause = PAUSES.0;
+        let _ = timeout(wait, pods.changed()).await;
+    }
+}
+
+async fn follow_once(
+    client: &Client,
+    node: &NodeState,
+    exchange: &tokio::sync::Mutex<Exchange>,
+    gone_since: &mut BTreeMap<PodUid, Instant>,
+) -> anyhow::Result<()> {
+    exchange.lock().await.load().await?;
+    let (behind, gone) = {
+        let pods = node.pods.borrow();
+        let behind: Vec<_> = pods.behind().map(|(pod, record)| (pod.clone(), record.clone())).collect();
+        let is_gone = |uid: &&PodUid| pods.is_current() && pods.get(uid).is_none();
+        let gone: BTreeSet<PodUid> = pods.exchanged().into_iter().flatten().map(|(uid, _)| uid).filter(is_gone).cloned().collect();
+        (behind, gone)
+    };
+    gone_since.retain(|uid, _| gone.contains(uid));
+    for uid in gone {
+        gone_since.entry(uid).or_insert_with(Instant::now);
+    }
+    for (pod, record) in behind {
+        annotate(client, &pod, &annotations(node, &pod, &record)?).await?;
+    }
+    let overdue: BTreeSet<PodUid> = gone_since.iter().filter(|(_, since)| since.elapsed() >= LINGER).map(|(uid, _)| uid.clone()).collect();
+    if !overdue.is_empty() {
+        exchange.lock().await.forget(&overdue).await?;
+        gone_since.retain(|uid, _| !overdue.contains(uid));
+    }
+    Ok(())
+}
+
+/// What the pod's annotations are to say.
+fn annotations(node: &NodeState, pod: &NodePod, record: &DeviceAllocations) -> anyhow::Result<Value> {
+    let mut annotations = json!({DEVICE_ALLOCATED: serde_json::to_string(record)?});
+    if let Ok(placement) = &pod.placement
+        && let (Some(_), Some(name)) = (placement.gpushare, placement.gpus.first())
+        && let Some(entry) = node.fleet.borrow().gpus.iter().find(|entry| name.names(&entry.gpu))
+        && let Some(fields) = annotations.as_object_mut()
+    {
+        fields.insert(MEM_IDX.to_owned(), json!(entry.gpu.minor.to_string()));
+        fields.insert(MEM_DEV.to_owned(), json!(node.settings.memory_unit.units_in(entry.gpu.memory_bytes).to_string()));
+    }
+    Ok(annotations)
+}
+
+/// Writes annotations of a pod; one that is gone, or replaced by another of its name, counts as done.
+///
+/// # Errors
+/// It was not done, or nobody knows.
+pub async fn annotate(client: &Client, pod: &NodePod, annotations: &Value) -> anyhow::Result<()> {
+    let api: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace);
+    let patch = json!({"metadata": {"uid": pod.uid.as_str(), "annotations": annotations}});
+    match timeout(REQUEST_LIMIT, api.patch(&pod.name, &PatchParams::default(), &Patch::Merge(&patch))).await? {
+        Ok(_) => {
+            info!(pod = pod.display_name(), "the pod's record is written into its annotations");
+            Ok(())
+        }
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 409 && status.message.to_lowercase().contains("uid") => Ok(()),
+        Err(error) => Err(anyhow::anyhow!(one_line(&error)).context(format!("cannot write annotations of pod {}", pod.display_name()))),
+    }
+}

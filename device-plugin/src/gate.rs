@@ -1,0 +1,324 @@
+//! Lets a container start once it is proven whose it is and that it will see what its pod's record says.
+//!
+//! Decides nothing itself: whose the device IDs are and what is to be done is decided in [`crate::proof`]. Whoever is held
+//! is tried again by kubelet, with the reason in the pod's events.
+
+mod adopt;
+mod specs;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use kube::api::{DeleteParams, EvictParams, Preconditions};
+use kube::{Api, Client};
+use tokio::sync::Mutex;
+use tokio::time::{Instant, timeout, timeout_at};
+use tracing::{info, warn};
+
+use crate::events::Recorder;
+use crate::exchange::{Exchange, ExchangeFailed};
+use crate::identity::checkpoint::{Allocated, Checkpoint};
+use crate::metrics::{Metrics, Outcome};
+use crate::plugin::NodeState;
+use crate::pods::{NodePod, PodUid};
+use crate::proof::look::SharedLook;
+use crate::proof::owner::{self, Look, Unproven};
+use crate::proof::podresources;
+use crate::proof::sight::{self, Sight};
+use crate::proof::verdict::{Evidence, Refusal, Verdict};
+use crate::served::Served;
+use crate::watching::one_line;
+
+pub use specs::keep_specs;
+
+/// Least time between two questions to kubelet, which answers a hundred a second in all.
+const PACE: Duration = Duration::from_millis(15);
+
+/// How long a start waits for what is not known yet: kubelet gives up after 30 s and tries again after 10 s more.
+const PATIENCE: Duration = Duration::from_secs(8);
+
+/// How long a look that was too early is waited after.
+const SOON: Duration = Duration::from_millis(50);
+
+/// Most exchanges that one start may need.
+const MOST_EXCHANGES: usize = 16;
+
+/// How long an eviction may take.
+const EVICTION_LIMIT: Duration = Duration::from_secs(5);
+
+/// What to do with a pod that sees other devices than its record names, for as long as it lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum OnMismatch {
+    /// Hold its containers.
+    Refuse,
+    /// Evict it, so that whoever made it makes another one.
+    Evict,
+}
+
+/// What to do with a pod that the scheduler did not place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Unplaced {
+    /// Hold its containers.
+    Refuse,
+    /// Write a record for it where it fits.
+    Adopt,
+}
+
+/// What the operator chooses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// kubelet's pod-resources socket.
+    pub pod_resources: PathBuf,
+    /// For pods that see wrong devices.
+    pub on_mismatch: OnMismatch,
+    /// For pods without record.
+    pub unplaced: Unplaced,
+}
+
+/// Why a container does not start now.
+#[derive(Debug, thiserror::Error)]
+pub enum Held {
+    /// It is not known whose it is.
+    #[error(transparent)]
+    Unproven(#[from] Unproven),
+    /// It must not start.
+    #[error("pod {pod}: {refusal}")]
+    Refused {
+        /// The pod.
+        pod: String,
+        /// Why.
+        refusal: Refusal,
+    },
+    /// The records of two pods could not be exchanged.
+    #[error("pod {pod} was given the devices of pod {other}, and their records could not be exchanged")]
+    NotExchanged {
+        /// The pod.
+        pod: String,
+        /// The other one.
+        other: String,
+        /// Why.
+        #[source]
+        source: ExchangeFailed,
+    },
+    /// What has been exchanged is not known.
+    #[error("it is not known which pods have exchanged their records")]
+    NotLoaded(#[source] ExchangeFailed),
+    /// Its CDI spec cannot be written.
+    #[error("pod {pod}: cannot write a CDI spec into {}", dir.display())]
+    Spec {
+        /// The pod.
+        pod: String,
+        /// The directory.
+        dir: PathBuf,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A record cannot be written for it.
+    #[error("pod {pod} was not placed by gpushare-scheduler and cannot be adopted: {problem}")]
+    NotAdopted {
+        /// The pod.
+        pod: String,
+        /// Why.
+        problem: String,
+    },
+}
+
+/// Lets containers start.
+pub struct Gate {
+    client: Client,
+    policy: Policy,
+    looks: SharedLook<Look>,
+    /// Whoever decides holds this, so that two starts do not count on the same pod.
+    exchange: Arc<Mutex<Exchange>>,
+    recorder: Recorder,
+    metrics: Metrics,
+}
+
+impl fmt::Debug for Gate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gate").field("policy", &self.policy).finish_non_exhaustive()
+    }
+}
+
+/// What came of one decision.
+enum Decision {
+    Start,
+    LookAgain,
+}
+
+/// The call of kubelet that asks for a start; the IDs are sorted.
+struct Start<'a> {
+    resource: Served,
+    ids: &'a [String],
+    uid: PodUid,
+}
+
+impl Gate {
+    /// A gate that has let nobody start yet.
+    pub fn new(client: Client, policy: Policy, exchange: Arc<Mutex<Exchange>>, recorder: Recorder, metrics: Metrics) -> Self {
+        Self { client, policy, looks: SharedLook::new(PACE), exchange, recorder, metrics }
+    }
+
+    /// Returns when the container that holds these device IDs may start.
+    ///
+    /// # Errors
+    /// Why it must not, or not yet.
+    pub async fn open(&self, node: &NodeState, resource: Served, mut ids: Vec<String>) -> Result<(), Held> {
+        ids.sort_unstable();
+        let began = Instant::now();
+        let opened = self.try_open(node, resource, &ids, began + PATIENCE).await;
+        self.metrics.pre_started(began.elapsed());
+        if let Err(held) = &opened {
+            self.metrics.count(Outcome::Refused);
+            warn!(resource = resource.name(&node.settings.names), reason = one_line(held), "a container is held");
+        }
+        opened
+    }
+
+    async fn try_open(&self, node: &NodeState, resource: Served, ids: &[String], until: Instant) -> Result<(), Held> {
+        let mut pods = node.pods.clone();
+        loop {
+            let look = self.look(node).await;
+            let found = owner::find(&look, &pods.borrow_and_update(), resource, ids);
+            match found {
+                Ok(uid) => {
+                    let start = Start { resource, ids, uid };
+                    match self.decide(node, &look, &start).await {
+                        Ok(Decision::Start) => return Ok(()),
+                        Ok(Decision::LookAgain) if Instant::now() < until => tokio::time::sleep(SOON).await,
+                        Ok(Decision::LookAgain) => return Err(Unproven::NotTold.into()),
+                        Err(held) => {
+                            self.tell(node, &start.uid, &held).await;
+                            return Err(held);
+                        }
+                    }
+                }
+                // kubelet knows the pod before we do.
+                Err(Unproven::NotTold) if Instant::now() < until => {
+                    let _ = timeout_at(until, pods.changed()).await;
+                }
+                Err(unproven) => return Err(unproven.into()),
+            }
+        }
+    }
+
+    async fn look(&self, node: &NodeState) -> Look {
+        let look = async || {
+            let listed = podresources::list(&self.policy.pod_resources, &node.settings.names).await;
+            // After the list, so that it is no older.
+            Look { listed: listed.map(Arc::new), written: node.checkpoint().and_then(Checkpoint::read) }
+        };
+        self.looks.look(look).await
+    }
+
+    async fn decide(&self, node: &NodeState, look: &Look, start: &Start<'_>) -> Result<Decision, Held> {
+        let mut exchange = self.exchange.lock().await;
+        exchange.load().await.map_err(Held::NotLoaded)?;
+        let written: &[Allocated] = look.written.as_ref().map_or(&[], |written| written.as_slice());
+        for _ in 0..MOST_EXCHANGES {
+            let Judged { pod, verdict, is_by_spec } = judge(node, written, start)?;
+            match verdict {
+                Verdict::Confirm => {
+                    if is_by_spec {
+                        self.prepare(node, &pod, start)?;
+                    }
+                    node.ledger().confirm(&pod.uid);
+                    node.answered.notify_one();
+                    return Ok(Decision::Start);
+                }
+                Verdict::LookAgain(_) => return Ok(Decision::LookAgain),
+                Verdict::Exchange(other) => {
+                    let name = node.pods.borrow().get(&other).map(NodePod::display_name).unwrap_or_default();
+                    let swapped = exchange.swap(node, &pod.uid, &other).await;
+                    swapped.map_err(|source| Held::NotExchanged { pod: pod.display_name(), other: name.clone(), source })?;
+                    self.metrics.count(Outcome::Exchanged);
+                    info!(
+                        pod = pod.display_name(),
+                        other = name,
+                        "kubelet admitted these equal pods in another order: their records are exchanged"
+                    );
+                }
+                Verdict::Refuse(Refusal::Unplaced(_)) if self.policy.unplaced == Unplaced::Adopt => {
+                    self.adopt(node, &pod, written, start).await?;
+                    self.metrics.count(Outcome::Adopted);
+                }
+                Verdict::Refuse(refusal) => return Err(Held::Refused { pod: pod.display_name(), refusal }),
+            }
+        }
+        Ok(Decision::LookAgain)
+    }
+
+    /// Tells the pod's owner, and evicts the pod if it is past help and the policy says so.
+    async fn tell(&self, node: &NodeState, uid: &PodUid, held: &Held) {
+        let Some(pod) = node.pods.borrow().get(uid).cloned() else { return };
+        let (reason, is_final) = match held {
+            Held::Refused { refusal, .. } => (refusal_reason(refusal), refusal.is_final()),
+            Held::NotAdopted { .. } => ("GPUNotPlaced", false),
+            _ => ("GPUNotReady", false),
+        };
+        self.recorder.warn(&pod, reason, one_line(held));
+        if !is_final {
+            return;
+        }
+        self.metrics.count(Outcome::Impossible);
+        if self.policy.on_mismatch == OnMismatch::Evict {
+            let api: Api<k8s_openapi::api::core::v1::Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
+            let preconditions = Preconditions { uid: Some(uid.as_str().to_owned()), ..Preconditions::default() };
+            let delete_options = Some(DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() });
+            let params = EvictParams { delete_options, ..EvictParams::default() };
+            match timeout(EVICTION_LIMIT, api.evict(&pod.name, &params)).await {
+                Ok(Ok(_)) => {
+                    self.metrics.count(Outcome::Evicted);
+                    info!(pod = pod.display_name(), "evicted, as it sees devices that are not counted for it");
+                }
+                Ok(Err(error)) => {
+                    warn!(pod = pod.display_name(), error = one_line(&error), "cannot evict a pod, trying again at its next start");
+                }
+                Err(_) => warn!(pod = pod.display_name(), "cannot evict a pod: no answer"),
+            }
+        }
+    }
+}
+
+fn refusal_reason(refusal: &Refusal) -> &'static str {
+    match refusal {
+        Refusal::Unplaced(_) => "GPUNotPlaced",
+        Refusal::Unavailable(_) => "GPUUnavailable",
+        Refusal::NoRoom(_) => "GPUOvercommitted",
+        Refusal::Mismatch { .. } => "GPUMismatch",
+        Refusal::Unknown => "GPUNotReady",
+    }
+}
+
+/// What is to be done with a start.
+struct Judged {
+    pod: NodePod,
+    verdict: Verdict,
+    /// Whether the container sees what its CDI spec says.
+    is_by_spec: bool,
+}
+
+/// What is to be done with the start of this pod's container, by what is known now.
+fn judge(node: &NodeState, written: &[Allocated], start: &Start<'_>) -> Result<Judged, Held> {
+    let pods = node.pods.borrow();
+    let mut ledger = node.ledger();
+    ledger.learn(written, &pods);
+    let pod = pods.get(&start.uid).cloned().ok_or(Unproven::NotTold)?;
+    let fleet = node.fleet.borrow();
+    let variable = &node.settings.visible_devices_env;
+    let is_own = |entry: &&Allocated| entry.pod == start.uid && entry.resource == start.resource && entry.ids == start.ids;
+    // Containers of the pod that hold the same IDs were answered alike, or one of them cannot be helped.
+    let kept = written.iter().filter(is_own).map(|entry| &entry.answer).next().or_else(|| ledger.response(start.resource, start.ids));
+    let Some(kept) = kept else {
+        return Err(Held::Refused { pod: pod.display_name(), refusal: Refusal::Unknown });
+    };
+    let seen = sight::of_pod(written, &start.uid, variable, &fleet).or_else(|| sight::of_answer(kept, variable, &fleet));
+    let evidence = Evidence { pods: &pods, fleet: &fleet, ledger: &ledger, written, variable, unit: node.settings.memory_unit };
+    let verdict = evidence.judge(&pod, seen.as_ref());
+    let is_by_spec = sight::of_answer(kept, variable, &fleet) == Some(Sight::Spec);
+    Ok(Judged { pod, verdict, is_by_spec })
+}

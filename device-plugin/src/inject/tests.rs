@@ -1,0 +1,108 @@
+//! What containers are told, in each manner.
+
+use std::fs;
+use std::time::Duration;
+
+use insta::assert_json_snapshot;
+use proto::memory_unit::MemoryUnit;
+use proto::resource::ResourceNames;
+use rstest::rstest;
+use serde_json::Value;
+
+use super::*;
+use crate::builders::{gpu, init, pod, shares, units};
+use crate::pods::Held;
+
+fn settings() -> Settings {
+    Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::ZERO)
+}
+
+fn environment(settings: &Settings, pod: &NodePod, resource: Served, minors: &[u32]) -> Value {
+    let gpus: Vec<_> = minors.iter().map(|minor| gpu(*minor)).collect();
+    let known = Known { pod, container: &pod.containers[0], placement: pod.placement.as_ref().ok() };
+    let answer = envvar_answer(settings, Some(&known), resource, &gpus.iter().collect::<Vec<_>>());
+    serde_json::to_value(answer.envs).unwrap()
+}
+
+/// Old records may lack the amounts; then they follow from the pod and the GPU.
+#[test]
+fn units_of_a_pod_whose_record_lacks_amounts() {
+    let pod = pod("a", 1, [init(units(9)), units(2), units(3)]);
+    assert_json_snapshot!(environment(&settings(), &pod, Served::Memory, &[1]), @r#"
+    {
+      "ALIYUN_COM_GPU_MEM_CONTAINER": "9",
+      "ALIYUN_COM_GPU_MEM_DEV": "16",
+      "ALIYUN_COM_GPU_MEM_IDX": "1",
+      "ALIYUN_COM_GPU_MEM_POD": "9",
+      "NVIDIA_VISIBLE_DEVICES": "GPU-00000001-aaaa-bbbb-cccc-000000000001"
+    }
+    "#);
+}
+
+#[test]
+fn shares_of_two_devices() {
+    let settings = Settings { visible_devices_env: "VISIBLE".to_owned(), ..settings() };
+    assert_json_snapshot!(environment(&settings, &pod("a", 1, [shares(2)]), Served::Shared, &[3, 1]), @r#"
+    {
+      "VISIBLE": "GPU-00000003-aaaa-bbbb-cccc-000000000003,GPU-00000001-aaaa-bbbb-cccc-000000000001"
+    }
+    "#);
+}
+
+#[test]
+fn shares_beside_units_say_nothing() {
+    let both = ContainerRequest { shared: 1, ..units(2) };
+    assert_json_snapshot!(environment(&settings(), &pod("a", 1, [both]), Served::Shared, &[0]), @"{}");
+}
+
+/// Each limit is that of the device at its place; a device that is all the pod's has none.
+#[test]
+fn limits_of_each_device_by_its_place() {
+    let mut limited = NodePod { is_limited: true, ..pod("a", 1, [shares(3)]).on([2, 0, 1]) };
+    let placement = limited.placement.as_mut().unwrap();
+    let held = |bytes, ratio| Held { bytes, ratio, core: 30 };
+    placement.held = vec![held(Some(4 << 30), None), held(None, Some(50)), held(Some(16 << 30), None)];
+    assert_json_snapshot!(environment(&settings(), &limited, Served::Shared, &[2, 0, 1]), @r#"
+    {
+      "CUDA_DEVICE_MEMORY_LIMIT_0": "4096m",
+      "CUDA_DEVICE_MEMORY_LIMIT_1": "8192m",
+      "CUDA_DEVICE_SM_LIMIT": "30",
+      "NVIDIA_VISIBLE_DEVICES": "GPU-00000002-aaaa-bbbb-cccc-000000000002,GPU-00000000-aaaa-bbbb-cccc-000000000000,GPU-00000001-aaaa-bbbb-cccc-000000000001"
+    }
+    "#);
+    let unlimited = NodePod { is_limited: false, ..limited };
+    assert_eq!(environment(&settings(), &unlimited, Served::Shared, &[2]).as_object().unwrap().len(), 1);
+}
+
+#[test]
+fn only_device_nodes_that_are_there() {
+    let root = tempfile::tempdir().unwrap();
+    fs::create_dir(root.path().join("dev")).unwrap();
+    for name in ["nvidiactl", "nvidia1"] {
+        fs::write(root.path().join("dev").join(name), "").unwrap();
+    }
+    let mut settings = settings();
+    settings.injection = Injection { pass_device_specs: true, device_root: root.path().to_owned(), ..Injection::envvar() };
+    let (zero, one) = (gpu(0), gpu(1));
+    let answer = envvar_answer(&settings, None, Served::Shared, &[&zero, &one]);
+    let paths: Vec<_> = answer.devices.iter().map(|device| (device.container_path.as_str(), device.permissions.as_str())).collect();
+    assert_eq!(paths, [("/dev/nvidiactl", "rw"), ("/dev/nvidia1", "rw")]);
+    assert_eq!(answer.devices[1].host_path, root.path().join("dev/nvidia1").to_string_lossy());
+    let pod = pod("a", 1, [shares(2)]);
+    let known = Known { pod: &pod, container: &pod.containers[0], placement: pod.placement.as_ref().ok() };
+    assert_eq!(cdi_edits(&settings, &known, Served::Shared, &[&one]).device_nodes.len(), 2);
+}
+
+#[rstest]
+#[case::containerd("containerd://2.1.9", true, Manner::Cdi)]
+#[case::old_containerd("containerd://1.7.27", true, Manner::Envvar)]
+#[case::crio("cri-o://1.28.0", true, Manner::Cdi)]
+#[case::old_crio("cri-o://1.27.9", true, Manner::Envvar)]
+#[case::with_suffix("containerd://v2.0.0-rc.1", true, Manner::Cdi)]
+#[case::read_only("containerd://2.1.9", false, Manner::Envvar)]
+#[case::another("docker://28.0.0", true, Manner::Envvar)]
+#[case::nothing("", true, Manner::Envvar)]
+#[case::nonsense("containerd://x", true, Manner::Envvar)]
+fn what_the_runtime_can_do(#[case] runtime: &str, #[case] is_writable: bool, #[case] expected: Manner) {
+    assert_eq!(Manner::of_runtime(runtime, is_writable).0, expected);
+}

@@ -1,0 +1,98 @@
+//! What this daemon counts, for `/metrics`.
+
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+/// What became of a container that would not have seen what its pod's record says, or must not start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Two pods exchanged their records.
+    Exchanged,
+    /// A CDI spec said something else and was rewritten.
+    Rewritten,
+    /// A pod without record got one.
+    Adopted,
+    /// The start was refused for now.
+    Refused,
+    /// The start was refused and trying again cannot help.
+    Impossible,
+    /// The pod was evicted.
+    Evicted,
+}
+
+impl Outcome {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Exchanged => "exchanged",
+            Self::Rewritten => "rewritten",
+            Self::Adopted => "adopted",
+            Self::Refused => "refused",
+            Self::Impossible => "impossible",
+            Self::Evicted => "evicted",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Label {
+    outcome: &'static str,
+}
+
+/// The counters. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    mismatches: Family<Label, Counter>,
+    pre_start: Histogram,
+}
+
+impl Metrics {
+    /// Counters that the registry shows.
+    pub fn register(registry: &mut Registry) -> Self {
+        // From 1 ms, doubled each time, to 16 s; kubelet waits 30 s.
+        let bounds = (0..15_u32).map(|n| 0.001 * f64::from(1_u32 << n));
+        let metrics = Self { mismatches: Family::default(), pre_start: Histogram::new(bounds) };
+        registry.register(
+            "gpushare_device_plugin_identity_mismatch",
+            "Container starts that were not simply right, by what was done",
+            metrics.mismatches.clone(),
+        );
+        registry.register(
+            "gpushare_device_plugin_pre_start_seconds",
+            "Time that a container's start was delayed",
+            metrics.pre_start.clone(),
+        );
+        metrics
+    }
+
+    /// Counts one.
+    pub fn count(&self, outcome: Outcome) {
+        self.mismatches.get_or_create(&Label { outcome: outcome.as_str() }).inc();
+    }
+
+    /// Enters how long one call took.
+    pub fn pre_started(&self, took: Duration) {
+        self.pre_start.observe(took.as_secs_f64());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_labels() {
+        let mut registry = Registry::default();
+        let metrics = Metrics::register(&mut registry);
+        metrics.count(Outcome::Exchanged);
+        metrics.pre_started(Duration::from_millis(3));
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        assert!(text.contains("gpushare_device_plugin_identity_mismatch_total{outcome=\"exchanged\"} 1"), "{text}");
+        assert!(text.contains("gpushare_device_plugin_pre_start_seconds_bucket{le=\"0.004\"} 1"), "{text}");
+    }
+}

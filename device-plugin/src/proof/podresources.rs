@@ -1,0 +1,99 @@
+//! kubelet's pod-resources API: which pod's container holds which device IDs.
+//!
+//! Asked only before a container starts, never while kubelet allocates: there a question can make kubelet forget the IDs
+//! that it is about to hand out.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use proto::kubelet::podresources::pod_resources_lister_client::PodResourcesListerClient;
+use proto::kubelet::podresources::{ListPodResourcesRequest, ListPodResourcesResponse};
+use proto::resource::ResourceNames;
+use tokio::net::UnixStream;
+use tokio::time::{sleep, timeout};
+use tonic::Code;
+use tonic::transport::Endpoint;
+
+use crate::served::Served;
+
+/// How long one answer may take, the connection included.
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// kubelet lists every device ID of every pod of the node in one message.
+const MAX_BYTES: usize = 64 << 20;
+
+/// Pauses before asking again when kubelet answers that it is asked too often.
+const PAUSES: [Duration; 3] = [Duration::from_millis(50), Duration::from_millis(200), Duration::from_millis(500)];
+
+/// The devices of one resource of one container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Namespace of the pod.
+    pub namespace: String,
+    /// Name of the pod; there is no UID.
+    pub pod: String,
+    /// The resource.
+    pub resource: Served,
+    /// The device IDs, sorted.
+    pub ids: Vec<String>,
+}
+
+/// kubelet cannot be asked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("kubelet does not say which pod this is for ({}): {problem}", socket.display())]
+pub struct PodResourcesError {
+    socket: PathBuf,
+    problem: String,
+}
+
+/// Asks kubelet for the devices of every container, app containers and sidecars only.
+///
+/// # Errors
+/// It cannot be reached, refuses, or takes too long.
+pub async fn list(socket: &Path, names: &ResourceNames) -> Result<Vec<Listed>, PodResourcesError> {
+    let fail = |problem: String| PodResourcesError { socket: socket.to_owned(), problem };
+    let mut pauses = PAUSES.iter();
+    loop {
+        let answer = timeout(LIMIT, ask(socket)).await.map_err(|_| fail(format!("no answer within {LIMIT:?}")))?;
+        match answer {
+            Ok(response) => return Ok(of_response(&response, names)),
+            Err(status) if status.code() == Code::ResourceExhausted && status.message().contains("rate limit") => match pauses.next() {
+                Some(pause) => sleep(*pause).await,
+                None => return Err(fail(status.message().to_owned())),
+            },
+            Err(status) => return Err(fail(status.message().to_owned())),
+        }
+    }
+}
+
+async fn ask(socket: &Path) -> Result<ListPodResourcesResponse, tonic::Status> {
+    let path = socket.to_owned();
+    let connect = tower::service_fn(move |_| {
+        let path = path.clone();
+        async move { UnixStream::connect(path).await.map(TokioIo::new) }
+    });
+    // The address is not used, its host becomes the authority that grpc-go expects.
+    let channel = Endpoint::from_static("http://localhost").connect_with_connector(connect).await;
+    let channel = channel.map_err(|error| tonic::Status::unavailable(crate::watching::one_line(&error)))?;
+    let mut client = PodResourcesListerClient::new(channel).max_decoding_message_size(MAX_BYTES);
+    client.list(ListPodResourcesRequest {}).await.map(tonic::Response::into_inner)
+}
+
+/// kubelet has one entry per device or NUMA node.
+fn of_response(response: &ListPodResourcesResponse, names: &ResourceNames) -> Vec<Listed> {
+    let mut listed = Vec::new();
+    for pod in &response.pod_resources {
+        for container in &pod.containers {
+            for resource in Served::ALL {
+                let own = container.devices.iter().filter(|devices| devices.resource_name == resource.name(names));
+                let mut ids: Vec<String> = own.flat_map(|devices| devices.device_ids.iter().cloned()).collect();
+                ids.sort_unstable();
+                if !ids.is_empty() {
+                    listed.push(Listed { namespace: pod.namespace.clone(), pod: pod.name.clone(), resource, ids });
+                }
+            }
+        }
+    }
+    listed
+}
