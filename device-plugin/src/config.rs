@@ -96,6 +96,10 @@ pub struct Args {
     #[arg(long, env = "GPUSHARE_INJECT", default_value = "auto", value_enum)]
     inject: Inject,
 
+    /// How it is told whose a container is: by proof before it starts, or by the order of assume times alone
+    #[arg(long, env = "GPUSHARE_IDENTITY", default_value = "proof", value_enum)]
+    identity: Identity,
+
     /// Where CDI specs are written; the container runtime must look there
     #[arg(long, env = "GPUSHARE_CDI_DIR", default_value = "/var/run/cdi", value_name = "DIR")]
     cdi_dir: PathBuf,
@@ -170,6 +174,8 @@ pub struct Config {
     pub pod_resources_socket: PathBuf,
     /// What Allocate answers depend on.
     pub settings: Settings,
+    /// How it is told whose a container is.
+    pub identity: Identity,
     /// What lets a container start.
     pub starts: gate::Policy,
     /// What makes a GPU sick and well.
@@ -212,7 +218,8 @@ impl From<Args> for Config {
             visible_devices_env: args.visible_devices_env.0,
             allocate_wait: args.allocate_wait,
             injection: Injection {
-                manner: args.inject.manner(),
+                // Without proof there is nobody to write specs.
+                manner: if args.identity == Identity::Timestamp { Some(Manner::Envvar) } else { args.inject.manner() },
                 cdi_dir: args.cdi_dir,
                 spec_dirs: args.cdi_spec_dirs,
                 pass_device_specs: args.pass_device_specs,
@@ -232,6 +239,7 @@ impl From<Args> for Config {
             shared_devices: args.shared_devices,
             vendor_resources: vendor_resource::distinct(args.vendor_resources),
             settings,
+            identity: args.identity,
             starts,
             health: Policy { ignored_xids: args.ignore_xids, quiet: args.recovery_quiet, ..Policy::default() },
             kubeconfig: args.kubeconfig,
@@ -340,6 +348,15 @@ impl FromStr for InventoryKind {
             _ => Err(InvalidValue("write nvml, or file: and the path of a file of simulated devices".to_owned())),
         }
     }
+}
+
+/// How it is told whose a container is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Identity {
+    /// kubelet is asked before a container starts.
+    Proof,
+    /// By the order of assume times, as the old gpushare plugin did; for comparison.
+    Timestamp,
 }
 
 /// How containers are given their devices, as written on the command line.

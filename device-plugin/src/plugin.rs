@@ -116,7 +116,9 @@ impl NodeState {
         let most_bytes = if ledger.is_unsure(pods) { u64::MAX } else { most_bytes };
         if let Some(written) = self.checkpoint.as_ref().and_then(|checkpoint| checkpoint.read_up_to(most_bytes)) {
             ledger.catch_up(&written, pods);
-            ledger.learn(&written, pods);
+            if self.gate.get().is_some() {
+                ledger.learn(&written, pods);
+            }
         }
     }
 

@@ -55,7 +55,7 @@ impl Mode {
         let chosen: &[&str] = match self {
             Self::Cdi => &["--inject", "cdi"],
             Self::Envvar => &["--inject", "envvar"],
-            Self::Timestamp => &[],
+            Self::Timestamp => &["--identity", "timestamp"],
         };
         ["--health-listen", &metrics].iter().chain(chosen).map(|arg| (*arg).to_owned()).collect()
     }

@@ -81,7 +81,7 @@ impl FakeKubelet {
         assert_eq!(request.version, "v1beta1");
         let mut client = connect(self.dir.join(&request.endpoint)).await;
         let options = client.get_device_plugin_options(Empty {}).await.unwrap().into_inner();
-        assert!(options.get_preferred_allocation_available && !options.pre_start_required);
+        assert!(options.get_preferred_allocation_available && options.pre_start_required);
         let stream = client.list_and_watch(Empty {}).await.unwrap().into_inner();
         let mut plugin = Plugin { client, stream, devices: Vec::new(), used: BTreeSet::new() };
         plugin.next_list().await;
