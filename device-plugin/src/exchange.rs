@@ -13,8 +13,8 @@ use kube::{Api, Client, ResourceExt};
 use proto::device::Device;
 use proto::exchange::{self, EXCHANGED_RECORDS, ExchangeError, Exchanged};
 use proto::pod::Pod;
-use proto::record::{DEVICE_ALLOCATED, DeviceAllocations, MEM_DEV, MEM_IDX};
-use serde_json::{Value, json};
+use proto::record::{DeviceAllocations, GpushareRecord, MEM_ASSIGNED, Record};
+use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
@@ -232,7 +232,7 @@ async fn follow_once(
         gone_since.entry(uid).or_insert_with(Instant::now);
     }
     for (pod, record) in behind {
-        annotate(client, &pod, &annotations(node, &pod, &record)?).await?;
+        annotate(client, &pod, &annotations(node, &pod, &record)).await?;
     }
     let overdue: BTreeSet<PodUid> = gone_since.iter().filter(|(_, since)| since.elapsed() >= LINGER).map(|(uid, _)| uid.clone()).collect();
     if !overdue.is_empty() {
@@ -243,24 +243,28 @@ async fn follow_once(
 }
 
 /// What the pod's annotations are to say.
-fn annotations(node: &NodeState, pod: &NodePod, record: &DeviceAllocations) -> anyhow::Result<Value> {
-    let mut annotations = json!({DEVICE_ALLOCATED: serde_json::to_string(record)?});
-    if let Ok(placement) = &pod.placement
-        && let (Some(_), Some(name)) = (placement.gpushare, placement.gpus.first())
-        && let Some(entry) = node.fleet.borrow().gpus.iter().find(|entry| name.names(&entry.gpu))
-        && let Some(fields) = annotations.as_object_mut()
-    {
-        fields.insert(MEM_IDX.to_owned(), json!(entry.gpu.minor.to_string()));
-        fields.insert(MEM_DEV.to_owned(), json!(node.settings.memory_unit.units_in(entry.gpu.memory_bytes).to_string()));
-    }
-    Ok(annotations)
+fn annotations(node: &NodeState, pod: &NodePod, allocations: &DeviceAllocations) -> BTreeMap<String, String> {
+    let placement = pod.placement.as_ref().ok();
+    let fleet = node.fleet.borrow();
+    let gpu = placement.and_then(|placement| placement.gpus.first());
+    let gpu = gpu.and_then(|name| fleet.gpus.iter().find(|entry| name.names(&entry.gpu))).map(|entry| &entry.gpu);
+    let gpushare = placement.and_then(|placement| placement.gpushare).zip(gpu).map(|(record, gpu)| GpushareRecord {
+        idx: gpu.minor,
+        device_units: node.settings.memory_unit.units_in(gpu.memory_bytes),
+        ..record
+    });
+    let record = Record { allocations: allocations.clone(), assumed_at: placement.map(|placement| placement.assumed_at), gpushare };
+    let mut annotations = record.annotations();
+    // Somebody else writes that.
+    annotations.remove(MEM_ASSIGNED);
+    annotations
 }
 
 /// Writes annotations of a pod; one that is gone, or replaced by another of its name, counts as done.
 ///
 /// # Errors
 /// It was not done, or nobody knows.
-pub async fn annotate(client: &Client, pod: &NodePod, annotations: &Value) -> anyhow::Result<()> {
+pub async fn annotate(client: &Client, pod: &NodePod, annotations: &BTreeMap<String, String>) -> anyhow::Result<()> {
     let api: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace);
     let patch = json!({"metadata": {"uid": pod.uid.as_str(), "annotations": annotations}});
     match timeout(REQUEST_LIMIT, api.patch(&pod.name, &PatchParams::default(), &Patch::Merge(&patch))).await? {

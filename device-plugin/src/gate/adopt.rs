@@ -11,7 +11,6 @@ use proto::device::TYPE_GPU;
 use proto::quantity::Quantity;
 use proto::record::{DeviceAllocation, GpushareRecord, Record};
 use proto::resource::{GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO};
-use serde_json::json;
 use tokio::time::timeout;
 
 use crate::exchange::annotate;
@@ -32,7 +31,7 @@ impl Gate {
     pub(super) async fn adopt(&self, node: &NodeState, pod: &NodePod, written: &[Allocated], start: &Start<'_>) -> Result<(), Held> {
         let fail = |problem: String| Held::NotAdopted { pod: pod.display_name(), problem };
         let record = plan(node, pod, written, start).map_err(fail)?;
-        annotate(&self.client, pod, &json!(record.annotations())).await.map_err(|error| fail(format!("{error:#}")))?;
+        annotate(&self.client, pod, &record.annotations()).await.map_err(|error| fail(format!("{error:#}")))?;
         let mut pods = node.pods.clone();
         let is_placed = |pods: &Pods| pods.get(&pod.uid).is_none_or(|pod| pod.placement.is_ok());
         match timeout(SEEN_LIMIT, pods.wait_for(is_placed)).await {
