@@ -1,13 +1,19 @@
 //! Every scenario, faults included, on the testbed; then what the daemons asked of the API server against `deploy/`.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use kube::api::PostParams;
+use serde_json::json;
 use testbed::apiserver::{Fault, Matching};
 use testbed::cluster::{Cluster, NodeSpec, PLUGIN_USER, SCHEDULER_USER, Spec, default_deploy};
 use testbed::console::Console;
 use testbed::rbac::{self, Access, Rbac, Target};
 use testbed::scenario::{self, World};
 use testbed::{e2e, manifests};
+use tokio::time::timeout;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_scenario() {
@@ -15,6 +21,23 @@ async fn every_scenario() {
     let failures: Vec<_> = endings.iter().filter(|ending| ending.failure.is_some()).collect();
     assert!(failures.is_empty(), "{failures:#?}");
     assert!(endings.len() >= 20);
+}
+
+/// Its container is held, and held again when kubelet tries once more: an event, and the same event counted again.
+async fn hold_a_pod_that_nobody_placed(cluster: &Cluster) {
+    let pods: Api<Pod> = Api::namespaced(cluster.client().clone(), "default");
+    let container = json!({"name": "c", "image": "x", "resources": {"limits": {"aliyun.com/gpu-mem": "1"}}});
+    let pod = json!({"metadata": {"name": "stray"}, "spec": {"nodeName": "n1", "containers": [container]}});
+    pods.create(&PostParams::default(), &serde_json::from_value(pod).unwrap()).await.unwrap();
+    let is_written = |verb: &str| {
+        cluster.api().accesses().iter().any(|access| access.user == PLUGIN_USER && access.resource == "events" && access.verb == verb)
+    };
+    let written = async {
+        while !(is_written("create") && is_written("patch")) {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    timeout(Duration::from_secs(60), written).await.expect("the plugin writes no event of a pod that it holds");
 }
 
 /// The roles of `deploy/` must allow what the daemons really do, and nothing in them may be for show.
@@ -31,6 +54,7 @@ async fn the_daemons_do_only_what_their_roles_allow() {
         world.run(scenario).await.unwrap_or_else(|error| panic!("{}: {error:#}", scenario.name));
     }
     let cluster = world.end().await.unwrap().unwrap();
+    hold_a_pod_that_nobody_placed(&cluster).await;
     let used = cluster.api().accesses();
     let files = ["scheduler-rbac.yaml", "device-plugin-rbac.yaml"].map(|file| manifests::read(&deploy.join("base").join(file)).unwrap());
     let objects: Vec<_> = files.iter().flatten().map(|object| serde_json::to_value(object).unwrap()).collect();
