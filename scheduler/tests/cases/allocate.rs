@@ -64,6 +64,9 @@ fn out_of_scope(case: &Case<'_>) -> Option<Outcome> {
     if hints || vfs || case.has_tag("joint") || case.has_tag("vf") {
         return Some(Outcome::skipped("joint allocation, virtual functions, scopes and allocation hints belong to topology"));
     }
+    if !input["device_annotations"]["scheduling.koordinator.sh/gpu-partitions"].is_null() {
+        return Some(Outcome::skipped("a node whose partition table is to be honoured belongs to topology"));
+    }
     if input.get("designated").is_some() {
         return Some(Outcome::skipped(
             "a record on a pod that is not bound yet is not followed: it comes with copies of other pods, and the webhook removes it",
