@@ -64,6 +64,13 @@ impl Container {
     pub fn is_sidecar(&self) -> bool {
         self.restart_policy.as_deref() == Some("Always")
     }
+
+    /// Whether it names a resource, and not with a zero.
+    pub fn asks_for(&self, resource: &str) -> bool {
+        let ResourceRequirements { limits, requests } = &self.resources;
+        let amount = limits.get(resource).or_else(|| requests.get(resource));
+        amount.is_some_and(|amount| amount.quantity().ok() != Some(Quantity::default()))
+    }
 }
 
 /// Limits and requests of a container, as texts: a quantity that does not parse must not hide the pod.

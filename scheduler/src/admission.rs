@@ -113,7 +113,9 @@ impl Rules {
     /// # Errors
     /// If an object is not what the request calls it.
     pub fn validate(&self, request: &AdmissionRequest, bindings: &impl Bindings) -> Result<Verdict, Unreadable> {
-        if request.resource.group.is_empty() && request.resource.resource == "pods" && request.sub_resource == "binding" {
+        let about = (request.resource.group.as_str(), request.resource.resource.as_str(), request.sub_resource.as_str());
+        // The second is how pods were bound in the API's first days, and still can be.
+        if matches!(about, ("", "pods", "binding") | ("", "bindings", "")) {
             return binding::verdict(self, request, bindings);
         }
         validate::verdict(self, request)

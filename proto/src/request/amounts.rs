@@ -64,7 +64,8 @@ impl Amounts {
             return Err(rule(format!("{GPU_SHARED} ({shared}) needs {GPU_MEMORY} or {GPU_MEMORY_RATIO} beside it")));
         }
         let mut whole = 0_u64;
-        for name in VENDOR_GPUS {
+        // With a zero, as charts write it, a pod says that it wants no GPU.
+        for name in VENDOR_GPUS.into_iter().filter(|name| container.asks_for(name)) {
             whole += read(name)?.unwrap_or(0);
         }
         let or_zero = Option::unwrap_or_default;

@@ -119,6 +119,14 @@ fn broken_rules_make_bound_pods_doubtful_too(#[case] limits: serde_json::Value, 
     assert!(validate(&whole(&spec), &ResourceNames::default()).is_err());
 }
 
+/// Charts write a zero where a pod is to have no GPU.
+#[test]
+fn none_of_a_vendors_gpus_is_no_request() {
+    assert_eq!(read(&pod(&[json!({"nvidia.com/gpu": "0", "amd.com/gpu": 0})])), Ok(None));
+    let shares = json!({"koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu-memory": "1Gi"});
+    assert_eq!(read(&pod(&[shares.clone(), json!({"nvidia.com/gpu": "0"})])), read(&pod(&[shares])));
+}
+
 #[test]
 fn a_marked_pod_sees_all_devices_and_names_no_amounts() {
     let names = ResourceNames::default();

@@ -65,11 +65,15 @@ impl Node {
         if !inventory.serves_vendor && for_vendor().any(|((row, _), mark)| mark.is_shared || is_hinted(row)) {
             return Err(Reason::Vendor);
         }
+        let hinted_unknown = heeded().fold(0_u32, |sum, hint| sum.saturating_add(hint.placement.unknown_whole));
+        let n_unknown = usize::try_from(self.n_unknown_whole().saturating_add(hinted_unknown)).unwrap_or(usize::MAX);
+        // The vendor's plugin knows which of its GPUs are out; whoever chooses here may take just one of those.
+        if inventory.serves_vendor && n_unknown > 0 {
+            return Err(Reason::Vendor);
+        }
         if for_vendor().filter(|((_, gpu), _)| gpu.healthy).count() < n {
             return Err(Reason::Unhealthy);
         }
-        let hinted_unknown = heeded().fold(0_u32, |sum, hint| sum.saturating_add(hint.placement.unknown_whole));
-        let n_unknown = usize::try_from(self.n_unknown_whole().saturating_add(hinted_unknown)).unwrap_or(usize::MAX);
         if self.whole_rows(hints).count().saturating_sub(n_unknown) >= n { Ok(()) } else { Err(Reason::TooFew) }
     }
 

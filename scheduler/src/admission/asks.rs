@@ -37,7 +37,7 @@ impl Asks {
             units: names_it(container, &names.memory),
             shares: names_one(&SHARES) || is_old(&SHARES),
             others: names_one(&[RDMA, FPGA]) || is_old(&[RDMA, FPGA]),
-            vendor: names_one(&VENDOR_GPUS),
+            vendor: VENDOR_GPUS.iter().any(|name| container.asks_for(name)),
         }
     }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use placement::{DeviceShare, GpuAsk, Hints, Holdings, Inventory, NodeId, OwnerId, Placement, Reason, ReserveError};
 use proto::device::TYPE_GPU;
 use proto::quantity::Quantity;
-use proto::record::{DeviceAllocation, DeviceAllocations, GpushareRecord, Record};
+use proto::record::{DEVICE_ALLOCATED, DeviceAllocation, DeviceAllocations, GpushareRecord, Record};
 use proto::request::{Dialect, GpuRequest, Memory};
 use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO};
 
@@ -133,11 +133,10 @@ impl Index {
         let ask = self.ask(&pod.uid, facts).map_err(|error| AssumeError::Invalid { detail: error.to_string() })?.unwrap_or_default();
         let placement = self.choose(&ask, node)?;
         let stamp = self.stamps.next(nanos);
-        let order = Order {
-            pod: pod.clone(),
-            node: node.to_owned(),
-            annotations: self.record(facts.ask.gpus(), node, &placement, stamp).annotations(),
-        };
+        let mut annotations = self.record(facts.ask.gpus(), node, &placement, stamp).annotations();
+        // Where nothing is chosen here, a record that came with a copied pod must not be taken for what was chosen.
+        annotations.entry(DEVICE_ALLOCATED.to_owned()).or_insert_with(|| "{}".to_owned());
+        let order = Order { pod: pod.clone(), node: node.to_owned(), annotations };
         let assumption = Assumption { order: order.clone(), stamp, phase: Phase::Writing, since: now, unlisted: false };
         let entry = self.pods.entry(OwnerId::from(pod.uid.as_str())).or_insert_with(|| PodEntry::new(facts.clone()));
         entry.assumption = Some(Box::new(assumption));

@@ -111,7 +111,7 @@ async fn the_vendors_plugin_chooses_and_the_node_tells() {
     let world = World::new().with_node("n1", &[100, 100]);
     let vendor = whole("v", 1);
     world.place(&vendor, "n1").await;
-    assert_eq!(record(&world, &vendor), Value::Null, "nobody knows yet");
+    assert_eq!(record(&world, &vendor), json!({}), "nobody knows yet");
     assert!(reason(&world, &shared("s", 1, 1), "n1").await.contains("kept apart"));
     world.apply_device(&given(device("n1", &[100, 100]), &[("uid-v", &[&uuid("n1", 1)])]));
     assert_eq!(used(&world, "n1").await, [(0, vec![]), (100, vec!["uid-v".to_owned()])]);
@@ -120,6 +120,15 @@ async fn the_vendors_plugin_chooses_and_the_node_tells() {
     world.apply_device(&given(device("n1", &[100, 100]), &[("uid-v", &[&uuid("n1", 1)]), ("stranger", &["GPU-gone"])]));
     world.apply_pod(&phase(on(vendor, "n1"), "Succeeded"));
     assert_eq!(used(&world, "n1").await[1], (0, vec![]), "the entry may stay longer than the pod's processes");
+}
+
+/// A pod that was restored from a backup says where it was, not where the vendor's plugin puts it now.
+#[tokio::test]
+async fn a_record_that_a_copied_pod_brings_along_is_not_believed() {
+    let world = World::new().with_node("n1", &[100, 100]);
+    let old = json!({"gpu": [{"minor": 0, "id": uuid("n1", 0), "resources": {"koordinator.sh/gpu-memory-ratio": "100"}}]});
+    world.place(&annotated(whole("v", 1), RECORD, &old.to_string()), "n1").await;
+    assert!(reason(&world, &shared("s", 1, 1), "n1").await.contains("kept apart"), "it may have got the other one");
 }
 
 /// Neither of two sources that disagree is believed alone, and one pod is counted once.

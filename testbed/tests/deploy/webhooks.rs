@@ -96,7 +96,7 @@ fn bindings_are_guarded_against_all_but_the_scheduler() {
     let objects = render_with("base", &[OWN_CERTIFICATES, GUARD]);
     assert_eq!(flag(&container(&objects), "--webhook-guard-bindings"), Some(ACCOUNT));
     let webhooks = webhooks(&objects);
-    let guard = webhooks.iter().find(|webhook| webhook["rules"][0]["resources"] == json!(["pods/binding"])).unwrap();
+    let guard = webhooks.iter().find(|webhook| webhook["rules"][0]["resources"] == json!(["pods/binding", "bindings"])).unwrap();
     assert_eq!(guard["matchConditions"][0]["expression"], format!("request.userInfo.username != '{ACCOUNT}'"));
 }
 

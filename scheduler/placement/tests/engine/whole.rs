@@ -123,6 +123,18 @@ fn without_an_inventory_only_sharers_that_are_known_refuse() {
     assert_eq!(fleet.fit(id, GpuAsk::Whole(9), Hints::Ignore), Ok(()), "kubelet knows");
 }
 
+/// One that the vendor's plugin gave away before ours took its resource over may be any of them.
+#[test]
+fn none_is_chosen_while_it_is_not_known_which_are_out() {
+    let mut fleet = fleet(true, &[]);
+    fleet.hold(&"v".into(), "n", Holdings { unknown_whole: 1, is_vendor: true, ..Holdings::default() });
+    let id = fleet.node_id("n").unwrap();
+    assert_eq!(fleet.fit(id, GpuAsk::Whole(1), Hints::Ignore), Err(Reason::Vendor));
+    assert_eq!(fleet.fit(id, GpuAsk::Whole(5), Hints::Ignore), Err(Reason::TooLarge));
+    given(&mut fleet, "v", 0);
+    assert_eq!(whole(&mut fleet, "w", 3), Ok((vec![1, 2, 3], 0)));
+}
+
 #[test]
 fn hints_keep_both_kinds_apart_too() {
     let mut fleet = fleet(false, &[]);

@@ -37,6 +37,11 @@ fn may(#[case] user: &str, #[case] pod: &str, #[case] annotations: Value) {
 fn may_not(#[case] pod: &str, #[case] annotations: Value) {
     let message = refusal(rules().validate(&binding("other", pod, &annotations), &ASKING).unwrap());
     assert_eq!(message, format!("pod default/{pod} asks for devices, which \"other\" does not choose; only ours may bind it"));
+    let mut legacy = binding("other", pod, &annotations);
+    legacy.resource.resource = "bindings".to_owned();
+    legacy.sub_resource.clear();
+    legacy.name.clear();
+    assert_eq!(refusal(rules().validate(&legacy, &ASKING).unwrap()), message, "by the other way to bind");
     let off = Rules::default().validate(&binding("other", pod, &annotations), &ASKING).unwrap();
     assert_eq!(off, Verdict::ALLOWED, "the guard is off");
 }
