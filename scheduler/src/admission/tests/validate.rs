@@ -29,6 +29,8 @@ fn refused_in_the_words_of_the_filter(#[case] asked: Value) {
 #[case::nothing(json!({"cpu": "1"}))]
 #[case::units(json!({"aliyun.com/gpu-mem": "8"}))]
 #[case::vendor(json!({"nvidia.com/gpu": "2"}))]
+#[case::no_gpu_at_all(json!({"nvidia.com/gpu": "0"}))]
+#[case::shares_and_no_whole_gpu(json!({"nvidia.com/gpu": "0", "koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "1Gi"}))]
 #[case::shares(json!({"koordinator.sh/gpu.shared": "2", "koordinator.sh/gpu-memory-ratio": "100", "koordinator.sh/gpu-core": "50"}))]
 fn allowed(#[case] asked: Value) {
     assert_eq!(validated(&Rules { deny_overrides: true, ..Rules::default() }, &creation(&pod(&asked))), Verdict::ALLOWED);
