@@ -1,6 +1,7 @@
 //! Every scenario, faults included, on the testbed; then what the daemons asked of the API server against `deploy/`.
 
 use std::collections::BTreeSet;
+use std::error::Error;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -24,11 +25,11 @@ async fn every_scenario() {
 }
 
 /// Its container is held, and held again when kubelet tries once more: an event, and the same event counted again.
-async fn hold_a_pod_that_nobody_placed(cluster: &Cluster) {
+async fn hold_a_pod_that_nobody_placed(cluster: &Cluster) -> Result<(), Box<dyn Error>> {
     let pods: Api<Pod> = Api::namespaced(cluster.client().clone(), "default");
     let container = json!({"name": "c", "image": "x", "resources": {"limits": {"aliyun.com/gpu-mem": "1"}}});
     let pod = json!({"metadata": {"name": "stray"}, "spec": {"nodeName": "n1", "containers": [container]}});
-    pods.create(&PostParams::default(), &serde_json::from_value(pod).unwrap()).await.unwrap();
+    pods.create(&PostParams::default(), &serde_json::from_value(pod)?).await?;
     let is_written = |verb: &str| {
         cluster.api().accesses().iter().any(|access| access.user == PLUGIN_USER && access.resource == "events" && access.verb == verb)
     };
@@ -37,7 +38,8 @@ async fn hold_a_pod_that_nobody_placed(cluster: &Cluster) {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
-    timeout(Duration::from_secs(60), written).await.expect("the plugin writes no event of a pod that it holds");
+    timeout(Duration::from_secs(60), written).await.map_err(|_| "the plugin writes no event of a pod that it holds")?;
+    Ok(())
 }
 
 /// The roles of `deploy/` must allow what the daemons really do, and nothing in them may be for show.
@@ -54,7 +56,7 @@ async fn the_daemons_do_only_what_their_roles_allow() {
         world.run(scenario).await.unwrap_or_else(|error| panic!("{}: {error:#}", scenario.name));
     }
     let cluster = world.end().await.unwrap().unwrap();
-    hold_a_pod_that_nobody_placed(&cluster).await;
+    hold_a_pod_that_nobody_placed(&cluster).await.unwrap();
     let used = cluster.api().accesses();
     let files = ["scheduler-rbac.yaml", "device-plugin-rbac.yaml"].map(|file| manifests::read(&deploy.join("base").join(file)).unwrap());
     let objects: Vec<_> = files.iter().flatten().map(|object| serde_json::to_value(object).unwrap()).collect();
