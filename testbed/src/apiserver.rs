@@ -2,7 +2,8 @@
 //!
 //! It has the rules of the API (resource versions, watches, patches, apply, grace, binding, ...) over untyped
 //! objects in memory, and calls admission webhooks. It has no authorisation, no admission plugins or policies, no
-//! garbage collector, no controllers and no persistence.
+//! garbage collector, no controllers and no persistence. Bodies are JSON or YAML: `kubectl create namespace` and the like,
+//! which send protobuf and do not fall back, get 415; `kubectl apply`, `run` and `create -f` send JSON.
 //!
 //! `store`, `event_log`, `selector`, `patch`, `pod` and `verbs` are synchronous and touch no network; `http` is a
 //! thin layer over them, and [`Cluster`] the same thing for callers in this process.

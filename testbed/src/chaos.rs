@@ -50,14 +50,22 @@ impl fmt::Display for Mode {
 }
 
 impl Mode {
+    fn inject(self) -> &'static str {
+        match self {
+            Self::Cdi => "cdi",
+            Self::Envvar | Self::Timestamp => "envvar",
+        }
+    }
+
     fn plugin_args(self, metrics: SocketAddr) -> Vec<String> {
-        let metrics = metrics.to_string();
-        let chosen: &[&str] = match self {
-            Self::Cdi => &["--inject", "cdi"],
-            Self::Envvar => &["--inject", "envvar"],
+        let more: &[&str] = match self {
+            Self::Cdi => &[],
+            // A pod whose environment is fixed and wrong would be held for ever.
+            Self::Envvar => &["--on-mismatch", "evict"],
             Self::Timestamp => &["--identity", "timestamp"],
         };
-        ["--health-listen", &metrics].iter().chain(chosen).map(|arg| (*arg).to_owned()).collect()
+        let metrics = ["--health-listen".to_owned(), metrics.to_string()];
+        metrics.into_iter().chain(more.iter().map(|arg| (*arg).to_owned())).collect()
     }
 }
 
@@ -127,7 +135,7 @@ pub async fn one_run(console: &Console, mode: Mode, seed: u64, n_steps: usize, d
         console.step(&format!(
             "{mode}: step {} of {n_steps}, {} pods admitted, {} wrong, {} killed by us, {} by kubelet",
             idx + 1,
-            pages.n_admissions,
+            pages.admitted.len(),
             pages.wrong.len(),
             pages.killed.len(),
             pages.died.len()

@@ -31,8 +31,8 @@ pub struct Book {
 pub struct Pages {
     /// The step that is under way.
     pub step: usize,
-    /// Admissions by kubelet.
-    pub n_admissions: usize,
+    /// Pods that kubelet has admitted or refused, by UID; after a restart it does so again.
+    pub admitted: BTreeSet<String>,
     /// Starts of containers.
     pub n_starts: usize,
     /// Starts with other devices than the record named, by pod UID, container and turn.
@@ -90,7 +90,7 @@ impl Book {
     /// Enters an admission.
     pub fn admitted(&self, admission: &Admission) {
         let mut pages = self.pages();
-        pages.n_admissions += 1;
+        pages.admitted.insert(admission.uid.clone());
         let step = pages.step;
         if let Some((reason, message)) = &admission.refusal {
             let quote = format!("step {step}: {}: {reason}: {message}", admission.pod);

@@ -19,7 +19,7 @@ pub struct Figures {
     pub seed: u64,
     /// Steps that were taken.
     pub steps: usize,
-    /// Admissions by kubelet.
+    /// Pods that kubelet has admitted or refused.
     pub admissions: usize,
     /// Starts of containers.
     pub starts: usize,
@@ -57,7 +57,7 @@ impl Figures {
             mode,
             seed,
             steps: pages.step,
-            admissions: pages.n_admissions,
+            admissions: pages.admitted.len(),
             starts: pages.n_starts,
             wrong: pages.wrong.len(),
             killed: pages.killed.len(),
