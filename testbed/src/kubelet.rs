@@ -172,6 +172,11 @@ impl Kubelet {
         self.lasting.counts.n_allocate_calls.load(atomic::Ordering::Acquire)
     }
 
+    /// How often plugins have registered, each resource on its own.
+    pub fn n_registrations(&self) -> usize {
+        self.lasting.counts.n_registrations.load(atomic::Ordering::Acquire)
+    }
+
     /// All admissions so far, in order.
     pub fn admissions(&self) -> Vec<Admission> {
         self.lasting.admissions.past()

@@ -89,7 +89,10 @@ impl Runner {
             Step::RestartPlugin(node) => self.restart_plugin(*node).await?,
             Step::RestartKubelet(node) => self.restart_kubelet(*node).await?,
             Step::BreakStream(node) => {
-                self.node(*node)?.kubelet().drop_stream(GPU_MEM);
+                let kubelet = self.node(*node)?.kubelet();
+                let n_before = kubelet.n_registrations();
+                kubelet.drop_stream(GPU_MEM);
+                self.until_kubelet(*node, "the plugin to notice", |kubelet| kubelet.n_registrations() > n_before).await?;
                 self.until_offered(*node).await?;
             }
             Step::WipeCdi(node, numbers) => {
@@ -208,6 +211,12 @@ impl Runner {
 
     async fn restart_plugin(&mut self, node: usize) -> Result<()> {
         self.count_heals(node).await;
+        if let Some(plugin) = self.node(node)?.plugin() {
+            plugin.kill().await;
+        }
+        // Until kubelet has noticed, its devices would pass for those of the successor.
+        let noticed = |kubelet: &Kubelet| kubelet.capacity().values().all(|(_, healthy)| *healthy == 0);
+        self.until_kubelet(node, "kubelet to miss the plugin", noticed).await?;
         self.node(node)?.restart_plugin().await?;
         self.until_offered(node).await
     }

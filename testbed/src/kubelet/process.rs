@@ -64,6 +64,8 @@ pub(crate) struct Counts {
     pub(crate) n_held: AtomicUsize,
     /// Calls of Allocate that have begun.
     pub(crate) n_allocate_calls: AtomicUsize,
+    /// Plugins that have registered and could be reached.
+    pub(crate) n_registrations: AtomicUsize,
 }
 
 /// A running kubelet process.

@@ -4,6 +4,7 @@
 //! therefore disconnects its successor, as in kubelet 1.36, unless that fault is turned off.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use proto::kubelet::DEVICE_PLUGIN_VERSION;
 use proto::kubelet::deviceplugin::registration_server::Registration;
@@ -53,6 +54,8 @@ impl Process {
         self.plugins().insert(resource.to_owned(), Arc::clone(&plugin));
         self.devices().connect(resource, endpoint);
         tracing::info!(resource, socket, "device plugin connected");
+        self.counts.n_registrations.fetch_add(1, Ordering::AcqRel);
+        self.changed();
         let process = Arc::clone(self);
         let resource = resource.to_owned();
         self.spawn(async move { process.run_plugin(&resource, plugin).await });
