@@ -159,7 +159,7 @@ impl Kubelet {
 
     /// How many pods wait because of [`Kubelet::hold`].
     pub fn n_held(&self) -> usize {
-        self.lasting.counts.n_held.load(atomic::Ordering::Acquire)
+        self.lasting.counts.held.load(atomic::Ordering::Acquire)
     }
 
     /// Admits the pods that wait, as one batch in this order; `seed` decides what is random in it.
@@ -169,12 +169,12 @@ impl Kubelet {
 
     /// How many calls of Allocate have begun.
     pub fn n_allocate_calls(&self) -> usize {
-        self.lasting.counts.n_allocate_calls.load(atomic::Ordering::Acquire)
+        self.lasting.counts.allocate_calls.load(atomic::Ordering::Acquire)
     }
 
     /// How often plugins have registered, each resource on its own.
     pub fn n_registrations(&self) -> usize {
-        self.lasting.counts.n_registrations.load(atomic::Ordering::Acquire)
+        self.lasting.counts.registrations.load(atomic::Ordering::Acquire)
     }
 
     /// All admissions so far, in order.

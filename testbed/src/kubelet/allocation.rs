@@ -114,7 +114,7 @@ impl Process {
             self.devices().roll_back();
             return Err(AllocationError::UnknownPlugin(wish.resource.to_owned()));
         };
-        self.counts.n_allocate_calls.fetch_add(1, Ordering::AcqRel);
+        self.counts.allocate_calls.fetch_add(1, Ordering::AcqRel);
         self.changed();
         match endpoint.allocate(ids).await {
             Ok(response) => {

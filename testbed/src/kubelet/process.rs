@@ -57,15 +57,15 @@ pub(crate) struct Lasting {
     pub(crate) counts: Arc<Counts>,
 }
 
-/// Figures that outlive the process.
+/// How many there are or were of something, across restarts of the process.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     /// Pods that wait for [`Hold`] to end.
-    pub(crate) n_held: AtomicUsize,
+    pub(crate) held: AtomicUsize,
     /// Calls of Allocate that have begun.
-    pub(crate) n_allocate_calls: AtomicUsize,
+    pub(crate) allocate_calls: AtomicUsize,
     /// Plugins that have registered and could be reached.
-    pub(crate) n_registrations: AtomicUsize,
+    pub(crate) registrations: AtomicUsize,
 }
 
 /// A running kubelet process.

@@ -54,7 +54,7 @@ impl Process {
         self.plugins().insert(resource.to_owned(), Arc::clone(&plugin));
         self.devices().connect(resource, endpoint);
         tracing::info!(resource, socket, "device plugin connected");
-        self.counts.n_registrations.fetch_add(1, Ordering::AcqRel);
+        self.counts.registrations.fetch_add(1, Ordering::AcqRel);
         self.changed();
         let process = Arc::clone(self);
         let resource = resource.to_owned();

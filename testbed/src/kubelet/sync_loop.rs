@@ -122,7 +122,7 @@ impl Process {
         loop {
             let Hold { is_held, order } = *hold.borrow_and_update();
             was_held |= is_held;
-            self.counts.n_held.store(if is_held { batch.len() } else { 0 }, Ordering::Release);
+            self.counts.held.store(if is_held { batch.len() } else { 0 }, Ordering::Release);
             self.changed();
             if !is_held {
                 return order.filter(|_| was_held);
