@@ -1,13 +1,32 @@
-//! A bounded share of the chaos runs: the daemons under a schedule that a seed decides.
+//! A bounded share of the chaos runs: the daemons under schedules that a seed decides.
 
-use testbed::chaos::{Mode, one_run};
+use testbed::chaos::{Figures, Mode, one_run};
 use testbed::cluster::default_deploy;
 use testbed::console::Console;
 
-/// The comparison's other side: whatever kubelet's order does to the devices, no record oversubscribes one.
-#[tokio::test(flavor = "multi_thread")]
-async fn matching_by_timestamp_oversubscribes_nothing() {
-    let run = one_run(&Console::new(true), Mode::Timestamp, 2, 12, default_deploy()).await.unwrap();
+async fn run(mode: Mode, seed: u64, steps: usize) -> anyhow::Result<Figures> {
+    let run = one_run(&Console::new(true), mode, seed, steps, default_deploy()).await?;
     assert_eq!(run.violations, Vec::<String>::new());
-    assert!(run.admissions >= 30 && run.starts >= run.admissions, "{run:#?}");
+    assert!(run.admissions >= 3 * steps && run.starts >= run.admissions, "{run:#?}");
+    Ok(run)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_cdi_no_container_sees_a_wrong_device_and_no_pod_is_killed() {
+    let run = run(Mode::Cdi, 1, 25).await.unwrap();
+    assert_eq!((run.wrong, run.killed), (0, 0), "{:#?}", run.quotes);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_the_variable_no_container_sees_a_wrong_device() {
+    let run = run(Mode::Envvar, 2, 20).await.unwrap();
+    assert_eq!(run.wrong, 0, "{:#?}", run.quotes);
+    assert!(!run.heals.is_empty(), "the schedule puts the plugin to no test");
+}
+
+/// The comparison's other side: wrong devices do show, so that their absence above means something.
+#[tokio::test(flavor = "multi_thread")]
+async fn by_timestamp_alone_containers_see_wrong_devices() {
+    let run = run(Mode::Timestamp, 1, 8).await.unwrap();
+    assert!(run.wrong > 0 && run.is_ok(), "{run:#?}");
 }

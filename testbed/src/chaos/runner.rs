@@ -58,7 +58,7 @@ impl Runner {
             let node = NodeSpec::new(&name, &gpus);
             NodeSpec {
                 started: StartHook::new(move |start| book.started(&name, start)),
-                inject: Some(mode.inject()),
+                inject: mode.inject(),
                 plugin_args: mode.plugin_args(*address),
                 // A real kubelet waits ten seconds; the book counts them in.
                 delays: Delays { start_retry: Duration::from_millis(100), ..node.delays },

@@ -60,8 +60,8 @@ pub struct NodeSpec {
     pub delays: Delays,
     /// Told of every start of a container there.
     pub started: StartHook,
-    /// `--inject` of its plugin, with the directory in which the kubelet looks for CDI specs.
-    pub inject: Option<&'static str>,
+    /// `--inject` of its plugin.
+    pub inject: &'static str,
     /// Further flags of its plugin.
     pub plugin_args: Vec<String>,
 }
@@ -80,7 +80,7 @@ impl NodeSpec {
             // A real kubelet tries to start a container again after 10 s; nobody wants to watch that.
             delays: Delays { start_retry: Duration::from_millis(500), api_retry: Duration::from_millis(200), ..Delays::default() },
             started: StartHook::default(),
-            inject: None,
+            inject: "auto",
             plugin_args: Vec::new(),
         }
     }
@@ -223,20 +223,22 @@ fn plugin_invocation(
     kubeconfig: &Path,
     node_dir: &Path,
 ) -> Invocation {
+    // Where the kubelet looks for CDI specs.
+    let cdi_dir = node_dir.join("cdi").display().to_string();
     let flags = [
         ("--node-name", spec.name.clone()),
         ("--device-plugin-dir", plugin_dir.display().to_string()),
         ("--inventory", format!("file:{}", inventory.display())),
         ("--memory-unit", spec.memory_unit.clone()),
+        ("--inject", spec.inject.to_owned()),
+        ("--cdi-dir", cdi_dir.clone()),
+        ("--cdi-spec-dirs", cdi_dir),
         ("--kubeconfig", kubeconfig.display().to_string()),
         // A simulated GPU should fall sick and recover while somebody watches.
         ("--probe-interval", "200ms".to_owned()),
         ("--recovery-quiet", "1s".to_owned()),
     ];
-    let cdi_dir = node_dir.join("cdi").display().to_string();
-    let inject = spec.inject.map(|inject| [("--inject", inject.to_owned()), ("--cdi-dir", cdi_dir.clone()), ("--cdi-spec-dirs", cdi_dir)]);
-    let flags = flags.into_iter().chain(inject.into_iter().flatten());
-    let args = flags.flat_map(|(flag, value)| [flag.to_owned(), value]).chain(spec.plugin_args.clone()).collect();
+    let args = flags.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).chain(spec.plugin_args.clone()).collect();
     let name = format!("gpushare-device-plugin of {}", spec.name);
     Invocation { name, program: binaries.device_plugin.clone(), args, log: node_dir.join("device-plugin.log") }
 }
