@@ -11,6 +11,9 @@ use kube::Client;
 use kube::client::Body;
 use serde::Deserialize;
 use tokio::time::{Instant, sleep_until, timeout_at};
+use tracing::error;
+
+use crate::leader::Leadership;
 
 /// Pause before a busy API server is asked again, unless it says otherwise.
 const BUSY_PAUSE: Duration = Duration::from_millis(200);
@@ -79,12 +82,21 @@ pub enum Found {
 pub struct Binder {
     client: Client,
     timeout: Duration,
+    leadership: Leadership,
 }
 
 impl std::fmt::Debug for Binder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Binder").field("timeout", &self.timeout).finish_non_exhaustive()
     }
+}
+
+/// A binding that got no answer.
+enum Unanswered {
+    /// It was not sent: the lease may end before the write does.
+    Withheld,
+    /// It may have been written.
+    Lost(String),
 }
 
 /// An answer of the API server.
@@ -95,9 +107,14 @@ struct Answer {
 }
 
 impl Binder {
-    /// Writes through `client`; a bind may take `timeout` in all.
-    pub fn new(client: Client, timeout: Duration) -> Self {
-        Self { client, timeout }
+    /// Writes through `client`, while `leadership` covers it; a bind may take `timeout` in all.
+    pub fn new(client: Client, timeout: Duration, leadership: Leadership) -> Self {
+        Self { client, timeout, leadership }
+    }
+
+    /// What binds are written on the strength of.
+    pub fn leadership(&self) -> &Leadership {
+        &self.leadership
     }
 
     /// How long a bind may take in all.
@@ -107,21 +124,33 @@ impl Binder {
 
     /// Binds a pod, and asks what became of it where the answer leaves that open and time is left.
     pub async fn bind(&self, order: &Order, deadline: Instant) -> Outcome {
-        match self.post_until(order, deadline).await {
+        let posted = self.post_until(order, deadline).await;
+        if !matches!(posted, Err(Unanswered::Withheld)) && self.leadership.is_overdue(Instant::now().into_std()) {
+            let (namespace, pod, node) = (&order.pod.namespace, &order.pod.name, &order.node);
+            error!(%namespace, %pod, %node, "the lease ended while a binding was on its way: another replica may not know of it");
+        }
+        match posted {
             Ok(answer) if answer.status == StatusCode::CONFLICT => self.judge_conflict(order, &answer.message(), deadline).await,
             Ok(answer) => match answer.outcome() {
                 Outcome::Unknown(message) => self.judge_unknown(order, message, deadline).await,
                 outcome => outcome,
             },
-            Err(message) => self.judge_unknown(order, message, deadline).await,
+            Err(Unanswered::Lost(message)) => self.judge_unknown(order, message, deadline).await,
+            Err(Unanswered::Withheld) => {
+                Outcome::Refused("nothing is sent: this replica may not lead until the binding is written".to_owned())
+            }
         }
     }
 
-    /// Posts until the answer is another than "busy", or time is up; an error is a lost answer.
-    async fn post_until(&self, order: &Order, deadline: Instant) -> Result<Answer, String> {
+    /// Posts until the answer is another than "busy", or time is up.
+    async fn post_until(&self, order: &Order, deadline: Instant) -> Result<Answer, Unanswered> {
         loop {
-            let lost = |_| format!("no answer from the API server within {:?}", self.timeout);
-            let answer = timeout_at(deadline, self.post(order)).await.map_err(lost)??;
+            // Asked right before it is sent; what takes too long after that is refused by nobody but the node.
+            if !self.leadership.covers(Instant::now().into_std(), deadline.into_std()) {
+                return Err(Unanswered::Withheld);
+            }
+            let late = |_| Unanswered::Lost(format!("no answer from the API server within {:?}", self.timeout));
+            let answer = timeout_at(deadline, self.post(order)).await.map_err(late)?.map_err(Unanswered::Lost)?;
             if answer.status != StatusCode::TOO_MANY_REQUESTS {
                 return Ok(answer);
             }

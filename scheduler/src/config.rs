@@ -2,6 +2,7 @@
 //!
 //! Nothing else of the daemon reads a flag or an environment variable.
 
+mod leader;
 mod policies;
 mod webhooks;
 
@@ -15,6 +16,8 @@ use placement::{Policies, Weights};
 use proto::quantity::Quantity;
 use proto::resource::ResourceNames;
 
+pub use leader::Leader;
+use leader::LeaderArgs;
 use policies::PolicyArgs;
 pub use policies::weights;
 use webhooks::WebhookArgs;
@@ -66,6 +69,8 @@ pub struct Args {
     #[arg(long, env = "GPUSHARE_CLIENT_CA_FILE", requires = "tls_cert_file", value_name = "FILE")]
     client_ca_file: Option<PathBuf>,
     #[command(flatten)]
+    leader: LeaderArgs,
+    #[command(flatten)]
     webhooks: WebhookArgs,
     /// Form of the log on standard error.
     #[arg(long, env = "GPUSHARE_LOG_FORMAT", value_enum, default_value = "text")]
@@ -95,6 +100,8 @@ pub struct Config {
     pub scheduling: Scheduling,
     /// How HTTP is served.
     pub serving: Serving,
+    /// Election of a leader, if there are several replicas.
+    pub leader: Option<Leader>,
     /// Webhooks, and certificates that are made here.
     pub admission: Admission,
     /// The log.
@@ -179,6 +186,7 @@ impl TryFrom<Args> for Config {
             _ => None,
         };
         let names = ResourceNames { memory: args.memory_resource };
+        let leader = args.leader.leader(args.bind_timeout)?;
         let admission = args.webhooks.admission(names.clone(), tls.as_ref())?;
         Ok(Self {
             kubeconfig: args.kubeconfig,
@@ -199,6 +207,7 @@ impl TryFrom<Args> for Config {
                 tls,
                 tls_from_secret: admission.certificates.as_ref().is_some_and(|certificates| certificates.for_extender),
             },
+            leader,
             admission,
             log: Log { format: args.log_format, level: args.log_level },
             command: args.command,

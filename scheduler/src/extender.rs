@@ -9,7 +9,7 @@ pub mod prioritize;
 mod remembered;
 mod turns;
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::Router;
@@ -28,6 +28,7 @@ use crate::accounting::PodFacts;
 use crate::bind::{Binder, shorten};
 use crate::config::Serving;
 use crate::index::{Index, Shared};
+use crate::leader::{LABEL, Leadership, NotLeading};
 use crate::metrics::{Ending, Metrics, Timer, Verb};
 use crate::serve::ClientCertificate;
 use remembered::Remembered;
@@ -47,8 +48,6 @@ pub struct Extender {
     node_turns: Turns,
     /// Decisions whose outcome is being found out, by pod UID and stamp.
     resolving: Mutex<FxHashSet<(Box<str>, u64)>>,
-    /// When everything had first been seen, as far as a request has noticed.
-    began: OnceLock<Instant>,
     /// Filters and prioritizes in work.
     answering: Semaphore,
     /// Binds in work: they wait for the API server, and must not hold up the others.
@@ -99,6 +98,9 @@ pub enum RequestFailure {
         /// What is missing.
         reason: String,
     },
+    /// Another replica decides.
+    #[error(transparent)]
+    NotLeading(#[from] NotLeading),
 }
 
 impl RequestFailure {
@@ -112,12 +114,16 @@ impl RequestFailure {
             Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Broken { .. } => StatusCode::REQUEST_TIMEOUT,
             Self::NoCertificate => StatusCode::FORBIDDEN,
-            Self::NotReady { .. } => StatusCode::SERVICE_UNAVAILABLE,
+            Self::NotReady { .. } | Self::NotLeading(_) => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 
     fn ending(&self) -> Ending {
-        if matches!(self, Self::NotReady { .. }) { Ending::NotReady } else { Ending::Malformed }
+        match self {
+            Self::NotReady { .. } => Ending::NotReady,
+            Self::NotLeading(_) => Ending::NotLeading,
+            Self::Malformed { .. } | Self::TooLarge { .. } | Self::Broken { .. } | Self::NoCertificate => Ending::Malformed,
+        }
     }
 }
 
@@ -141,17 +147,23 @@ impl Extender {
             turns: Turns::default(),
             node_turns: Turns::default(),
             resolving: Mutex::default(),
-            began: OnceLock::new(),
             answering: Semaphore::new(serving.concurrency),
             binding: Semaphore::new(serving.concurrency),
             limits,
         }
     }
 
-    /// Whether everything has been seen, and takes note of when that was first so.
-    fn ready(&self, index: &Index) -> Result<Instant, String> {
-        index.ready()?;
-        Ok(*self.began.get_or_init(now))
+    fn leadership(&self) -> &Leadership {
+        self.binder.leadership()
+    }
+
+    /// Whether clients may be sent here.
+    fn ready(&self) -> Result<(), String> {
+        self.index.read().ready()?;
+        if self.leadership().is_stray(now()) {
+            return Err(format!("not ready: this pod may bear the label {LABEL} and does not lead; it is being taken off"));
+        }
+        Ok(())
     }
 
     /// Reads a request's body, if the client may ask at all.
@@ -215,8 +227,8 @@ async fn version() -> String {
 }
 
 async fn readyz(State(extender): State<Arc<Extender>>) -> Response {
-    match extender.ready(&extender.index.read()) {
-        Ok(_) => "ok\n".into_response(),
+    match extender.ready() {
+        Ok(()) => "ok\n".into_response(),
         Err(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")).into_response(),
     }
 }
@@ -244,7 +256,21 @@ impl Extender {
         let body = self.receive(request).await;
         let mut timer = self.metrics.time(verb);
         let _permit = self.answering.acquire().await;
-        respond(&mut timer, body.and_then(|body| answer(self, &body, now())))
+        let leads = |body| self.leads().map(|()| body).map_err(RequestFailure::from);
+        let answer = match body.and_then(leads) {
+            Ok(body) => answer(self, &body, now()),
+            Err(RequestFailure::NotLeading(reason)) if verb == Verb::Filter => {
+                timer.ending = Ending::NotLeading;
+                filter::refusal(reason)
+            }
+            Err(failure) => Err(failure),
+        };
+        respond(&mut timer, answer)
+    }
+
+    /// Whether this replica decides; a client that comes to the wrong one has to connect anew.
+    fn leads(&self) -> Result<(), NotLeading> {
+        self.leadership().check(now()).inspect_err(|_| self.leadership().hang_up())
     }
 }
 

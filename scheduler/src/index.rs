@@ -177,6 +177,19 @@ impl Index {
         self.began_with_pending
     }
 
+    /// Whether it is not known of some binding whether it was written.
+    pub fn has_doubts(&self) -> bool {
+        let mut open = self.pods.values().filter_map(|entry| entry.assumption.as_deref());
+        open.any(|assumption| assumption.phase != Phase::Written)
+    }
+
+    /// Somebody else may decide from now on: decisions that are open are not repeated, as their room may be given away.
+    pub fn end_reign(&mut self) {
+        for assumption in self.pods.values_mut().filter_map(|entry| entry.assumption.as_deref_mut()) {
+            assumption.outlived = true;
+        }
+    }
+
     /// Whether there is a Node object of this name.
     pub fn knows_node(&self, name: &str) -> bool {
         self.nodes.get(name).is_some_and(NodeState::exists)

@@ -12,6 +12,7 @@ pub mod given;
 pub mod index;
 pub mod inventory;
 pub mod kinds;
+pub mod leader;
 pub mod metrics;
 pub mod offline;
 pub mod run;

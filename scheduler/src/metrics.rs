@@ -46,6 +46,8 @@ pub enum Ending {
     Malformed,
     /// The watches have not synced.
     NotReady,
+    /// Another replica leads.
+    NotLeading,
     /// A bind of which nobody knows whether it was written.
     Unknown,
 }
@@ -68,6 +70,7 @@ impl Ending {
             Self::Refused => "refused",
             Self::Malformed => "malformed",
             Self::NotReady => "not_ready",
+            Self::NotLeading => "not_leading",
             Self::Unknown => "unknown",
         }
     }

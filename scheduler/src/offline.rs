@@ -18,6 +18,7 @@ use crate::bind::Binder;
 use crate::config::Serving;
 use crate::extender::Extender;
 use crate::index::{Index, RawDevice, Shared};
+use crate::leader::Leadership;
 use crate::metrics::Metrics;
 use crate::watch::Follow;
 
@@ -62,6 +63,6 @@ pub fn extender(nodes: impl Iterator<Item = Value>, devices: impl Iterator<Item 
         Err::<http::Response<kube::client::Body>, _>(std::io::Error::from(std::io::ErrorKind::ConnectionRefused))
     });
     let metrics = Metrics::register(&mut Registry::default(), index.clone());
-    let binder = Binder::new(Client::new(nobody, "default"), Duration::from_secs(4));
+    let binder = Binder::new(Client::new(nobody, "default"), Duration::from_secs(4), Leadership::alone());
     Extender::new(index, metrics, binder, &serving())
 }

@@ -1,5 +1,6 @@
 //! Puts the daemon together: configuration, log, client, watches, routes; runs until told to stop.
 
+mod leader;
 mod tls;
 
 use std::fmt::Debug;
@@ -15,12 +16,13 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client};
 use prometheus_client::registry::Registry;
 use proto::node::Node;
-use proto::pod::Pod;
 use serde::de::DeserializeOwned;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::info;
 use tracing_subscriber::EnvFilter;
+
+use leader::{Part, Stop};
 
 use crate::bind::Binder;
 use crate::certificates::issue::{Order, issue};
@@ -28,7 +30,7 @@ use crate::config::{Args, Command, Config, Log, LogFormat};
 use crate::extender::{Extender, health_router, router};
 use crate::index::{Index, RawDevice, Shared};
 use crate::metrics::{Metrics, register_watches};
-use crate::serve::serve;
+use crate::serve::{serve, serve_anew};
 use crate::watch::heard::Heard;
 use crate::watch::{Follow, watch};
 use crate::webhook::{self, Webhooks};
@@ -50,11 +52,14 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     if let Some(command) = &config.command {
         return obey(command, client, config.admission.authority, namespace).await;
     }
-    let stop = stop_signal()?.shared();
+    let stop: Stop = stop_signal()?.boxed().shared();
     let index = Shared::new(index(&config));
     let mut registry = Registry::with_prefix("gpushare_scheduler");
     let metrics = Metrics::register(&mut registry, index.clone());
-    let binder = Binder::new(client.clone(), config.scheduling.bind_timeout);
+    let part = Part::of(&config, &namespace);
+    part.leadership.register(&mut registry);
+    let hangups = part.leadership.hangups();
+    let binder = Binder::new(client.clone(), config.scheduling.bind_timeout, part.leadership.clone());
     let extender = Arc::new(Extender::new(index.clone(), metrics, binder, &config.serving));
     let tls = tls::begin(&config, &client, namespace, &mut registry)?;
     let listener = listen(config.serving.listen).await?;
@@ -67,14 +72,15 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     };
     let health = OptionFuture::from(config.serving.health_listen.map(listen)).await.transpose()?;
     info!(prefix = config.serving.prefix, tls = tls.extender.is_some(), webhooks = webhooks.is_some(), "serving");
-    register_watches(&mut registry, watch_all(&client, &index));
+    register_watches(&mut registry, watch_all(&client, &index, &part));
+    let stop = part.begin(client, index, stop);
     tokio::spawn(Arc::clone(&extender).sweep());
     let registry = Arc::new(registry);
     let read_timeout = config.serving.read_timeout;
     let routes = router(Arc::clone(&extender), Arc::clone(&registry), &config.serving);
     let health = health.map(|listener| serve(listener, health_router(extender, registry), None, read_timeout, stop.clone()));
     let webhooks = webhooks.map(|(listener, routes, tls)| serve(listener, routes, Some(tls), read_timeout, stop.clone()));
-    let extender = serve(listener, routes, tls.extender, read_timeout, stop.clone());
+    let extender = serve_anew(listener, routes, tls.extender, read_timeout, hangups, stop);
     tokio::join!(extender, OptionFuture::from(health), OptionFuture::from(webhooks));
     info!("stopped");
     Ok(())
@@ -98,8 +104,8 @@ async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
 }
 
 /// Follows every kind; says when each was last heard of.
-fn watch_all(client: &Client, index: &Shared<Index>) -> Vec<Heard> {
-    vec![watch_kind::<Node>(client, index), watch_kind::<RawDevice>(client, index), watch_kind::<Pod>(client, index)]
+fn watch_all(client: &Client, index: &Shared<Index>, part: &Part) -> Vec<Heard> {
+    vec![watch_kind::<Node>(client, index), watch_kind::<RawDevice>(client, index), part.watch_pods(client, index)]
 }
 
 fn watch_kind<K>(client: &Client, index: &Shared<Index>) -> Heard

@@ -18,6 +18,8 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tower::ServiceExt;
 use tracing::{debug, warn};
 
@@ -40,13 +42,33 @@ pub struct ClientCertificate;
 
 /// Serves until `stop` completes, then lets the requests in work end.
 pub async fn serve(listener: TcpListener, router: Router, tls: Option<Current>, read_timeout: Duration, stop: impl Future<Output = ()>) {
-    let graceful = GracefulShutdown::new();
+    let (_nobody, never) = watch::channel(0);
+    serve_anew(listener, router, tls, read_timeout, never, stop).await;
+}
+
+/// Serves as [`serve`] does; whenever `hangups` changes all clients have to connect anew: their connections end once the
+/// requests in work are answered.
+pub async fn serve_anew(
+    listener: TcpListener,
+    router: Router,
+    tls: Option<Current>,
+    read_timeout: Duration,
+    mut hangups: watch::Receiver<u64>,
+    stop: impl Future<Output = ()>,
+) {
+    let mut graceful = GracefulShutdown::new();
+    let mut earlier = JoinSet::new();
     let connection = Connection { router, tls, read_timeout };
     tokio::pin!(stop);
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             () = &mut stop => break,
+            Ok(()) = hangups.changed() => {
+                earlier.spawn(std::mem::take(&mut graceful).shutdown());
+                while earlier.try_join_next().is_some() {}
+                continue;
+            }
         };
         match accepted {
             Ok((stream, _)) => {
@@ -59,7 +81,8 @@ pub async fn serve(listener: TcpListener, router: Router, tls: Option<Current>, 
         }
     }
     drop(listener);
-    if tokio::time::timeout(DRAIN, graceful.shutdown()).await.is_err() {
+    earlier.spawn(graceful.shutdown());
+    if tokio::time::timeout(DRAIN, earlier.join_all()).await.is_err() {
         warn!("some requests did not end in time");
     }
 }

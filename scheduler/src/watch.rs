@@ -45,8 +45,17 @@ where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
     I: Follow<K>,
 {
+    follow(events(api), index).await;
+}
+
+/// What happens to the objects of a kind, beginning with a list of all that there are: read from the API server itself, so
+/// that it names whatever was written before it was asked for.
+pub fn events<K>(api: Api<K>) -> impl Stream<Item = watcher::Result<Event<K>>> + Send + 'static
+where
+    K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+{
     let config = watcher::Config::default().page_size(PAGE);
-    follow(watch_objects(api, config).default_backoff(), index).await;
+    watch_objects(api, config).default_backoff()
 }
 
 /// Carries a stream of events into the state.

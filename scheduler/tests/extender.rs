@@ -14,6 +14,8 @@ mod devices;
 mod golden;
 #[path = "extender/histories.rs"]
 mod histories;
+#[path = "extender/leading.rs"]
+mod leading;
 #[path = "extender/objects.rs"]
 mod objects;
 mod old_extender_bugs;

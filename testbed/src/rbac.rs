@@ -52,6 +52,14 @@ pub const SCHEDULER: &[Access<'static>] = &[
     access(DEVICES_GROUP, "devices", "", "watch"),
 ];
 
+/// What the scheduler may do besides in its own namespace, where its replicas elect a leader.
+pub const SCHEDULER_LEADER: &[Access<'static>] = &[
+    access("coordination.k8s.io", "leases", "", "create"),
+    access("coordination.k8s.io", "leases", "", "get"),
+    access("coordination.k8s.io", "leases", "", "update"),
+    access("", "pods", "", "patch"),
+];
+
 /// What the scheduler may do besides where it makes the certificates of its webhooks itself.
 pub const SCHEDULER_WEBHOOKS: &[Access<'static>] = &[
     access("", "secrets", "", "create"),

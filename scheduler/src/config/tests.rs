@@ -60,6 +60,10 @@ fn policies_and_weights_are_taken_over() {
 #[case::hosts_without_secret(&["--certificate-hosts", "a"], "--certificate-secret")]
 #[case::lifetime(&["--certificate-lifetime", "365d"], "from 10s to 180d")]
 #[case::two_sources(&["--tls-from-secret", "--certificate-secret", "s", "--tls-cert-file", "a", "--tls-key-file", "b"], "cannot be used with")]
+#[case::election_without_a_pod(&["--leader-elect"], "--pod-name")]
+#[case::lease_of_part_of_a_second(&["--leader-elect", "--pod-name", "p", "--lease-duration", "15500ms"], "whole seconds")]
+#[case::lease_shorter_than_binds(&["--leader-elect", "--pod-name", "p", "--bind-timeout", "6s"], "must end before another begins")]
+#[case::renewed_too_seldom(&["--leader-elect", "--pod-name", "p", "--retry-period", "6s"], "at least twice --retry-period")]
 #[case::unknown(&["--memory-unit", "GiB"], "unexpected argument")]
 fn refused(#[case] flags: &[&str], #[case] expected: &str) {
     let error = parse(flags).unwrap_err();
@@ -79,6 +83,15 @@ fn webhooks_prefer_the_secret_to_the_files_of_the_extender() {
     let certificates = config.admission.certificates.unwrap();
     assert_eq!((certificates.lifetime.as_secs(), certificates.configuration.as_deref()), (90 * 86_400, Some("gpushare-scheduler")));
     assert!(config.serving.tls.is_some());
+}
+
+#[test]
+fn a_leader_is_elected_on_demand() {
+    assert!(parse(&["--pod-name", "p"]).unwrap().leader.is_none());
+    let leader = parse(&["--leader-elect", "--pod-name", "p", "--pod-namespace", "n"]).unwrap().leader.unwrap();
+    assert_eq!((leader.pod.as_str(), leader.namespace.as_deref(), leader.lease.as_str()), ("p", Some("n"), "gpushare-scheduler"));
+    let terms = [leader.terms.lease, leader.terms.renew, leader.terms.retry];
+    assert_eq!(terms.map(|time| time.as_secs()), [15, 10, 2]);
 }
 
 #[test]

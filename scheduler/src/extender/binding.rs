@@ -15,6 +15,7 @@ use super::{Extender, RequestFailure, now};
 use crate::accounting::PodFacts;
 use crate::bind::{Order, Outcome, PodId, shorten};
 use crate::index::{AssumeError, Assumed, Moment, Phase};
+use crate::leader::NotLeading;
 use crate::metrics::{Ending, Timer};
 
 /// Pauses between looks at a pod whose bind nobody knows the outcome of.
@@ -24,8 +25,6 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 const UNSEEN: Duration = Duration::from_secs(300);
 /// How often decisions are checked for that.
 const SWEEP: Duration = Duration::from_secs(5);
-/// How long, besides the time of a bind, writes of an earlier scheduler are waited for.
-const AFTER_START: Duration = Duration::from_secs(1);
 /// How long a bind waits for those before it on its node; well below what is left of kube-scheduler's own patience.
 const NODE_PATIENCE: Duration = Duration::from_millis(500);
 
@@ -35,6 +34,9 @@ pub enum BindFailure {
     /// The state is not complete yet.
     #[error("{0}")]
     NotReady(String),
+    /// Another replica decides, or this one not yet.
+    #[error(transparent)]
+    NotLeading(#[from] NotLeading),
     /// The request names no pod.
     #[error("{0}")]
     NoIdentity(String),
@@ -98,7 +100,8 @@ pub async fn answer(extender: &Arc<Extender>, body: &[u8], deadline: Instant, ti
 impl BindFailure {
     fn ending(&self) -> Ending {
         match self {
-            Self::NotReady(_) => Ending::NotReady,
+            Self::NotReady(_) | Self::NotLeading(NotLeading::Starting) => Ending::NotReady,
+            Self::NotLeading(_) => Ending::NotLeading,
             Self::Unknown(_) | Self::Broken(_) => Ending::Unknown,
             Self::NoIdentity(_) | Self::Late(_) | Self::NoPod { .. } | Self::Unreadable(_) | Self::Undecided(_) | Self::Refused(_) => {
                 Ending::Refused
@@ -112,7 +115,8 @@ impl Extender {
         let ExtenderBindingArgs { pod_name, pod_namespace, pod_uid, node } = args;
         let pod = PodId { namespace: pod_namespace, name: pod_name, uid: pod_uid };
         pod.check().map_err(BindFailure::NoIdentity)?;
-        self.may_bind().map_err(BindFailure::NotReady)?;
+        self.index.read().ready().map_err(BindFailure::NotReady)?;
+        let _binding = self.leads().and_then(|()| self.leadership().begin_bind(now()))?;
         let late = |what| move |_| BindFailure::Late(what);
         let _permit = timeout_at(deadline, self.binding.acquire()).await.map_err(late("waiting for other binds"))?;
         let _turn = timeout_at(deadline, self.turns.take(&pod.uid)).await.map_err(late("waiting for the pod's other bind"))?;
@@ -150,17 +154,6 @@ impl Extender {
             }
         }
         judge(outcome)
-    }
-
-    /// Whether binds may be decided: everything has been seen, and writes of a scheduler before this one have ended.
-    fn may_bind(&self) -> Result<(), String> {
-        let index = self.index.read();
-        let began = self.ready(&index)?;
-        let wait = self.binder.timeout() + AFTER_START;
-        if index.began_with_pending() && now().saturating_duration_since(began) < wait {
-            return Err(format!("starting: binds of an earlier scheduler may be under way; the first {wait:?} are waited out"));
-        }
-        Ok(())
     }
 
     fn resolving(&self) -> MutexGuard<'_, FxHashSet<(Box<str>, u64)>> {

@@ -14,6 +14,7 @@ use crate::accounting::PodFacts;
 use crate::bind::{is_identity, shorten};
 use crate::index::{Index, NodeAsk};
 use crate::inventory;
+use crate::leader::NotLeading;
 
 /// Most bytes that one failed node's entry takes besides its name.
 const ENTRY: usize = 96;
@@ -83,7 +84,7 @@ pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Vec<u8>,
         extender.index.write().expire_hints(now);
     }
     let index = extender.index.read();
-    extender.ready(&index).map_err(|reason| RequestFailure::NotReady { reason })?;
+    index.ready().map_err(|reason| RequestFailure::NotReady { reason })?;
     let facts = PodFacts::of(&args.pod, index.names());
     // An open decision is repeated, as its write may have got through: its node is the only one for the pod.
     let wanted = match index.assumed_node(uid) {
@@ -121,6 +122,15 @@ pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Vec<u8>,
         }
     }
     Ok(json)
+}
+
+/// The answer of a replica that does not lead: kube-scheduler tries the pod again.
+///
+/// # Errors
+/// Never; an answer can always be written.
+pub(super) fn refusal(reason: NotLeading) -> Result<Vec<u8>, RequestFailure> {
+    let answer = ExtenderFilterResult { error: reason.to_string(), ..ExtenderFilterResult::default() };
+    serde_json::to_vec(&answer).map_err(|error| RequestFailure::malformed("filter", &error.to_string()))
 }
 
 fn is_asked_about(node: &str, names: Option<&[Name<'_>]>, nodes: Option<&NodeList>) -> bool {

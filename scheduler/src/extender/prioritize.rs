@@ -16,7 +16,7 @@ pub fn answer(extender: &Extender, body: &[u8], _now: Instant) -> Result<Vec<u8>
     let malformed = |reason: String| RequestFailure::malformed("prioritize", &reason);
     let args: ExtenderArgs<'_> = serde_json::from_slice(body).map_err(|error| malformed(error.to_string()))?;
     let index = extender.index.read();
-    extender.ready(&index).map_err(|reason| RequestFailure::NotReady { reason })?;
+    index.ready().map_err(|reason| RequestFailure::NotReady { reason })?;
     let facts = PodFacts::of(&args.pod, index.names());
     let wanted = Wanted::of(&index, args.pod.uid(), facts.as_ref());
     let score = |name| match &wanted {

@@ -33,6 +33,8 @@ pub struct Assumption {
     pub since: Instant,
     /// Whether a list has left its pod out since it was written.
     pub(super) unlisted: bool,
+    /// Whether this replica has ceased to lead since it was decided.
+    pub(super) outlived: bool,
 }
 
 /// How far a decision has come.
@@ -87,6 +89,9 @@ pub enum AssumeError {
         /// Where it may be.
         node: String,
     },
+    /// An earlier bind to the same node may have got through, and must not be repeated.
+    #[error("an earlier bind of the pod is not settled yet; another replica may have decided since")]
+    Outlived,
     /// The request breaks a rule.
     #[error("{detail}")]
     Invalid {
@@ -137,7 +142,7 @@ impl Index {
         // Where nothing is chosen here, a record that came with a copied pod must not be taken for what was chosen.
         annotations.entry(DEVICE_ALLOCATED.to_owned()).or_insert_with(|| "{}".to_owned());
         let order = Order { pod: pod.clone(), node: node.to_owned(), annotations };
-        let assumption = Assumption { order: order.clone(), stamp, phase: Phase::Writing, since: now, unlisted: false };
+        let assumption = Assumption { order: order.clone(), stamp, phase: Phase::Writing, since: now, unlisted: false, outlived: false };
         let entry = self.pods.entry(OwnerId::from(pod.uid.as_str())).or_insert_with(|| PodEntry::new(facts.clone()));
         entry.assumption = Some(Box::new(assumption));
         self.hints.remove(&pod.uid);
@@ -299,6 +304,9 @@ impl Assumption {
     fn again(&mut self, node: &str, now: Instant) -> Result<Assumed, AssumeError> {
         if self.order.node != node {
             return Err(AssumeError::AssumedElsewhere { node: self.order.node.clone() });
+        }
+        if self.outlived {
+            return Err(AssumeError::Outlived);
         }
         self.phase = Phase::Writing;
         self.since = now;

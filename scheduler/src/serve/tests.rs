@@ -7,9 +7,11 @@ use axum::routing::get;
 use hyper_util::server::graceful::GracefulShutdown;
 use rstest::rstest;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::Connection;
+use super::{Connection, serve_anew};
 
 const REQUEST: &str = "GET / HTTP/1.1\r\nhost: x\r\n\r\n";
 /// A request that is answered after 30 s.
@@ -98,4 +100,39 @@ async fn requests_sent_at_once_are_both_answered() {
     client.read_to_string(&mut replies).await.unwrap();
     assert_eq!(replies.matches("HTTP/1.1 200 OK").count(), 2, "{replies}");
     assert!(replies.ends_with("quick"), "{replies}");
+}
+
+/// Whoever is in the middle of a request is answered; whoever waits for the next one is not kept.
+#[tokio::test]
+async fn clients_connect_anew_when_told_to() {
+    let release = std::sync::Arc::new(tokio::sync::Notify::new());
+    let (held, started) = (release.clone(), std::sync::Arc::new(tokio::sync::Notify::new()));
+    let starting = started.clone();
+    let slow = move || {
+        let (held, starting) = (held.clone(), starting.clone());
+        async move {
+            starting.notify_one();
+            held.notified().await;
+            "slow"
+        }
+    };
+    let router = Router::new().route("/", get(async || "quick")).route("/slow", get(slow));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (hang_up, hangups) = watch::channel(0);
+    tokio::spawn(serve_anew(listener, router, None, Duration::from_secs(10), hangups, std::future::pending()));
+    let (mut idle, mut busy) = (TcpStream::connect(address).await.unwrap(), TcpStream::connect(address).await.unwrap());
+    let mut reply = vec![0; 4096];
+    idle.write_all(REQUEST.as_bytes()).await.unwrap();
+    assert!(idle.read(&mut reply).await.unwrap() > 0);
+    busy.write_all(SLOW.as_bytes()).await.unwrap();
+    started.notified().await;
+    hang_up.send(1).unwrap();
+    let rest = idle.read_to_end(&mut reply);
+    timeout(Duration::from_secs(10), rest).await.expect("an idle connection should end").unwrap();
+    release.notify_one();
+    let mut text = String::new();
+    timeout(Duration::from_secs(10), busy.read_to_string(&mut text)).await.expect("the other should end too").unwrap();
+    assert!(text.contains("connection: close") && text.ends_with("slow"), "{text}");
+    assert!(TcpStream::connect(address).await.is_ok(), "new ones are welcome");
 }

@@ -3,7 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::{StreamExt, stream};
+use kube::runtime::watcher::Event;
 use rstest::rstest;
+use scheduler::leader::Leadership;
+use scheduler::leader::campaign::succeed_alone;
+use scheduler::leader::sight::Sight;
 use serde_json::Value;
 use tokio::time::{sleep, timeout};
 
@@ -274,15 +279,24 @@ async fn record_of_another_scheduler_on_the_same_node_is_believed() {
 #[tokio::test(start_paused = true)]
 async fn binds_wait_after_a_start(#[case] listed: Value, #[case] waits: bool) {
     let pod = units("p", 1);
-    let world = World::unsynced(&scheduler::offline::serving());
+    let leadership = Leadership::alone_after_another();
+    let world = World::led(&scheduler::offline::serving(), leadership.clone());
     world.list::<proto::node::Node>(&[node("n1", "MiB")]);
     world.list::<scheduler::index::RawDevice>(&[device("n1", &[16_276])]);
-    world.list::<proto::pod::Pod>(&[listed]);
     let world = world.with_pod(&pod);
-    assert_eq!(world.fitting(&pod, &["n1"]).await, ["n1"]);
+    let (sight, index) = (Sight::new(None), world.index.clone());
+    let lists = move || {
+        let pods = [&listed].map(|pod| Event::InitApply(serde_json::from_value(pod.clone()).unwrap()));
+        let list = [Event::Init].into_iter().chain(pods).chain([Event::InitDone]);
+        stream::iter(list.map(Ok)).chain(stream::pending())
+    };
+    let following = sight.clone();
+    tokio::spawn(async move { following.follow(index, lists).await });
+    tokio::spawn(succeed_alone(leadership, world.index.clone(), sight, Duration::from_secs(4)));
     sleep(Duration::from_millis(4900)).await;
+    assert_eq!(world.fitting(&pod, &["n1"]).await, ["n1"]);
     assert_eq!(world.bind(&pod, "n1").await.starts_with("starting: "), waits);
-    sleep(Duration::from_millis(100)).await;
+    sleep(Duration::from_millis(300)).await;
     assert_eq!(world.bind(&pod, "n1").await, "");
 }
 

@@ -16,6 +16,7 @@ use scheduler::bind::Binder;
 use scheduler::config::Serving;
 use scheduler::extender::{Extender, health_router, router};
 use scheduler::index::{Index, RawDevice, Shared};
+use scheduler::leader::Leadership;
 use scheduler::metrics::Metrics;
 use scheduler::offline;
 use scheduler::watch::Follow;
@@ -40,11 +41,16 @@ pub(crate) struct World {
 impl World {
     /// A world in which nothing has been listed yet.
     pub(crate) fn unsynced(serving: &Serving) -> Self {
+        Self::led(serving, Leadership::alone())
+    }
+
+    /// A world in which nothing has been listed yet, and others may lead.
+    pub(crate) fn led(serving: &Serving, leadership: Leadership) -> Self {
         let api = Api::default();
         let index = Shared::new(Index::new(ResourceNames::default(), Policies::default(), HINT));
         let mut registry = Registry::with_prefix("gpushare_scheduler");
         let metrics = Metrics::register(&mut registry, index.clone());
-        let binder = Binder::new(api.client(), Duration::from_secs(4));
+        let binder = Binder::new(api.client(), Duration::from_secs(4), leadership);
         let extender = Arc::new(Extender::new(index.clone(), metrics, binder, serving));
         let registry = Arc::new(registry);
         let router = router(Arc::clone(&extender), Arc::clone(&registry), serving);

@@ -184,7 +184,7 @@ async fn the_extender_knows_kube_scheduler_by_the_same_authority() {
     let serving = scheduler::config::Serving { tls_from_secret: true, ..offline::serving() };
     let index = scheduler::index::Shared::new(offline::index(std::iter::empty(), std::iter::empty(), std::iter::empty()));
     let metrics = scheduler::metrics::Metrics::register(&mut registry, index.clone());
-    let binder = scheduler::bind::Binder::new(api.client(), Duration::from_secs(4));
+    let binder = scheduler::bind::Binder::new(api.client(), Duration::from_secs(4), scheduler::leader::Leadership::alone());
     let extender = Arc::new(Extender::new(index, metrics, binder, &serving));
     let routes = extender_router(extender, Arc::new(Registry::default()), &serving);
     let address = start(keeper.serve(Clients::Known).unwrap(), routes).await;

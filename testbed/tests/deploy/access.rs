@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use rstest::rstest;
-use testbed::rbac::{Access, DEVICE_PLUGIN, Rbac, SCHEDULER, Target};
+use testbed::rbac::{Access, DEVICE_PLUGIN, Rbac, SCHEDULER, SCHEDULER_LEADER, Target};
 
 use crate::render::{documents, render};
 use crate::{all, find, read, texts};
@@ -13,15 +13,25 @@ const PLUGIN_ACCOUNT: &str = "system:serviceaccount:gpushare-system:gpushare-dev
 
 /// No right is missing and none is too many.
 #[rstest]
-#[case::scheduler("base", SCHEDULER_ACCOUNT, SCHEDULER)]
-#[case::device_plugin("base", PLUGIN_ACCOUNT, DEVICE_PLUGIN)]
-#[case::device_plugin_simulated("overlays/simulated", PLUGIN_ACCOUNT, DEVICE_PLUGIN)]
-fn may_do_what_it_does_and_nothing_else(#[case] folder: &str, #[case] account: &str, #[case] used: &[Access<'static>]) {
+#[case::scheduler("base", SCHEDULER_ACCOUNT, SCHEDULER, SCHEDULER_LEADER)]
+#[case::device_plugin("base", PLUGIN_ACCOUNT, DEVICE_PLUGIN, &[])]
+#[case::device_plugin_simulated("overlays/simulated", PLUGIN_ACCOUNT, DEVICE_PLUGIN, &[])]
+fn may_do_what_it_does_and_nothing_else(
+    #[case] folder: &str,
+    #[case] account: &str,
+    #[case] used: &[Access<'static>],
+    #[case] at_home: &[Access<'static>],
+) {
     let rbac = Rbac::of(&render(folder)).unwrap();
-    let used: BTreeSet<Access<'_>> = used.iter().copied().collect();
-    assert_eq!(rbac.granted(account), used);
-    for access in used {
+    let everywhere: BTreeSet<Access<'_>> = used.iter().copied().collect();
+    let at_home: BTreeSet<Access<'_>> = at_home.iter().copied().collect();
+    assert_eq!(rbac.granted(account), everywhere.union(&at_home).copied().collect());
+    for access in everywhere {
         assert!(rbac.allows(account, access, Target { namespace: "any", name: "any" }), "{access}");
+    }
+    for access in at_home {
+        assert!(!rbac.allows(account, access, Target { namespace: "any", name: "gpushare-scheduler" }), "{access} elsewhere");
+        assert!(rbac.allows(account, access, Target { namespace: "gpushare-system", name: "gpushare-scheduler" }), "{access}");
     }
 }
 

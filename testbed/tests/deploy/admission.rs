@@ -34,7 +34,9 @@ fn every_right_to_write_is_confined() {
 #[test]
 fn policies_mean_the_plugin_s_account_and_its_token_s_node() {
     let objects = render("base");
-    let policies = all(&objects, "ValidatingAdmissionPolicy");
+    let policies = all(&objects, "ValidatingAdmissionPolicy").into_iter();
+    let policies: Vec<&Value> =
+        policies.filter(|policy| policy["metadata"]["labels"]["app.kubernetes.io/name"] == "gpushare-device-plugin").collect();
     assert_eq!(policies.len(), 4);
     for policy in policies {
         let name = policy["metadata"]["name"].as_str().unwrap();

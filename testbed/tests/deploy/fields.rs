@@ -6,6 +6,7 @@ use k8s_openapi::api::admissionregistration::v1::{
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, ResourceQuota, Service, ServiceAccount};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::{Metadata, Resource};
@@ -39,6 +40,7 @@ fn kinds() -> Vec<(&'static str, &'static str, Known)> {
         entry::<Namespace>(),
         entry::<NetworkPolicy>(),
         entry::<Pod>(),
+        entry::<PodDisruptionBudget>(),
         entry::<ResourceQuota>(),
         entry::<Role>(),
         entry::<RoleBinding>(),

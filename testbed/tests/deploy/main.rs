@@ -10,6 +10,7 @@ mod crd;
 mod daemons;
 mod fields;
 mod images;
+mod leader;
 mod render;
 mod samples;
 mod scheduler_configuration;

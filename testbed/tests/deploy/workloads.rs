@@ -7,6 +7,7 @@ use rstest::rstest;
 use serde_json::{Value, json};
 
 use crate::daemons::{DEVICE_PLUGIN, Daemon, SCHEDULER};
+use crate::leader::LEADER_LABEL;
 use crate::render::{render, render_base_with};
 use crate::{all, find, texts};
 
@@ -65,15 +66,6 @@ fn nothing_is_open_on_the_nodes(#[values(FOLDERS[0], FOLDERS[1], FOLDERS[2])] fo
     assert_eq!(all(&objects, "NetworkPolicy").len(), 2);
 }
 
-/// Two schedulers with a memory of their own book the same device twice (E11).
-#[rstest]
-fn there_is_one_scheduler_at_a_time(#[values(FOLDERS[0], FOLDERS[1], FOLDERS[2])] folder: &str) {
-    let objects = render(folder);
-    let deployment = find(&objects, "Deployment", SCHEDULER.name);
-    assert_eq!(deployment["spec"]["replicas"], 1);
-    assert_eq!(deployment["spec"]["strategy"], json!({"type": "Recreate"}));
-}
-
 #[test]
 fn scheduler_is_not_root_and_demands_certificates() {
     let objects = render("base");
@@ -108,7 +100,8 @@ fn scheduler_is_probed_and_reached_where_it_listens() {
         &find(&objects, "NetworkPolicy", SCHEDULER.name)["spec"]["podSelector"]["matchLabels"],
     ];
     for selector in selectors {
-        assert!(selector.as_object().unwrap().iter().all(|(key, value)| labels[key] == *value), "{selector}");
+        let mut own = selector.as_object().unwrap().iter().filter(|(key, _)| *key != LEADER_LABEL);
+        assert!(own.all(|(key, value)| labels[key] == *value), "{selector}");
     }
     let policy = find(&objects, "NetworkPolicy", SCHEDULER.name);
     let admitted = [port, health].map(|port| json!({"port": port["containerPort"], "protocol": "TCP"}));

@@ -1,0 +1,235 @@
+//! Takes part in the election until told to stop: reads and writes the Lease, and acts on whether this replica leads.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::time::{Duration, Instant};
+
+use kube::Client;
+use tokio::task::JoinHandle;
+use tokio::time::sleep_until;
+use tracing::{info, warn};
+
+use super::election::{Action, Election, Reign, Terms, Written};
+use super::label::{LabelKeeper, Wanted};
+use super::lease::LeaseObject;
+use super::sight::Sight;
+use super::{Leadership, PodName, patience};
+use crate::index::{Index, Shared};
+
+/// How often is looked whether everything has been seen.
+const LOOK: Duration = Duration::from_millis(100);
+/// How long giving the Lease up, and taking the label off, may take.
+const GOODBYE: Duration = Duration::from_secs(5);
+
+/// How this replica takes part.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Name of the Lease.
+    pub lease: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// This replica's pod.
+    pub pod: PodName,
+    /// For how long what holds.
+    pub terms: Terms,
+    /// Longest time that one bind may take.
+    pub bind_timeout: Duration,
+}
+
+/// A replica that takes part.
+pub struct Campaign {
+    settings: Settings,
+    leadership: Leadership,
+    index: Shared<Index>,
+    sight: Sight,
+    lease: LeaseObject,
+    label: LabelKeeper,
+    election: Election,
+    /// The reign that has been acted upon.
+    reign: Option<Reign>,
+    /// Makes ready to bind.
+    succession: Option<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for Campaign {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Campaign").field("settings", &self.settings).field("election", &self.election).finish_non_exhaustive()
+    }
+}
+
+/// Makes the only replica ready to bind, without a Lease: a scheduler before it may have been binding the pods that were
+/// pending when it began.
+pub async fn succeed_alone(leadership: Leadership, index: Shared<Index>, sight: Sight, bind_timeout: Duration) {
+    until_ready(&index).await;
+    if index.read().began_with_pending() {
+        tokio::time::sleep(patience(bind_timeout)).await;
+        sight.look_again().await;
+    }
+    leadership.clear();
+}
+
+async fn until_ready(index: &Shared<Index>) {
+    while index.read().ready().is_err() {
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+impl Campaign {
+    /// A replica that reads and writes through `client`.
+    pub fn new(client: Client, settings: Settings, leadership: Leadership, index: Shared<Index>, sight: Sight) -> Self {
+        let lease = LeaseObject::new(client.clone(), &settings.namespace, &settings.lease);
+        let label = LabelKeeper::start(client, settings.pod.clone(), leadership.clone());
+        // A process that comes after this one in the same pod is another replica.
+        let identity = format!("{}_{:016x}", settings.pod.name, RandomState::new().build_hasher().finish());
+        let election = Election::new(identity, settings.terms, now());
+        Self { settings, leadership, index, sight, lease, label, election, reign: None, succession: None }
+    }
+
+    /// Takes part until `stop` completes, then gives the Lease up once all binds have ended.
+    pub async fn run(mut self, stop: impl Future<Output = ()>) {
+        tokio::pin!(stop);
+        tokio::select! {
+            // A replica that does not know all pods is of no use as a leader.
+            () = until_ready(&self.index) => {}
+            () = &mut stop => return self.leadership.end(),
+        }
+        loop {
+            self.act();
+            let pause = match self.election.next(now()) {
+                Action::Wait(until) => until,
+                Action::End => break,
+                action => {
+                    self.carry_out(action).await;
+                    continue;
+                }
+            };
+            tokio::select! {
+                () = sleep_until(self.wake(pause).into()) => {}
+                () = &mut stop => break,
+            }
+        }
+        self.resign().await;
+    }
+
+    /// When to look again, at the latest when the time to lead is over.
+    fn wake(&self, pause: Instant) -> Instant {
+        self.reign.map_or(pause, |reign| pause.min(reign.renewed + self.settings.terms.renew))
+    }
+
+    /// How long a request may take: never longer than the time to lead.
+    fn patience(&self) -> Duration {
+        let most = self.settings.terms.renew / 2;
+        let left = self.reign.map(|reign| (reign.renewed + self.settings.terms.renew).saturating_duration_since(now()));
+        left.map_or(most, |left| left.min(most))
+    }
+
+    async fn carry_out(&mut self, action: Action) {
+        let (sent, patience) = (now(), self.patience());
+        let (record, outcome) = match action {
+            Action::Read => {
+                let found = self.lease.read(patience).await;
+                match found {
+                    Ok(found) => self.election.read(now(), found),
+                    Err(error) => {
+                        warn!(lease = self.settings.lease, error = format!("{error:#}"), "the Lease cannot be read, trying again");
+                        self.election.unread(now());
+                    }
+                }
+                return;
+            }
+            Action::Create(record) => {
+                let outcome = self.lease.create(&record, patience).await;
+                (record, outcome)
+            }
+            Action::Write { version, record } => {
+                let outcome = self.lease.write(version, &record, patience).await;
+                (record, outcome)
+            }
+            Action::Wait(_) | Action::End => return,
+        };
+        if outcome == Written::Overtaken {
+            info!(lease = self.settings.lease, "another replica has written the Lease");
+        }
+        self.election.written(record, sent, now(), outcome);
+    }
+
+    /// Begins, goes on or ceases to lead, as the election says.
+    fn act(&mut self) {
+        let reign = self.election.reign(now());
+        let is_new = reign.map(|reign| reign.number) != self.reign.map(|reign| reign.number);
+        if is_new && self.reign.is_some() {
+            warn!(holder = self.election.holder(), "this replica leads no more");
+            self.leadership.stand_by();
+            self.end_reign();
+        }
+        if let Some(reign) = reign {
+            self.leadership.lead(self.settings.terms, reign.renewed, is_new);
+            if is_new {
+                info!(lease = self.settings.lease, is_handed_over = reign.is_handed_over, "this replica leads");
+                self.succession = Some(self.succeed(reign));
+            }
+        }
+        self.reign = reign;
+    }
+
+    fn end_reign(&mut self) {
+        if let Some(succession) = self.succession.take() {
+            succession.abort();
+        }
+        self.label.want(Wanted::Plain);
+        self.index.write().end_reign();
+    }
+
+    /// Waits out what the predecessor may be writing, writes the label, and waits until the watch has shown that, and so all
+    /// that was written before.
+    fn succeed(&self, reign: Reign) -> JoinHandle<()> {
+        let since = jiff::Timestamp::now().to_string();
+        let (leadership, sight, wanted) = (self.leadership.clone(), self.sight.clone(), self.label.sender());
+        let patience = patience(self.settings.bind_timeout);
+        tokio::spawn(async move {
+            if !reign.is_handed_over {
+                info!(?patience, "the leader before did not say goodbye: what it may be writing is waited out");
+                tokio::time::sleep(patience).await;
+            }
+            wanted.send_replace(Wanted::Leader(since.clone()));
+            sight.has_shown(&since).await;
+            leadership.clear();
+            info!("ready to bind: everything that was written before has been seen");
+        })
+    }
+
+    /// Lets binds end, gives the Lease up and takes the label off.
+    async fn resign(mut self) {
+        let led = self.reign.take().is_some();
+        self.leadership.end_binds().await;
+        if let Some(succession) = self.succession.take() {
+            succession.abort();
+        }
+        if led && self.index.read().has_doubts() {
+            // Whoever finds an abandoned Lease waits until such a write must have ended.
+            warn!("it is not known whether some binding was written: the Lease is left to run out");
+        } else if led {
+            let given_up = tokio::time::timeout(GOODBYE, self.give_up()).await;
+            info!(in_time = given_up.is_ok(), "the Lease is given up");
+        }
+        self.leadership.end();
+        self.label.want(Wanted::Plain);
+        if tokio::time::timeout(GOODBYE, self.label.done(&Wanted::Plain)).await.is_err() {
+            warn!("the leader's label is left on this pod");
+        }
+    }
+
+    async fn give_up(&mut self) {
+        self.election.resign(now());
+        loop {
+            match self.election.next(now()) {
+                Action::End => return,
+                Action::Wait(until) => sleep_until(until.into()).await,
+                action => self.carry_out(action).await,
+            }
+        }
+    }
+}
+
+fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}

@@ -1,0 +1,109 @@
+//! The Lease as the API server keeps it: read whole, written only over the version that was read.
+
+use std::time::Duration;
+
+use anyhow::Context;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use kube::api::PostParams;
+use kube::{Api, Client};
+
+use super::election::{Record, Written};
+
+/// One Lease.
+pub(super) struct LeaseObject {
+    api: Api<Lease>,
+    name: String,
+    /// As it was read or written last.
+    last: Lease,
+}
+
+impl LeaseObject {
+    pub(super) fn new(client: Client, namespace: &str, name: &str) -> Self {
+        Self { api: Api::namespaced(client, namespace), name: name.to_owned(), last: Lease::default() }
+    }
+
+    /// The version and what it says, if there is a Lease. Names no resource version, so that no cache answers.
+    pub(super) async fn read(&mut self, timeout: Duration) -> anyhow::Result<Option<(String, Record)>> {
+        let found = tokio::time::timeout(timeout, self.api.get_opt(&self.name)).await.context("no answer in time")?;
+        let Some(found) = found.context("cannot read the Lease")? else { return Ok(None) };
+        let version = found.metadata.resource_version.clone().context("the Lease has no resource version")?;
+        let record = record(&found);
+        self.last = found;
+        Ok(Some((version, record)))
+    }
+
+    /// Makes the Lease, if there is none.
+    pub(super) async fn create(&mut self, record: &Record, timeout: Duration) -> Written {
+        let metadata = ObjectMeta {
+            name: Some(self.name.clone()),
+            labels: Some([("app.kubernetes.io/part-of".to_owned(), "gpushare".to_owned())].into()),
+            ..ObjectMeta::default()
+        };
+        let lease = Lease { metadata, spec: Some(spec(record, None)) };
+        let params = PostParams::default();
+        let request = self.api.create(&params, &lease);
+        let answer = tokio::time::timeout(timeout, request).await;
+        self.judge(answer.ok())
+    }
+
+    /// Writes over this version, and over the object that had it: not over a namesake made since.
+    pub(super) async fn write(&mut self, version: String, record: &Record, timeout: Duration) -> Written {
+        let mut lease = self.last.clone();
+        lease.metadata.name = Some(self.name.clone());
+        lease.metadata.resource_version = Some(version);
+        lease.metadata.managed_fields = None;
+        lease.spec = Some(spec(record, self.last.spec.as_ref()));
+        let params = PostParams::default();
+        let request = self.api.replace(&self.name, &params, &lease);
+        let answer = tokio::time::timeout(timeout, request).await;
+        self.judge(answer.ok())
+    }
+
+    fn judge(&mut self, answer: Option<kube::Result<Lease>>) -> Written {
+        match answer {
+            Some(Ok(lease)) => match lease.metadata.resource_version.clone() {
+                Some(version) => {
+                    self.last = lease;
+                    Written::Done(version)
+                }
+                None => Written::Unknown,
+            },
+            // Of another version, or gone.
+            Some(Err(kube::Error::Api(status))) if [404, 409].contains(&status.code) => Written::Overtaken,
+            Some(Err(error)) => {
+                tracing::warn!(error = format!("{:#}", anyhow::Error::from(error)), "cannot write the Lease");
+                Written::Unknown
+            }
+            None => {
+                tracing::warn!("cannot write the Lease: no answer in time");
+                Written::Unknown
+            }
+        }
+    }
+}
+
+fn record(lease: &Lease) -> Record {
+    let spec = lease.spec.as_ref();
+    let number = |field: Option<i32>| field.and_then(|number| u64::try_from(number).ok()).unwrap_or_default();
+    Record {
+        holder: spec.and_then(|spec| spec.holder_identity.clone()).unwrap_or_default(),
+        seconds: number(spec.and_then(|spec| spec.lease_duration_seconds)),
+        transitions: number(spec.and_then(|spec| spec.lease_transitions)),
+    }
+}
+
+/// The times are for people: nobody compares them.
+fn spec(record: &Record, before: Option<&LeaseSpec>) -> LeaseSpec {
+    let now = MicroTime(jiff::Timestamp::now());
+    let number = |number: u64| Some(i32::try_from(number).unwrap_or(i32::MAX));
+    let same = before.filter(|before| before.holder_identity.as_deref() == Some(record.holder.as_str()));
+    LeaseSpec {
+        holder_identity: Some(record.holder.clone()),
+        lease_duration_seconds: number(record.seconds),
+        lease_transitions: number(record.transitions),
+        acquire_time: same.and_then(|same| same.acquire_time.clone()).or_else(|| Some(now.clone())),
+        renew_time: Some(now),
+        ..LeaseSpec::default()
+    }
+}

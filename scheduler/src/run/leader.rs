@@ -1,0 +1,66 @@
+//! Leadership as configured: elected among replicas, or this replica's alone.
+
+use std::time::Duration;
+
+use futures::future::{BoxFuture, FutureExt, Shared as SharedFuture};
+use kube::{Api, Client};
+use proto::pod::Pod;
+use tokio::time::sleep;
+
+use crate::config::Config;
+use crate::index::{Index, Shared};
+use crate::leader::campaign::{Campaign, Settings, succeed_alone};
+use crate::leader::sight::Sight;
+use crate::leader::{Leadership, PodName};
+use crate::watch::events;
+use crate::watch::heard::Heard;
+
+/// How long requests are still taken after the signal to stop, where other replicas are: until nobody is sent here any more.
+const LINGER: Duration = Duration::from_secs(3);
+
+/// Something that completes once, for many.
+pub(super) type Stop = SharedFuture<BoxFuture<'static, ()>>;
+
+/// This replica's part.
+pub(super) struct Part {
+    pub(super) leadership: Leadership,
+    sight: Sight,
+    settings: Option<Settings>,
+    bind_timeout: Duration,
+}
+
+impl Part {
+    /// As the flags say.
+    pub(super) fn of(config: &Config, namespace: &str) -> Self {
+        let bind_timeout = config.scheduling.bind_timeout;
+        let settings = config.leader.as_ref().map(|leader| {
+            let namespace = leader.namespace.clone().unwrap_or_else(|| namespace.to_owned());
+            let pod = PodName { namespace: namespace.clone(), name: leader.pod.clone() };
+            Settings { lease: leader.lease.clone(), namespace, pod, terms: leader.terms, bind_timeout }
+        });
+        let leadership = if settings.is_some() { Leadership::standby() } else { Leadership::alone_after_another() };
+        let sight = Sight::new(settings.as_ref().map(|settings| settings.pod.clone()));
+        Self { leadership, sight, settings, bind_timeout }
+    }
+
+    /// Follows pods.
+    pub(super) fn watch_pods(&self, client: &Client, index: &Shared<Index>) -> Heard {
+        let heard = Heard::new(<Index as crate::watch::Follow<Pod>>::KIND);
+        let api: Api<Pod> = Api::all(heard.listen(client));
+        let (sight, index) = (self.sight.clone(), index.clone());
+        tokio::spawn(async move { sight.follow(index, || events(api.clone())).await });
+        heard
+    }
+
+    /// Begins; what comes back completes when nothing need be served any more.
+    pub(super) fn begin(self, client: Client, index: Shared<Index>, stop: Stop) -> Stop {
+        let Some(settings) = self.settings else {
+            tokio::spawn(succeed_alone(self.leadership, index, self.sight, self.bind_timeout));
+            return stop;
+        };
+        let campaign = Campaign::new(client, settings, self.leadership, index, self.sight);
+        let taking_part = tokio::spawn(campaign.run(stop.clone()));
+        let ended = async move { drop(tokio::join!(taking_part, stop.then(|()| sleep(LINGER)))) };
+        ended.boxed().shared()
+    }
+}

@@ -1,0 +1,46 @@
+//! What a replica answers that does not lead: reads as ever, no decision, and clients sent on to the leader.
+
+use http::StatusCode;
+use scheduler::leader::Leadership;
+use scheduler::offline;
+use serde_json::json;
+
+use crate::objects::{device, node, units};
+use crate::world::World;
+
+#[tokio::test(start_paused = true)]
+async fn a_replica_that_does_not_lead_shows_and_decides_nothing() {
+    let leadership = Leadership::standby();
+    let pod = units("p", 1);
+    let world = World::led(&offline::serving(), leadership.clone());
+    world.list::<proto::node::Node>(&[node("n1", "MiB")]);
+    world.list::<scheduler::index::RawDevice>(&[device("n1", &[16_276])]);
+    world.list::<proto::pod::Pod>(std::slice::from_ref(&pod));
+    let world = world.with_pod(&pod);
+    let mut hangups = leadership.hangups();
+    let filtered = world.filter(&pod, &["n1"]).await;
+    assert_eq!(filtered["Error"], "not the leader: another replica of gpushare-scheduler decides; ask again");
+    assert_eq!(filtered["NodeNames"], json!(null));
+    assert!(hangups.has_changed().unwrap(), "the client comes to the leader next time");
+    hangups.mark_unchanged();
+    assert!(world.bind(&pod, "n1").await.starts_with("not the leader: "));
+    assert!(hangups.has_changed().unwrap());
+    let (status, text) = world.send("POST", "/gpushare-scheduler/prioritize", json!({"Pod": pod, "NodeNames": ["n1"]}).to_string()).await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{text}");
+    assert!(world.api.bindings().is_empty());
+    assert_eq!(world.inspect(None).await["nodes"][0]["name"], "n1");
+    let (_, metrics) = world.send("GET", "/metrics", String::new()).await;
+    assert!(metrics.contains("requests_total{verb=\"filter\",outcome=\"not_leading\"} 1"), "{metrics}");
+}
+
+/// The label may be there from an earlier process, until it is known to be off.
+#[tokio::test(start_paused = true)]
+async fn a_replica_whose_pod_may_bear_the_leaders_label_is_not_ready() {
+    let world = World::led(&offline::serving(), Leadership::standby());
+    world.list::<proto::node::Node>(&[]);
+    world.list::<scheduler::index::RawDevice>(&[]);
+    world.list::<proto::pod::Pod>(&[]);
+    let (status, text) = world.send("GET", "/readyz", String::new()).await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+    assert!(text.contains("gpushare/leader"), "{text}");
+}
