@@ -10,6 +10,7 @@ pub mod labels;
 pub mod node_status;
 pub mod node_watch;
 pub mod unit;
+pub mod wake;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -174,12 +175,13 @@ impl Publisher {
         let unit = self.publish_unit(&node).await;
         let labels = self.publish_labels(&wanted, &node).await;
         let offers = node_status::offers(&wanted.spec.devices);
+        let wake = self.wake_scheduler(&wanted, &held, &node).await;
         let device = self.publish_device(wanted, &held).await;
         let status = match requests {
             Some(requests) => self.publish_status(offers.max(requests), &node).await,
             None => Ok(()),
         };
-        unit.and(labels).and(device).and(status)
+        unit.and(labels).and(wake).and(device).and(status)
     }
 
     async fn publish_unit(&self, node: &Node) -> Result<(), PublishError> {
@@ -202,6 +204,13 @@ impl Publisher {
         self.patch_node("node status", &patch, true).await?;
         info!(%values, "published node status");
         Ok(())
+    }
+
+    /// Touches the node once the API server has shown everybody the Device object as it is to be.
+    async fn wake_scheduler(&self, wanted: &Device, held: &Held, node: &Node) -> Result<(), PublishError> {
+        let is_shown = matches!(held, Held::Object(held) if device_object::says(held, wanted));
+        let Some(patch) = wake::patch(node, wanted).filter(|_| is_shown) else { return Ok(()) };
+        self.patch_node("what wakes kube-scheduler", &patch, false).await
     }
 
     async fn patch_node(&self, what: &'static str, patch: &Value, is_status: bool) -> Result<(), PublishError> {
