@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use proto::resource::{GPU, GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
+use proto::resource::{FPGA, GPU, GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, RDMA, VENDOR_GPUS};
 use rstest::rstest;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -71,7 +71,8 @@ fn extender(path: &str) -> Extender {
 fn asks_for_every_pod_that_shares_gpus(#[case] path: &str) {
     let extender = extender(path);
     let managed: Vec<&str> = extender.managed_resources.iter().map(|resource| resource.name.as_str()).collect();
-    assert_eq!(managed, [GPU_MEM, GPU_SHARED, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_CORE, GPU]);
+    let ours = [GPU_MEM, GPU_SHARED, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_CORE, GPU, RDMA, FPGA];
+    assert_eq!(managed, [&ours[..], &VENDOR_GPUS].concat());
     assert!(extender.managed_resources.iter().all(|resource| !resource.ignored_by_scheduler));
     assert!(extender.node_cache_capable && !extender.ignorable);
     assert!(extender.weight > 0, "a prioritize verb needs a weight");
