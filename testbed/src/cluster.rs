@@ -23,8 +23,12 @@ use crate::manifests;
 use crate::observer::{Observer, Snapshot};
 
 pub use node::{GpuSpec, Health, NodeSpec, SimulatedNode};
+pub use webhooks::WebhookSpec;
+
+use webhooks::Webhooks;
 
 mod node;
+pub(crate) mod webhooks;
 
 /// The user that people are.
 const ADMIN: &str = "admin";
@@ -48,6 +52,10 @@ pub struct Spec {
     pub deploy: PathBuf,
     /// Further flags of `gpushare-scheduler`.
     pub scheduler_args: Vec<String>,
+    /// Webhooks, if there are any.
+    pub webhooks: Option<WebhookSpec>,
+    /// Resources, besides those of the shipped configuration, that the scheduling loop asks the extender about.
+    pub managed: Vec<&'static str>,
     /// Longest wait of the scheduling loop between two attempts, if not as configured.
     pub max_backoff: Option<Duration>,
     /// Decides what is random in kubelets.
@@ -57,7 +65,15 @@ pub struct Spec {
 impl Spec {
     /// A cluster of these nodes with the repository's own `deploy/`.
     pub fn of(nodes: Vec<NodeSpec>) -> Self {
-        Self { nodes, deploy: default_deploy(), scheduler_args: Vec::new(), max_backoff: None, seed: 0 }
+        Self {
+            nodes,
+            deploy: default_deploy(),
+            scheduler_args: Vec::new(),
+            webhooks: None,
+            managed: Vec::new(),
+            max_backoff: None,
+            seed: 0,
+        }
     }
 }
 
@@ -83,6 +99,9 @@ pub struct Cluster {
     open_door: Option<ApiServer>,
     binaries: Binaries,
     scheduler_address: SocketAddr,
+    /// Where the scheduler answers probes.
+    health_address: SocketAddr,
+    webhooks: Option<Webhooks>,
     seed: u64,
     deploy: PathBuf,
     dir: TempDir,
@@ -117,11 +136,27 @@ impl Cluster {
             let name = node.name.clone();
             nodes.insert(name, SimulatedNode::start(node, dir.path(), &api, &binaries, spec.seed).await?);
         }
-        let scheduler_address = free_address()?;
+        let webhooks = match &spec.webhooks {
+            Some(webhooks) => Some(Webhooks::install(webhooks, &client, &api, &spec.deploy, dir.path()).await?),
+            None => None,
+        };
+        let (scheduler_address, health_address) = (free_address()?, free_address()?);
         let kubeconfig = user_kubeconfig(&api, dir.path(), SCHEDULER_USER, &[])?;
-        let scheduler = Daemon::start(scheduler_invocation(&binaries, scheduler_address, &kubeconfig, dir.path(), &spec.scheduler_args))?;
-        let configuration =
-            Configuration::read(&spec.deploy.join(CONFIGURATION))?.with_extenders_at(&format!("http://{scheduler_address}"));
+        let more = spec.scheduler_args.iter().cloned().chain(webhooks.iter().flat_map(Webhooks::args)).collect();
+        let invocation = scheduler_invocation(&binaries, [scheduler_address, health_address], &kubeconfig, dir.path(), more);
+        let scheduler = Daemon::start(invocation)?;
+        let configuration = Configuration::read(&spec.deploy.join(CONFIGURATION))?;
+        let mut configuration = match &webhooks {
+            Some(webhooks) => {
+                let folder = webhooks.issue(&binaries.scheduler, &kubeconfig).await?;
+                configuration.with_tls_extenders_at(scheduler_address, folder)
+            }
+            None => configuration.with_extenders_at(&format!("http://{scheduler_address}")),
+        };
+        for resource in &spec.managed {
+            configuration.manage(resource);
+        }
+        configuration.max_backoff = spec.max_backoff.unwrap_or(configuration.max_backoff);
         let (journal, attempts) = mpsc::unbounded_channel();
         let mut cluster = Self {
             kube_scheduler: None,
@@ -136,6 +171,8 @@ impl Cluster {
             open_door: None,
             binaries,
             scheduler_address,
+            health_address,
+            webhooks,
             seed: spec.seed,
             deploy: spec.deploy,
             dir,
@@ -155,7 +192,7 @@ impl Cluster {
     /// Waits until `GET /readyz` of the scheduler is 200.
     pub async fn until_scheduler_ready(&self, deadline: Duration) -> Result<()> {
         let ready = async {
-            while !crate::http_client::is_ok(&format!("{}/readyz", self.scheduler_url())).await {
+            while !crate::http_client::is_ok(&format!("http://{}/readyz", self.health_address)).await {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
@@ -189,11 +226,6 @@ impl Cluster {
     /// What the API server shows.
     pub fn observer(&self) -> &Observer {
         &self.observer
-    }
-
-    /// Where the scheduler serves.
-    pub fn scheduler_url(&self) -> String {
-        format!("http://{}", self.scheduler_address)
     }
 
     /// A kubeconfig for kubectl, which sends no token over plain HTTP: it leads to a second port of loopback where the
@@ -267,6 +299,15 @@ impl Cluster {
         Ok(())
     }
 
+    /// Starts the scheduling loop of a cluster that has never heard of gpushare, in place of the one that runs.
+    pub async fn start_bare_kube_scheduler(&mut self) -> Result<()> {
+        let with = self.configuration.clone();
+        self.configuration = with.clone().without_extenders();
+        let started = self.start_kube_scheduler().await;
+        self.configuration = with;
+        started
+    }
+
     /// Ends everything, daemons by SIGTERM; says which of them did not end cleanly.
     pub async fn stop(mut self) -> Result<()> {
         self.kube_scheduler = None;
@@ -289,9 +330,10 @@ impl Cluster {
     }
 }
 
-fn scheduler_invocation(binaries: &Binaries, address: SocketAddr, kubeconfig: &Path, dir: &Path, more: &[String]) -> Invocation {
-    let mut args = vec!["--listen".to_owned(), address.to_string(), "--kubeconfig".to_owned(), kubeconfig.display().to_string()];
-    args.extend_from_slice(more);
+fn scheduler_invocation(binaries: &Binaries, addresses: [SocketAddr; 2], kubeconfig: &Path, dir: &Path, more: Vec<String>) -> Invocation {
+    let [listen, health] = addresses.map(|address| address.to_string());
+    let pairs = [("--listen", listen), ("--health-listen", health), ("--kubeconfig", kubeconfig.display().to_string())];
+    let args = pairs.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).chain(more).collect();
     Invocation { name: "gpushare-scheduler".to_owned(), program: binaries.scheduler.clone(), args, log: dir.join("scheduler.log") }
 }
 

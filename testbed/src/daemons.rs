@@ -172,8 +172,13 @@ impl Daemon {
 
     /// Kills it and starts it anew with the same arguments.
     pub async fn restart(&mut self) -> Result<(), DaemonError> {
+        self.restart_as(self.invocation.clone()).await
+    }
+
+    /// Kills it and starts it in another way.
+    pub async fn restart_as(&mut self, invocation: Invocation) -> Result<(), DaemonError> {
         self.kill().await;
-        *self = Self::start(self.invocation.clone())?;
+        *self = Self::start(invocation)?;
         Ok(())
     }
 

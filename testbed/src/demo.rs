@@ -14,7 +14,6 @@ use serde_json::{Value, json};
 
 use crate::cluster::{Cluster, NodeSpec, Spec, default_deploy};
 use crate::console::{Check, Console, table};
-use crate::http_client::HttpClient;
 use crate::invariants::{self, Accounts, GpuUse, Sight};
 use crate::kube_scheduler::{Attempt, Outcome};
 use crate::manifests;
@@ -188,7 +187,7 @@ impl Demo {
         let pod = PodSpec::new("asked-only", &[(GPU_MEM, &units.to_string())]).pod()?;
         let question = json!({"Pod": pod, "Nodes": null, "NodeNames": nodes});
         let url = format!("{}/gpushare-scheduler/filter", self.cluster.scheduler_url());
-        let (status, body) = HttpClient::new().post(&url, question.to_string()).await?;
+        let (status, body) = self.cluster.scheduler_client()?.post(&url, question.to_string()).await?;
         let answer: Value = serde_json::from_slice(&body).with_context(|| format!("filter answers {status}"))?;
         let texts = |value: &Value| value.as_str().map(str::to_owned);
         let passed = answer.get("NodeNames").and_then(Value::as_array).into_iter().flatten().filter_map(texts).collect();

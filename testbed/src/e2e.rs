@@ -1,18 +1,15 @@
 //! `testbed e2e`: runs scenarios on the testbed's own cluster or on a real one, and tells how they ended.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde::Serialize;
 
-use crate::cluster::{Cluster, NodeSpec, Spec, client_of, default_deploy};
+use crate::cluster::{Cluster, client_of, default_deploy};
 use crate::console::{Console, table};
-use crate::scenario::{self, Scenario, World};
-
-/// The longest wait of the testbed's scheduling loop between two attempts: nobody wants to watch ten seconds.
-const MAX_BACKOFF: Duration = Duration::from_secs(2);
+use crate::scenario::{self, Scenario, Stage, World};
 
 /// `testbed e2e`.
 #[derive(Clone, Debug, Args)]
@@ -42,6 +39,8 @@ pub struct E2eArgs {
 pub struct Ending {
     /// Its name.
     pub scenario: &'static str,
+    /// The testbed's cluster that it ran on; empty for a real one.
+    pub stage: &'static str,
     /// Why it failed, if it did.
     pub failure: Option<String>,
     /// How long it took.
@@ -63,7 +62,7 @@ pub async fn run(args: E2eArgs) -> Result<bool> {
             let client = client_of(kubeconfig).await?;
             let namespace = format!("gpushare-e2e-{}", std::process::id());
             let mut world = World::new(client, &namespace, args.scheduler_name.clone(), None).await?;
-            let endings = run_all(&console, &mut world, &chosen).await;
+            let endings = run_all(&console, &mut world, "", &chosen).await;
             world.end().await?;
             endings
         }
@@ -74,17 +73,27 @@ pub async fn run(args: E2eArgs) -> Result<bool> {
     Ok(endings.iter().all(|ending| ending.failure.is_none()))
 }
 
-/// Runs scenarios on a cluster of the testbed that is started for them.
+/// Runs scenarios on clusters of the testbed that are started for them, side by side.
 pub async fn on_testbed(console: &Console, chosen: &[Scenario], deploy: PathBuf) -> Result<Vec<Ending>> {
     console.step("starting the testbed");
-    let nodes = vec![NodeSpec::new("n1", &[16384, 16384, 24576]), NodeSpec::new("n2", &[16384, 16384])];
-    let mut cluster = Cluster::start(Spec { deploy, max_backoff: Some(MAX_BACKOFF), ..Spec::of(nodes) }).await?;
+    let endings = Stage::ALL.map(|stage| {
+        let here: Vec<Scenario> = chosen.iter().filter(|scenario| scenario.stages.contains(&stage)).copied().collect();
+        on_stage(console, stage, here, deploy.clone())
+    });
+    Ok(futures::future::try_join_all(endings).await?.into_iter().flatten().collect())
+}
+
+async fn on_stage(console: &Console, stage: Stage, chosen: Vec<Scenario>, deploy: PathBuf) -> Result<Vec<Ending>> {
+    if chosen.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut cluster = Cluster::start(stage.spec(deploy)).await.with_context(|| format!("stage {}", stage.name()))?;
     let client = cluster.client().clone();
     // If something fails its logs are wanted.
     cluster.keep_files(true);
     let dir = cluster.dir().to_owned();
     let mut world = World::new(client, "e2e", None, Some(cluster)).await?;
-    let endings = run_all(console, &mut world, chosen).await;
+    let endings = run_all(console, &mut world, stage.name(), &chosen).await;
     let is_ok = endings.iter().all(|ending| ending.failure.is_none());
     let cluster = world.end().await?;
     if let Some(mut cluster) = cluster {
@@ -97,7 +106,7 @@ pub async fn on_testbed(console: &Console, chosen: &[Scenario], deploy: PathBuf)
     Ok(endings)
 }
 
-async fn run_all(console: &Console, world: &mut World, chosen: &[Scenario]) -> Vec<Ending> {
+async fn run_all(console: &Console, world: &mut World, stage: &'static str, chosen: &[Scenario]) -> Vec<Ending> {
     let mut endings = Vec::new();
     for scenario in chosen {
         console.step(&format!("{}: {}", scenario.name, scenario.about));
@@ -108,7 +117,7 @@ async fn run_all(console: &Console, world: &mut World, chosen: &[Scenario]) -> V
             console.say(&format!("{} FAILED: {failure}", scenario.name));
             world.recover().await;
         }
-        endings.push(Ending { scenario: scenario.name, failure, seconds: began.elapsed().as_secs_f64() });
+        endings.push(Ending { scenario: scenario.name, stage, failure, seconds: began.elapsed().as_secs_f64() });
     }
     endings
 }
@@ -128,11 +137,17 @@ fn choose(args: &E2eArgs) -> Result<Vec<Scenario>> {
 }
 
 fn show(console: &Console, endings: &[Ending]) {
-    let mut results = table(["SCENARIO", "RESULT", "SECONDS", ""]);
+    let mut results = table(["SCENARIO", "CLUSTER", "RESULT", "SECONDS", ""]);
     for ending in endings {
         let result = if ending.failure.is_none() { "ok" } else { "FAILED" };
         let failure = ending.failure.clone().unwrap_or_default();
-        results.add_row([ending.scenario.to_owned(), result.to_owned(), format!("{:.1}", ending.seconds), failure]);
+        results.add_row([
+            ending.scenario.to_owned(),
+            ending.stage.to_owned(),
+            result.to_owned(),
+            format!("{:.1}", ending.seconds),
+            failure,
+        ]);
     }
     console.result(&results.to_string());
     console.json(&endings);

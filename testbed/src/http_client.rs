@@ -1,15 +1,16 @@
-//! Plain HTTP requests to the scheduler, as a user with curl would make them.
+//! HTTP requests to the scheduler, as a user with curl would make them.
 
 use bytes::Bytes;
 use http::{Method, Request, StatusCode, header};
 use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
+
+use crate::connector::Connector;
 
 /// A client that keeps its connections.
 #[derive(Clone, Debug)]
-pub struct HttpClient(Client<HttpConnector, Full<Bytes>>);
+pub struct HttpClient(Client<Connector, Full<Bytes>>);
 
 /// A request that was not answered.
 #[derive(Debug, thiserror::Error)]
@@ -24,7 +25,12 @@ pub struct HttpError {
 impl HttpClient {
     /// A client without connections yet.
     pub fn new() -> Self {
-        Self(Client::builder(TokioExecutor::new()).build(HttpConnector::new()))
+        Self::by(Connector::plain())
+    }
+
+    /// A client that connects in this way.
+    pub fn by(connector: Connector) -> Self {
+        Self(Client::builder(TokioExecutor::new()).build(connector))
     }
 
     /// Reads a page.

@@ -7,16 +7,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::core::v1::{Container, Pod};
 use kube::api::LogParams;
 use kube::{Api, Client, ResourceExt};
-use proto::device::{Device, DeviceInfo, TYPE_GPU};
+use proto::device::{Device, DeviceInfo, SERVES_VENDOR_LABEL, TYPE_GPU};
 use proto::exchange;
 use proto::memory_unit::MemoryUnit;
+use proto::pod::ALL_DEVICES;
 use proto::record::{BIND_TIMESTAMP, DEVICE_ALLOCATED, DeviceAllocations, MEM_IDX, MEM_POD};
-use proto::resource::{GPU, GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
+use proto::resource::{GPU, GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, VENDOR_GPUS};
 
 use crate::kube_scheduler::Amounts;
 use crate::observer::{Snapshot, node_of, phase};
 
-/// Resources that make kubelet call the plugin.
+use others::Others;
+
+mod others;
+
+/// Resources that make kubelet call the plugin, besides those of vendors.
 const SERVED: [&str; 2] = [GPU_MEM, GPU_SHARED];
 /// The variable that says which devices a container sees.
 pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
@@ -54,13 +59,27 @@ impl GpuUse {
 pub struct Accounts {
     /// Every GPU, by node and minor.
     pub gpus: BTreeMap<(String, i32), GpuUse>,
+    /// Devices of other types.
+    others: Others,
     /// What is wrong, a sentence each.
     pub violations: Vec<String>,
+}
+
+/// How a pod uses the GPUs that it asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Manner {
+    /// Amounts of some.
+    Shares,
+    /// Some in a vendor's name, to itself.
+    Whole,
+    /// All of its node, and no amounts of any.
+    All,
 }
 
 /// What a pod asks of each of its devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Share {
+    manner: Manner,
     n_devices: u64,
     units: u64,
     bytes: u64,
@@ -72,12 +91,17 @@ impl Share {
     fn of(pod: &Pod) -> Option<Self> {
         let amounts = Amounts::of_pod(pod).ok()?;
         let whole = |name: &str| u64::try_from(amounts.get(name) / 1000).unwrap_or(0);
+        let n_whole: u64 = VENDOR_GPUS.iter().map(|name| whole(name)).sum();
+        if n_whole > 0 {
+            let (units, bytes) = (0, 0);
+            return Some(Self { manner: Manner::Whole, n_devices: n_whole, units, bytes, ratio: 100 * n_whole, core: 100 * n_whole });
+        }
         let both = whole(GPU);
         let units = whole(GPU_MEM);
         let n_devices = if units > 0 { 1 } else { whole(GPU_SHARED) };
-        let share =
-            Self { n_devices, units, bytes: whole(GPU_MEMORY), ratio: whole(GPU_MEMORY_RATIO) + both, core: whole(GPU_CORE) + both };
-        (share.n_devices > 0).then_some(share)
+        let manner = if pod.annotations().get(ALL_DEVICES).is_some_and(|mark| mark == "true") { Manner::All } else { Manner::Shares };
+        let (bytes, ratio, core) = (whole(GPU_MEMORY), whole(GPU_MEMORY_RATIO) + both, whole(GPU_CORE) + both);
+        (n_devices > 0).then_some(Self { manner, n_devices, units, bytes, ratio, core })
     }
 
     /// Hundredths of bytes of one device.
@@ -129,29 +153,46 @@ pub fn should_see(pod: &Pod, device: Option<&Device>, container: &str) -> Vec<St
     if !containers.any(|one| one.name == container && asks(one)) {
         return Vec::new();
     }
-    let record = effective(pod, device).unwrap_or_default();
-    let mut uuids: Vec<String> = record.devices.into_iter().map(|(_, uuid)| uuid).collect();
+    let known =
+        |minor: i32| device.into_iter().flat_map(|device| &device.spec.devices).find(|info| is_gpu(info) && info.minor == Some(minor));
+    let uuid =
+        |(minor, uuid): (i32, String)| if uuid.is_empty() { known(minor).map(|info| info.id.clone()).unwrap_or_default() } else { uuid };
+    let mut uuids: Vec<String> = effective(pod, device).unwrap_or_default().devices.into_iter().map(uuid).collect();
     uuids.sort();
     uuids
+}
+
+fn is_gpu(info: &DeviceInfo) -> bool {
+    info.device_type == TYPE_GPU
+}
+
+/// Whether kubelet takes whole GPUs of a node from the vendor's plugin, which nobody can steer.
+fn is_served_by_vendor(device: &Device) -> bool {
+    device.labels().get(SERVES_VENDOR_LABEL).is_none_or(|mark| mark != "true")
 }
 
 /// Adds up what every pod holds, and says what is wrong. Pods in `excused` may have broken records.
 pub fn accounts(snapshot: &Snapshot, excused: &BTreeSet<String>) -> Accounts {
     let mut accounts = Accounts::default();
     for (node, device) in &snapshot.devices {
-        for info in device.spec.devices.iter().filter(|info| info.device_type == TYPE_GPU) {
+        for info in device.spec.devices.iter().filter(|info| is_gpu(info)) {
             accounts.add_gpu(node, info);
         }
+        accounts.others.add_node(node, device);
     }
     for (name, pod) in snapshot.pods.iter().filter(|(_, pod)| !matches!(phase(pod), "Succeeded" | "Failed")) {
-        if let (Some(node), Some(share)) = (node_of(pod), Share::of(pod))
-            && let Err(what) = accounts.add_pod(snapshot, name, pod, node, share)
+        let Some(node) = node_of(pod) else { continue };
+        let added = Share::of(pod).map_or(Ok(()), |share| accounts.add_pod(snapshot, name, pod, node, share));
+        let added = added.and_then(|()| accounts.others.add_pod(node, name, pod));
+        if let Err(what) = added
             && !excused.contains(name)
         {
             accounts.violations.push(format!("pod {name} on {node}: {what}"));
         }
     }
     accounts.check_limits();
+    let overfull = accounts.others.overfull();
+    accounts.violations.extend(overfull);
     accounts
 }
 
@@ -166,8 +207,17 @@ impl Accounts {
     }
 
     fn add_pod(&mut self, snapshot: &Snapshot, name: &str, pod: &Pod, node: &str, share: Share) -> Result<(), String> {
+        let is_recorded = pod.annotations().contains_key(DEVICE_ALLOCATED);
+        if share.manner == Manner::Whole && (!is_recorded || snapshot.devices.get(node).is_none_or(is_served_by_vendor)) {
+            // What the pod has, only its containers tell: see `clashes`.
+            return Ok(());
+        }
         let Effective { devices, exchanged } = effective(pod, snapshot.devices.get(node))?;
         let distinct: BTreeSet<i32> = devices.iter().map(|(minor, _)| *minor).collect();
+        if share.manner == Manner::All {
+            let all: BTreeSet<i32> = self.gpus.keys().filter(|(on, _)| on == node).map(|(_, minor)| *minor).collect();
+            return if distinct == all { Ok(()) } else { Err(format!("it is to see GPUs {all:?} and has {devices:?}")) };
+        }
         if distinct.len() as u64 != share.n_devices || devices.len() != distinct.len() {
             return Err(format!("it asks for {} devices and has {:?}", share.n_devices, devices));
         }
@@ -280,8 +330,11 @@ pub async fn sights(client: &Client, snapshot: &Snapshot) -> kube::Result<Vec<Si
                 log => log?,
             };
             let device = node_of(pod).and_then(|node| snapshot.devices.get(node));
-            let should_see = should_see(pod, device, &container.name);
-            sights.push(Sight { pod: name.clone(), container: container.name.clone(), sees: visible_devices(&log), should_see });
+            let sees = visible_devices(&log);
+            let is_recorded = pod.annotations().contains_key(DEVICE_ALLOCATED);
+            let is_vendors = asks_whole(container) && (!is_recorded || device.is_none_or(is_served_by_vendor));
+            let should_see = if is_vendors { sees.clone() } else { should_see(pod, device, &container.name) };
+            sights.push(Sight { pod: name.clone(), container: container.name.clone(), sees, should_see });
         }
     }
     Ok(sights)
@@ -293,9 +346,31 @@ pub fn misfits(sights: &[Sight]) -> Vec<String> {
     wrong.map(|s| format!("container {} of {} sees {:?} and should see {:?}", s.container, s.pod, s.sees, s.should_see)).collect()
 }
 
+/// A sentence for each GPU that a running pod has whole and that a container of another pod sees too.
+pub fn clashes(snapshot: &Snapshot, sights: &[Sight]) -> Vec<String> {
+    let manner = |sight: &Sight| {
+        let pod = snapshot.pods.get(&sight.pod).filter(|pod| !matches!(phase(pod), "Succeeded" | "Failed"))?;
+        Share::of(pod).map(|share| share.manner)
+    };
+    let mut clashes = Vec::new();
+    for one in sights.iter().filter(|sight| manner(sight) == Some(Manner::Whole)) {
+        let others = sights.iter().filter(|sight| sight.pod != one.pod && manner(sight).is_some_and(|manner| manner != Manner::All));
+        for other in others {
+            let both = one.sees.iter().filter(|uuid| other.sees.contains(uuid));
+            clashes.extend(both.map(|uuid| format!("{} has GPU {uuid} whole, and {} sees it too", one.pod, other.pod)));
+        }
+    }
+    clashes
+}
+
 fn asks(container: &Container) -> bool {
     let limits = container.resources.as_ref().and_then(|resources| resources.limits.as_ref());
-    limits.is_some_and(|limits| SERVED.iter().any(|name| limits.contains_key(*name)))
+    limits.is_some_and(|limits| SERVED.iter().any(|name| limits.contains_key(*name))) || asks_whole(container)
+}
+
+fn asks_whole(container: &Container) -> bool {
+    let limits = container.resources.as_ref().and_then(|resources| resources.limits.as_ref());
+    limits.is_some_and(|limits| VENDOR_GPUS.iter().any(|name| limits.contains_key(*name)))
 }
 
 fn started_containers(pod: &Pod) -> impl Iterator<Item = &Container> {

@@ -80,8 +80,7 @@ pub struct KubeScheduler {
 impl KubeScheduler {
     /// Starts a loop on the API server that `client` talks to.
     pub fn start(client: &Client, configuration: &Configuration, options: Options) -> Result<Self, ConfigurationError> {
-        configuration.check_reachable()?;
-        let state = Loop::new(client.clone(), configuration, options);
+        let state = Loop::new(client.clone(), configuration, options)?;
         Ok(Self { _loop: AbortOnDropHandle::new(tokio::spawn(state.run(client.clone()))) })
     }
 }
@@ -126,9 +125,9 @@ struct Loop {
 }
 
 impl Loop {
-    fn new(client: Client, configuration: &Configuration, options: Options) -> Self {
-        let extenders: Vec<Extender> = configuration.extenders.iter().cloned().map(Extender::new).collect();
-        Self {
+    fn new(client: Client, configuration: &Configuration, options: Options) -> Result<Self, ConfigurationError> {
+        let extenders = configuration.extenders.iter().cloned().map(Extender::new).collect::<Result<Vec<_>, _>>()?;
+        Ok(Self {
             cache: Cache::default(),
             queue: Queue::new(configuration.initial_backoff, configuration.max_backoff),
             binder: Binder::new(client, &extenders),
@@ -140,7 +139,7 @@ impl Loop {
             journal: options.journal,
             reports: None,
             own_inbox: None,
-        }
+        })
     }
 
     async fn run(mut self, client: Client) {

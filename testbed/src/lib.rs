@@ -7,6 +7,7 @@ pub mod apiserver;
 pub mod chaos;
 pub mod cli;
 pub mod cluster;
+pub mod connector;
 pub mod console;
 pub mod daemons;
 pub mod demo;

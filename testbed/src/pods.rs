@@ -91,7 +91,8 @@ impl PodSpec {
     }
 }
 
-fn set(object: &mut Value, field: &str, value: Value) {
+/// Sets a field of an object.
+pub(crate) fn set(object: &mut Value, field: &str, value: Value) {
     if let Value::Object(map) = object {
         map.insert(field.to_owned(), value);
     }

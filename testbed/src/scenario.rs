@@ -6,8 +6,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use futures::future::BoxFuture;
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::api::{Api, DeleteParams, PostParams};
 use kube::{Client, ResourceExt};
@@ -15,15 +16,27 @@ use serde_json::json;
 use tracing::warn;
 
 use crate::cluster::Cluster;
+use crate::cluster::webhooks::CONFIGURATION as WEBHOOKS;
 use crate::invariants;
 use crate::observer::{Observer, Snapshot, is_running, node_of, phase, unscheduled_because};
 use crate::pods::{PodSpec, Pods};
 
+pub use stage::Stage;
+
+mod all_devices;
 mod daemon_faults;
+mod kubelet_books;
+mod migration;
 mod network_faults;
 mod node_faults;
+mod nonsense;
 mod old_nodes;
+mod other_types;
+mod requests;
 mod sharing;
+mod stage;
+mod vendors;
+mod webhooks;
 
 /// Longest wait for one thing.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -40,6 +53,8 @@ pub struct Scenario {
     pub about: &'static str,
     /// Whether it can run on the testbed only.
     pub breaks_things: bool,
+    /// Where it runs on the testbed.
+    pub stages: &'static [Stage],
     body: Body,
 }
 
@@ -49,15 +64,28 @@ impl std::fmt::Debug for Scenario {
     }
 }
 
+/// Name, promise, body.
+type Entry = (&'static str, &'static str, Body);
+
 /// Every scenario, harmless ones first.
 pub fn all() -> Vec<Scenario> {
-    let harmless = sharing::SCENARIOS.iter();
-    let breaking = [daemon_faults::SCENARIOS, node_faults::SCENARIOS, network_faults::SCENARIOS, old_nodes::SCENARIOS];
-    let breaking = breaking.into_iter().flatten();
-    let scenario = |breaks_things| {
-        move |(name, about, body): &(&'static str, &'static str, Body)| Scenario { name, about, breaks_things, body: *body }
-    };
-    harmless.map(scenario(false)).chain(breaking.map(scenario(true))).collect()
+    let harmless: [&[Entry]; 3] = [sharing::SCENARIOS, requests::SCENARIOS, all_devices::SCENARIOS];
+    let faults: [&[Entry]; 5] =
+        [daemon_faults::SCENARIOS, node_faults::SCENARIOS, kubelet_books::SCENARIOS, network_faults::SCENARIOS, old_nodes::SCENARIOS];
+    let mixed: [&[Entry]; 4] = [vendors::SCENARIOS, migration::SCENARIOS, nonsense::SCENARIOS, other_types::SCENARIOS];
+    let groups = [
+        group(&harmless, false, &[Stage::Plain, Stage::Webhooks]),
+        group(&faults, true, &[Stage::Faults]),
+        group(&[all_devices::BREAKING], true, &[Stage::Faults, Stage::Webhooks]),
+        group(&[webhooks::SCENARIOS], true, &[Stage::Webhooks]),
+        group(&mixed, true, &[Stage::Mixed]),
+    ];
+    groups.into_iter().flatten().collect()
+}
+
+fn group(lists: &[&'static [Entry]], breaks_things: bool, stages: &'static [Stage]) -> Vec<Scenario> {
+    let entries = lists.iter().flat_map(|list| list.iter());
+    entries.map(|(name, about, body)| Scenario { name, about, breaks_things, stages, body: *body }).collect()
 }
 
 /// A cluster as scenarios see it.
@@ -70,6 +98,8 @@ pub struct World {
     client: Reach,
     /// The testbed's cluster, if it is one.
     cluster: Option<Cluster>,
+    /// Whether pods pass our webhooks.
+    has_webhooks: bool,
     /// Pods whose records are broken on purpose.
     excused: BTreeSet<String>,
 }
@@ -91,6 +121,8 @@ impl World {
         namespaces.create(&PostParams::default(), &object).await.with_context(|| format!("cannot create namespace {namespace}"))?;
         let observer = Observer::start(&client);
         observer.synced(DEADLINE).await?;
+        let configurations: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
+        let has_webhooks = configurations.get_opt(WEBHOOKS).await.context("cannot read webhook configurations")?.is_some();
         let world = Self {
             pods: Pods::of(&client, namespace),
             observer,
@@ -98,6 +130,7 @@ impl World {
             scheduler_name,
             client: Reach(client),
             cluster,
+            has_webhooks,
             excused: BTreeSet::new(),
         };
         Ok(world)
@@ -119,6 +152,9 @@ impl World {
                 && let Err(error) = cluster.scheduler.restart().await
             {
                 warn!(%error, "the scheduler does not come back");
+            }
+            if let Err(error) = cluster.start_kube_scheduler().await {
+                warn!(%error, "the scheduling loop does not come back");
             }
         }
         let cleared = if self.cluster.is_some() { old_nodes::remove_old_node(self).await } else { self.clear().await };
@@ -202,6 +238,20 @@ impl World {
         self.until(&format!("{name} to be refused with {fragment:?}"), |snapshot| says(snapshot).then_some(())).await
     }
 
+    /// Tries a pod that breaks a rule: it is refused in these words, when it is made where there are webhooks, else by the filter.
+    async fn until_breaks_rule(&self, spec: PodSpec, words: &str) -> Result<()> {
+        match self.create(spec).await {
+            Ok(pod) if self.has_webhooks => bail!("{} was made although it breaks a rule", pod.name_any()),
+            Ok(pod) => self.until_refused(&pod.name_any(), words).await,
+            Err(error) if self.has_webhooks => {
+                let text = format!("{error:#}");
+                ensure!(text.contains("denied the request") && text.contains(words), "not refused with {words:?}: {text}");
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
     fn pod(&self, name: &str) -> Result<Pod> {
         self.observer.now().pods.get(&self.key(name)).cloned().with_context(|| format!("there is no pod {name}"))
     }
@@ -217,7 +267,9 @@ impl World {
         let mut snapshot = self.observer.now();
         let mut problems = invariants::accounts(&snapshot, &self.excused).violations;
         snapshot.pods.retain(|key, _| key.starts_with(&format!("{}/", self.namespace)) && !self.excused.contains(key));
-        problems.extend(invariants::misfits(&invariants::sights(&self.client.0, &snapshot).await?));
+        let sights = invariants::sights(&self.client.0, &snapshot).await?;
+        problems.extend(invariants::misfits(&sights));
+        problems.extend(invariants::clashes(&snapshot, &sights));
         if problems.is_empty() { Ok(()) } else { bail!("{}", problems.join("; ")) }
     }
 

@@ -18,6 +18,7 @@ use proto::kubelet::deviceplugin::{
 use proto::kubelet::{DEVICE_PLUGIN_VERSION, HEALTHY};
 use tokio::net::{UnixListener, UnixStream};
 use tokio_stream::wrappers::UnixListenerStream;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::AbortOnDropHandle;
 use tonic::transport::{Endpoint, Server};
 use tonic::{Request, Response, Status};
@@ -31,6 +32,8 @@ pub const NVIDIA_GPU: &str = "nvidia.com/gpu";
 #[derive(Debug)]
 pub struct VendorPlugin {
     _serving: AbortOnDropHandle<()>,
+    /// Ends the connections, which outlive their listener.
+    _connections: DropGuard,
 }
 
 impl VendorPlugin {
@@ -40,13 +43,14 @@ impl VendorPlugin {
         // Left behind by a predecessor; there is often none.
         let _ = std::fs::remove_file(&socket);
         let listener = UnixListener::bind(&socket).with_context(|| format!("cannot listen on {}", socket.display()))?;
-        let server = Server::builder().add_service(DevicePluginServer::new(WholeGpus { uuids }));
+        let ended = CancellationToken::new();
+        let server = Server::builder().add_service(DevicePluginServer::new(WholeGpus { uuids, ended: ended.clone() }));
         let serving = tokio::spawn(async move {
             if let Err(error) = server.serve_with_incoming(UnixListenerStream::new(listener)).await {
                 tracing::error!(%error, "the vendor's plugin cannot serve");
             }
         });
-        let plugin = Self { _serving: AbortOnDropHandle::new(serving) };
+        let plugin = Self { _serving: AbortOnDropHandle::new(serving), _connections: ended.drop_guard() };
         register(plugin_dir, resource).await?;
         Ok(plugin)
     }
@@ -76,6 +80,7 @@ fn socket_name(resource: &str) -> String {
 #[derive(Debug)]
 struct WholeGpus {
     uuids: Vec<String>,
+    ended: CancellationToken,
 }
 
 #[tonic::async_trait]
@@ -89,8 +94,8 @@ impl DevicePlugin for WholeGpus {
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
         let device = |uuid: &String| Device { id: uuid.clone(), health: HEALTHY.to_owned(), topology: None };
         let list = ListAndWatchResponse { devices: self.uuids.iter().map(device).collect() };
-        let forever = stream::once(async { Ok(list) }).chain(stream::pending());
-        Ok(Response::new(Box::pin(forever)))
+        let lasting = stream::once(async { Ok(list) }).chain(stream::pending()).take_until(self.ended.clone().cancelled_owned());
+        Ok(Response::new(Box::pin(lasting)))
     }
 
     async fn get_preferred_allocation(

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use proto::resource::{GPU_MEM, GPU_SHARED};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{PLUGIN_USER, user_client, user_kubeconfig};
 use crate::apiserver::ApiServer;
@@ -64,6 +64,8 @@ pub struct NodeSpec {
     pub inject: &'static str,
     /// Further flags of its plugin.
     pub plugin_args: Vec<String>,
+    /// Devices of other types than GPUs, as the inventory file has them.
+    pub others: Vec<Value>,
 }
 
 impl NodeSpec {
@@ -82,6 +84,7 @@ impl NodeSpec {
             started: StartHook::default(),
             inject: "auto",
             plugin_args: Vec::new(),
+            others: Vec::new(),
         }
     }
 
@@ -97,6 +100,8 @@ impl NodeSpec {
 pub struct SimulatedNode {
     spec: NodeSpec,
     inventory: PathBuf,
+    /// How its plugin is started.
+    invocation: Invocation,
     plugin: Option<Daemon>,
     vendor: Option<VendorPlugin>,
     vendor_minors: Vec<u32>,
@@ -122,14 +127,11 @@ impl SimulatedNode {
         let plugin_dir = config.plugin_dir();
         let kubelet = Kubelet::start(config).with_context(|| format!("cannot start the kubelet of {}", spec.name))?;
         let inventory = node_dir.join("inventory.json");
-        write_inventory(&inventory, &spec.gpus)?;
-        let plugin = if spec.has_plugin {
-            let kubeconfig = user_kubeconfig(api, dir, PLUGIN_USER, &[])?;
-            Some(Daemon::start(plugin_invocation(&spec, binaries, &plugin_dir, &inventory, &kubeconfig, &node_dir))?)
-        } else {
-            None
-        };
-        Ok(Self { spec, inventory, plugin, vendor: None, vendor_minors: Vec::new(), kubelet })
+        write_inventory(&inventory, &spec)?;
+        let kubeconfig = user_kubeconfig(api, dir, PLUGIN_USER, &[])?;
+        let invocation = plugin_invocation(&spec, binaries, &plugin_dir, &inventory, &kubeconfig, &node_dir);
+        let plugin = if spec.has_plugin { Some(Daemon::start(invocation.clone())?) } else { None };
+        Ok(Self { spec, inventory, invocation, plugin, vendor: None, vendor_minors: Vec::new(), kubelet })
     }
 
     /// Its name.
@@ -149,7 +151,12 @@ impl SimulatedNode {
 
     /// Kills and starts its kubelet; containers go on running.
     pub async fn restart_kubelet(&mut self) -> Result<()> {
-        self.kubelet.restart().await?;
+        self.restart_kubelet_with(|_| {}).await
+    }
+
+    /// The same, with something done while it is down.
+    pub async fn restart_kubelet_with(&mut self, meanwhile: impl FnOnce(&KubeletConfig)) -> Result<()> {
+        self.kubelet.restart_with(meanwhile).await?;
         if self.vendor.is_some() {
             // Kubelet has removed its socket.
             self.start_vendor_plugin(&self.vendor_minors.clone()).await?;
@@ -182,6 +189,22 @@ impl SimulatedNode {
         Ok(plugin.restart().await?)
     }
 
+    /// Installs the plugin where none runs, with these flags behind its own.
+    pub fn start_plugin(&mut self, more: &[&str]) -> Result<()> {
+        let mut invocation = self.invocation.clone();
+        invocation.args.extend(more.iter().map(|arg| (*arg).to_owned()));
+        self.plugin = Some(Daemon::start(invocation)?);
+        self.spec.has_plugin = true;
+        Ok(())
+    }
+
+    /// Kills the plugin and forgets it.
+    pub async fn remove_plugin(&mut self) {
+        if let Some(plugin) = self.plugin.take() {
+            plugin.kill().await;
+        }
+    }
+
     /// The sockets that the plugin serves.
     pub fn plugin_sockets(&self) -> Result<Vec<PathBuf>> {
         let dir = self.kubelet.config().plugin_dir();
@@ -194,7 +217,7 @@ impl SimulatedNode {
     pub fn set_health(&mut self, minor: u32, health: Health) -> Result<()> {
         let gpu = self.spec.gpus.iter_mut().find(|gpu| gpu.minor == minor);
         gpu.with_context(|| format!("{} has no GPU {minor}", self.spec.name))?.health = health;
-        write_inventory(&self.inventory, &self.spec.gpus)
+        write_inventory(&self.inventory, &self.spec)
     }
 
     /// Whether the API server shows everything that the plugin offers, and every GPU.
@@ -202,7 +225,9 @@ impl SimulatedNode {
         let device = snapshot.devices.get(&self.spec.name);
         let allocatable = snapshot.nodes.get(&self.spec.name).and_then(|node| node.status.as_ref()?.allocatable.as_ref());
         let offers = |name: &str| allocatable.and_then(|all| all.get(name)).is_some_and(|amount| amount.0 != "0");
-        device.is_some_and(|device| device.spec.devices.len() == self.spec.gpus.len()) && offers(GPU_SHARED) && offers(GPU_MEM)
+        device.is_some_and(|device| device.spec.devices.len() == self.spec.gpus.len() + self.spec.others.len())
+            && offers(GPU_SHARED)
+            && offers(GPU_MEM)
     }
 
     pub(super) async fn stop(self, grace: Duration) -> bool {
@@ -244,7 +269,7 @@ fn plugin_invocation(
 }
 
 /// Replaces the file in one step, so that the plugin never reads half of it.
-fn write_inventory(path: &Path, gpus: &[GpuSpec]) -> Result<()> {
+fn write_inventory(path: &Path, spec: &NodeSpec) -> Result<()> {
     let entry = |gpu: &GpuSpec| {
         let health = match gpu.health {
             Health::Healthy => "Healthy".to_owned(),
@@ -253,7 +278,8 @@ fn write_inventory(path: &Path, gpus: &[GpuSpec]) -> Result<()> {
         };
         json!({"uuid": gpu.uuid, "minor": gpu.minor, "memory": format!("{}Mi", gpu.mib), "model": "Simulated", "health": health})
     };
-    let document = json!({"driverVersion": "550.54.15", "gpus": gpus.iter().map(entry).collect::<Vec<_>>()});
+    let gpus: Vec<Value> = spec.gpus.iter().map(entry).collect();
+    let document = json!({"driverVersion": "550.54.15", "gpus": gpus, "devices": spec.others});
     let fresh = path.with_extension("new");
     std::fs::write(&fresh, format!("{document:#}\n")).with_context(|| format!("cannot write {}", fresh.display()))?;
     std::fs::rename(&fresh, path).with_context(|| format!("cannot write {}", path.display()))

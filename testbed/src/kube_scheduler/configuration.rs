@@ -4,12 +4,15 @@
 //! are not simulated, so they are read over; an extender's fields are all checked, because a misspelt one matters.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
+
+use crate::connector::{Connector, TlsFiles};
 
 const API_VERSION: &str = "kubescheduler.config.k8s.io/v1";
 const KIND: &str = "KubeSchedulerConfiguration";
@@ -51,12 +54,15 @@ pub struct ExtenderConfiguration {
     /// Path of `bind`; empty if it does not bind.
     #[serde(default)]
     pub bind_verb: String,
-    /// Whether it is reached over TLS, which the loop cannot do: see [`Configuration::with_extenders_at`].
+    /// Whether it is reached over TLS.
     #[serde(default, rename = "enableHTTPS")]
     pub enable_https: bool,
     /// Certificates for TLS.
     #[serde(default, rename = "tlsConfig")]
-    tls_config: Option<serde_json::Value>,
+    tls_config: Option<TlsConfiguration>,
+    /// Where it is, if its name says nothing to this machine.
+    #[serde(skip)]
+    address: Option<SocketAddr>,
     /// How long one call may take.
     #[serde(default = "default_http_timeout", deserialize_with = "duration")]
     pub http_timeout: Duration,
@@ -69,6 +75,17 @@ pub struct ExtenderConfiguration {
     /// Whether scheduling goes on when it fails.
     #[serde(default)]
     pub ignorable: bool,
+}
+
+/// Certificates of an extender, the part of it that the loop uses; a server that is not verified is not talked to.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+struct TlsConfiguration {
+    #[serde(default, rename = "caFile")]
+    authorities: PathBuf,
+    #[serde(default, rename = "certFile")]
+    certificate: PathBuf,
+    #[serde(default, rename = "keyFile")]
+    key: PathBuf,
 }
 
 /// A resource that an extender manages.
@@ -97,6 +114,14 @@ pub enum ConfigurationError {
     /// The text is no configuration.
     #[error("not a KubeSchedulerConfiguration")]
     Parse(#[source] serde_yaml_ng::Error),
+    /// Certificates that are of no use.
+    #[error("{field}: {problem}")]
+    Certificates {
+        /// The field.
+        field: String,
+        /// What is wrong with them.
+        problem: String,
+    },
     /// A rule that kube-scheduler applies at its start.
     #[error("{field}: {rule}")]
     Rule {
@@ -146,15 +171,30 @@ impl Configuration {
         self
     }
 
-    /// Refuses what the loop cannot do although kube-scheduler can.
-    pub(super) fn check_reachable(&self) -> Result<(), ConfigurationError> {
-        match self.extenders.iter().position(|extender| extender.enable_https) {
-            Some(idx) => {
-                let text = "the testbed's scheduling loop reaches extenders over plain HTTP only".to_owned();
-                Err(rule(&format!("extenders[{idx}].enableHTTPS"), text))
+    /// The same configuration with every extender at this address, and the certificates of TLS in this folder under the
+    /// names that they have in the configuration.
+    #[must_use]
+    pub fn with_tls_extenders_at(mut self, address: SocketAddr, folder: &Path) -> Self {
+        for extender in &mut self.extenders {
+            extender.address = Some(address);
+            for file in extender.tls_config.iter_mut().flat_map(|tls| [&mut tls.authorities, &mut tls.certificate, &mut tls.key]) {
+                *file = folder.join(file.file_name().unwrap_or_default());
             }
-            None => Ok(()),
         }
+        self
+    }
+
+    /// Has the extenders asked about one more resource.
+    pub fn manage(&mut self, resource: &str) {
+        for extender in &mut self.extenders {
+            extender.managed_resources.push(ManagedResource { name: resource.to_owned(), ignored_by_scheduler: false });
+        }
+    }
+
+    /// The same configuration without extenders: a cluster in which nobody has heard of gpushare.
+    #[must_use]
+    pub fn without_extenders(self) -> Self {
+        Self { extenders: Vec::new(), ..self }
     }
 
     /// Resources that are left out of the aggregate fit.
@@ -207,6 +247,22 @@ impl Document {
 }
 
 impl ExtenderConfiguration {
+    /// How it is connected to.
+    pub(super) fn connector(&self) -> Result<Connector, ConfigurationError> {
+        let connector = match &self.tls_config {
+            Some(tls) if self.enable_https => {
+                let files = TlsFiles { authorities: &tls.authorities, certificate: &tls.certificate, key: &tls.key };
+                let problem = |error| ConfigurationError::Certificates { field: "tlsConfig".to_owned(), problem: format!("{error:#}") };
+                Connector::tls(files).map_err(problem)?
+            }
+            _ => Connector::plain(),
+        };
+        Ok(match self.address {
+            Some(address) => connector.at(address),
+            None => connector,
+        })
+    }
+
     fn check(&self) -> Result<(), (&'static str, String)> {
         let scheme = if self.enable_https { "https://" } else { "http://" };
         if !self.url_prefix.starts_with(scheme) {

@@ -9,13 +9,13 @@ use bytes::Bytes;
 use http::{Method, Request, StatusCode, header};
 use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use k8s_openapi::api::core::v1::{Container, Node, Pod};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::configuration::ExtenderConfiguration;
+use super::configuration::{ConfigurationError, ExtenderConfiguration};
+use crate::connector::Connector;
 
 /// Factor from an extender's 0..10 to the 0..100 of plugins.
 const SCORE_FACTOR: i64 = 10;
@@ -24,7 +24,7 @@ const SCORE_FACTOR: i64 = 10;
 #[derive(Clone, Debug)]
 pub struct Extender {
     configuration: ExtenderConfiguration,
-    client: Client<HttpConnector, Full<Bytes>>,
+    client: Client<Connector, Full<Bytes>>,
 }
 
 /// Why a call of an extender failed.
@@ -144,8 +144,12 @@ struct BindingResult {
 
 impl Extender {
     /// A client of the extender that the configuration names; nothing is sent yet.
-    pub fn new(configuration: ExtenderConfiguration) -> Self {
-        Self { configuration, client: Client::builder(TokioExecutor::new()).build(HttpConnector::new()) }
+    ///
+    /// # Errors
+    /// Its certificates cannot be read.
+    pub fn new(configuration: ExtenderConfiguration) -> Result<Self, ConfigurationError> {
+        let connector = configuration.connector()?;
+        Ok(Self { configuration, client: Client::builder(TokioExecutor::new()).build(connector) })
     }
 
     pub(super) fn is_ignorable(&self) -> bool {

@@ -10,7 +10,6 @@ use proto::resource::GPU_MEM;
 
 use super::{Body, World};
 use crate::apiserver::{Fault, Matching};
-use crate::http_client::HttpClient;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
@@ -107,7 +106,7 @@ fn patch_errors(world: &mut World) -> BoxFuture<'_, Result<()>> {
 fn bad_bodies(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let url = world.cluster()?.scheduler_url();
-        let client = HttpClient::new();
+        let client = world.cluster()?.scheduler_client()?;
         let huge = format!("{{\"Pod\":{{}},\"NodeNames\":[\"{}\"]}}", "n".repeat(40 << 20));
         for verb in ["filter", "prioritize", "bind"] {
             let url = format!("{url}/gpushare-scheduler/{verb}");

@@ -19,7 +19,7 @@ pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
 ];
 
 /// Waits until a node's plugin serves all its resources again, to a kubelet that knew nothing of it.
-async fn until_registered(world: &mut World, node: &str) -> Result<()> {
+pub(super) async fn until_registered(world: &mut World, node: &str) -> Result<()> {
     let cluster = world.cluster()?;
     let kubelet = cluster.node(node)?.kubelet();
     let serves = |kubelet: &crate::kubelet::Kubelet| {

@@ -16,7 +16,6 @@ use proto::resource::{GPU_COUNT, GPU_MEM};
 use serde_json::{Value, json};
 
 use super::{Body, DEADLINE, World};
-use crate::http_client::HttpClient;
 use crate::observer::node_of;
 use crate::pods::PodSpec;
 
@@ -47,7 +46,7 @@ async fn create_old_node(world: &mut World) -> Result<()> {
 /// would stand until the next event of any pod or node: an extender cannot wake kube-scheduler.
 async fn until_extender_shows(world: &mut World, what: &str, condition: impl Fn(&Value) -> bool) -> Result<()> {
     let url = format!("{}/gpushare-scheduler/inspect/{OLD}", world.cluster()?.scheduler_url());
-    let client = HttpClient::new();
+    let client = world.cluster()?.scheduler_client()?;
     let shown = async {
         loop {
             let (_, body) = client.get(&url).await?;

@@ -1,4 +1,5 @@
 use std::error::Error;
+use std::path::Path;
 use std::time::Duration;
 
 use rstest::rstest;
@@ -48,15 +49,17 @@ fn another_address_keeps_the_path() {
 }
 
 #[test]
-fn tls_is_refused_unless_the_address_is_replaced() {
-    let text =
-        format!("{HEAD}extenders:\n- urlPrefix: https://x.svc:12345/gpushare-scheduler\n  enableHTTPS: true\n  tlsConfig: {{caFile: /ca}}");
+fn certificates_of_tls_lie_in_the_folder_that_is_said() {
+    let text = format!(
+        "{HEAD}extenders:\n- urlPrefix: https://x.svc:12345/gpushare-scheduler\n  enableHTTPS: true\n  tlsConfig: {{caFile: /etc/ca.crt}}"
+    );
     let configuration: Configuration = text.parse().unwrap();
-    let error = configuration.check_reachable().unwrap_err().to_string();
-    assert_eq!(error, "extenders[0].enableHTTPS: the testbed's scheduling loop reaches extenders over plain HTTP only");
-    let moved = configuration.with_extenders_at("http://127.0.0.1:1");
-    assert_eq!(moved.extenders[0].url_prefix, "http://127.0.0.1:1/gpushare-scheduler");
-    moved.check_reachable().unwrap();
+    let moved = configuration.clone().with_tls_extenders_at(([127, 0, 0, 1], 1).into(), Path::new("/nowhere"));
+    let error = moved.extenders[0].connector().unwrap_err().to_string();
+    assert!(error.starts_with("tlsConfig: cannot read /nowhere/ca.crt"), "{error}");
+    let plain = configuration.with_extenders_at("http://127.0.0.1:1");
+    assert_eq!(plain.extenders[0].url_prefix, "http://127.0.0.1:1/gpushare-scheduler");
+    plain.extenders[0].connector().unwrap();
 }
 
 #[rstest]

@@ -1,0 +1,120 @@
+//! The scheduler's webhooks, and certificates of its own for them and for the extender, as `deploy/components/webhooks`
+//! sets them up.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use kube::Client;
+use tokio::process::Command;
+
+use super::{Cluster, free_address};
+use crate::apiserver::ApiServer;
+use crate::connector::{Connector, TlsFiles};
+use crate::manifests;
+
+/// Namespace of the scheduler.
+const NAMESPACE: &str = "gpushare-system";
+/// The Service that webhooks are called by.
+const SERVICE: &str = "gpushare-webhook";
+/// Where the scheduler keeps its certificates.
+pub(crate) const SECRET: &str = "gpushare-scheduler-certificates";
+/// Name of both webhook configurations.
+pub(crate) const CONFIGURATION: &str = "gpushare-scheduler";
+/// The name that the extender's certificate is for.
+const EXTENDER: &str = "gpushare-scheduler.gpushare-system.svc";
+/// What of `deploy/` is needed beside the base.
+const FILES: [&str; 2] = ["components/webhooks/rbac.yaml", "components/webhook-configurations/webhook-configurations.yaml"];
+
+/// Webhooks, and TLS for the extender.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WebhookSpec {
+    /// `--certificate-lifetime`, such as `90d`.
+    pub lifetime: &'static str,
+}
+
+/// Installed webhooks.
+#[derive(Clone, Debug)]
+pub(super) struct Webhooks {
+    listen: SocketAddr,
+    lifetime: &'static str,
+    /// The files that kube-scheduler is given.
+    folder: PathBuf,
+}
+
+impl Webhooks {
+    /// Applies the component and leads the Service that it names to a port of this machine.
+    pub(super) async fn install(spec: &WebhookSpec, client: &Client, api: &ApiServer, deploy: &Path, dir: &Path) -> Result<Self> {
+        for file in FILES {
+            manifests::apply_file(client, &deploy.join(file)).await?;
+        }
+        let listen = free_address()?;
+        api.cluster().route_service(NAMESPACE, SERVICE, 443, listen);
+        Ok(Self { listen, lifetime: spec.lifetime, folder: dir.join("kube-scheduler") })
+    }
+
+    /// Flags of the scheduler.
+    pub(super) fn args(&self) -> Vec<String> {
+        let listen = self.listen.to_string();
+        let pairs = [
+            ("--webhook-listen", listen.as_str()),
+            ("--certificate-secret", SECRET),
+            ("--namespace", NAMESPACE),
+            ("--certificate-lifetime", self.lifetime),
+        ];
+        let pairs = pairs.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value.to_owned()]);
+        pairs.chain(["--tls-from-secret".to_owned()]).collect()
+    }
+
+    /// Has kube-scheduler's certificate made, as `attach/kube-scheduler/certificates.sh` does, as soon as there is an authority.
+    pub(super) async fn issue(&self, scheduler: &Path, kubeconfig: &Path) -> Result<&Path> {
+        let issued = async {
+            loop {
+                let mut command = Command::new(scheduler);
+                command.arg("issue-client-certificate").arg("--out").arg(&self.folder).arg("--kubeconfig").arg(kubeconfig);
+                command.args(["--certificate-secret", SECRET, "--namespace", NAMESPACE]);
+                let output = command.stdin(Stdio::null()).kill_on_drop(true).output().await?;
+                if output.status.success() {
+                    return anyhow::Ok(());
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        let issued = tokio::time::timeout(Duration::from_secs(30), issued).await;
+        issued.context("the scheduler has made no authority that a client certificate can come from")??;
+        Ok(&self.folder)
+    }
+
+    /// How the extender is connected to.
+    pub(super) fn connector(&self, extender: SocketAddr) -> Result<Connector> {
+        let [authorities, certificate, key] = ["ca.crt", "client.crt", "client.key"].map(|file| self.folder.join(file));
+        let files = TlsFiles { authorities: &authorities, certificate: &certificate, key: &key };
+        Ok(Connector::tls(files)?.at(extender))
+    }
+}
+
+impl Cluster {
+    /// Where the scheduler serves; over TLS by the name that its certificate is for.
+    pub fn scheduler_url(&self) -> String {
+        match &self.webhooks {
+            Some(_) => format!("https://{EXTENDER}:{}", self.scheduler_address.port()),
+            None => format!("http://{}", self.scheduler_address),
+        }
+    }
+
+    /// A client of the scheduler's that it lets do what kube-scheduler does.
+    pub fn scheduler_client(&self) -> Result<crate::http_client::HttpClient> {
+        let connector = match &self.webhooks {
+            Some(webhooks) => webhooks.connector(self.scheduler_address)?,
+            None => Connector::plain(),
+        };
+        Ok(crate::http_client::HttpClient::by(connector))
+    }
+
+    /// Whether webhooks are installed.
+    pub fn has_webhooks(&self) -> bool {
+        self.webhooks.is_some()
+    }
+}

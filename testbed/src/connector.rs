@@ -1,0 +1,155 @@
+//! Connections of HTTP clients: plain, or over TLS with authorities and a certificate of one's own; a name may lead to an
+//! address that no DNS server knows.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use anyhow::Context as _;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use http::Uri;
+use hyper_util::client::legacy::connect::{Connected, Connection};
+use hyper_util::rt::TokioIo;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+/// Connects to what a URL names.
+#[derive(Clone, Default)]
+pub struct Connector {
+    tls: Option<TlsConnector>,
+    address: Option<SocketAddr>,
+}
+
+impl std::fmt::Debug for Connector {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connector").field("tls", &self.tls.is_some()).field("address", &self.address).finish()
+    }
+}
+
+/// Files (PEM) for TLS.
+#[derive(Clone, Copy, Debug)]
+pub struct TlsFiles<'a> {
+    /// Authorities that the server's certificate must come from.
+    pub authorities: &'a Path,
+    /// The client's certificate.
+    pub certificate: &'a Path,
+    /// Its key.
+    pub key: &'a Path,
+}
+
+impl Connector {
+    /// Plain HTTP.
+    pub fn plain() -> Self {
+        Self::default()
+    }
+
+    /// TLS by these files, which are read now and never again, as kube-scheduler does.
+    pub fn tls(files: TlsFiles<'_>) -> anyhow::Result<Self> {
+        let mut roots = RootCertStore::empty();
+        let read = |path: &Path| format!("cannot read {}", path.display());
+        for certificate in CertificateDer::pem_file_iter(files.authorities).with_context(|| read(files.authorities))? {
+            roots.add(certificate?)?;
+        }
+        let own = CertificateDer::pem_file_iter(files.certificate).with_context(|| read(files.certificate))?;
+        let own = own.collect::<Result<Vec<_>, _>>()?;
+        let key = PrivateKeyDer::from_pem_file(files.key).with_context(|| read(files.key))?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+        let config = config.with_root_certificates(roots).with_client_auth_cert(own, key)?;
+        Ok(Self { tls: Some(TlsConnector::from(Arc::new(config))), address: None })
+    }
+
+    /// The same, with every name at this address.
+    #[must_use]
+    pub fn at(self, address: SocketAddr) -> Self {
+        Self { address: Some(address), ..self }
+    }
+
+    async fn connect(self, uri: Uri) -> io::Result<TokioIo<Stream>> {
+        let host = uri.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
+        let stream = match self.address {
+            Some(address) => TcpStream::connect(address).await?,
+            None => TcpStream::connect((host.as_str(), uri.port_u16().unwrap_or(80))).await?,
+        };
+        stream.set_nodelay(true)?;
+        let stream = match (uri.scheme_str(), self.tls) {
+            (Some("https"), Some(tls)) => {
+                let name = ServerName::try_from(host).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+                Stream::Tls(Box::new(tls.connect(name, stream).await?))
+            }
+            (Some("https"), None) => return Err(io::Error::new(io::ErrorKind::Unsupported, "this client knows no authorities for TLS")),
+            _ => Stream::Plain(stream),
+        };
+        Ok(TokioIo::new(stream))
+    }
+}
+
+impl tower::Service<Uri> for Connector {
+    type Response = TokioIo<Stream>;
+    type Error = io::Error;
+    type Future = BoxFuture<'static, io::Result<TokioIo<Stream>>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        self.clone().connect(uri).boxed()
+    }
+}
+
+/// A connection.
+#[derive(Debug)]
+pub enum Stream {
+    /// In the clear.
+    Plain(TcpStream),
+    /// Over TLS.
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+impl Connection for Stream {
+    fn connected(&self) -> Connected {
+        Connected::new()
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
+            Self::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Self::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_flush(cx),
+            Self::Tls(stream) => Pin::new(stream).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
+            Self::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Devices of other types than GPUs: what each has, and what pods' records hold of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use proto::device::{Device, TYPE_GPU};
+use proto::record::{DEVICE_ALLOCATED, DeviceAllocations};
+use proto::resource::canonical;
+
+use crate::kube_scheduler::Amounts;
+
+/// Node, type, minor, resource.
+type Place = (String, String, i32, String);
+
+/// What there is, what is held, and by whom.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Others {
+    amounts: BTreeMap<Place, (u64, u64, Vec<String>)>,
+}
+
+impl Others {
+    pub(super) fn add_node(&mut self, node: &str, device: &Device) {
+        for info in device.spec.devices.iter().filter(|info| info.device_type != TYPE_GPU) {
+            for (resource, amount) in &info.resources {
+                let place = (node.to_owned(), info.device_type.clone(), info.minor.unwrap_or(-1), canonical(resource).to_owned());
+                self.amounts.insert(place, (amount.unsigned().unwrap_or(0), 0, Vec::new()));
+            }
+        }
+    }
+
+    /// A pod must hold on record as much as it asks for of every resource that the node's devices have.
+    pub(super) fn add_pod(&mut self, node: &str, name: &str, pod: &Pod) -> Result<(), String> {
+        let resources: BTreeSet<String> =
+            self.amounts.keys().filter(|(on, ..)| on == node).map(|(.., resource)| resource.clone()).collect();
+        let text = pod.annotations().get(DEVICE_ALLOCATED).map_or("{}", String::as_str);
+        let record: DeviceAllocations =
+            serde_json::from_str(text).map_err(|error| format!("{DEVICE_ALLOCATED} does not parse: {error}"))?;
+        let mut held: BTreeMap<&str, u64> = BTreeMap::new();
+        for (kind, devices) in record.iter().filter(|(kind, _)| *kind != TYPE_GPU) {
+            for (device, (resource, amount)) in devices.iter().flat_map(|device| device.resources.iter().map(move |one| (device, one))) {
+                let amount = amount.unsigned().unwrap_or(0);
+                let place = (node.to_owned(), kind.clone(), device.minor, resource.clone());
+                let entry = self.amounts.get_mut(&place).ok_or_else(|| format!("there is no {kind} {} with {resource}", device.minor))?;
+                entry.1 += amount;
+                entry.2.push(name.to_owned());
+                *held.entry(resource).or_default() += amount;
+            }
+        }
+        let asked = Amounts::of_pod(pod).map_err(|error| error.to_string())?;
+        for resource in resources {
+            let (asked, held) =
+                (u64::try_from(asked.get(&resource) / 1000).unwrap_or(0), held.get(resource.as_str()).copied().unwrap_or(0));
+            if asked != held {
+                return Err(format!("it asks for {resource} {asked} and holds {held}"));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn overfull(&self) -> Vec<String> {
+        let over = self.amounts.iter().filter(|(_, (total, used, _))| used > total);
+        let told = over.map(|((node, kind, minor, resource), (total, used, pods))| {
+            format!("{kind} {minor} of {node}: {used} of {total} {resource} are held by {pods:?}")
+        });
+        told.collect()
+    }
+}

@@ -1,0 +1,136 @@
+//! A cluster that moves to gpushare while pods of others run: NVIDIA's, and Koordinator's.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, ensure};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use proto::checkpoints::DEVICES_CHECKPOINTS;
+use proto::record::DEVICE_ALLOCATED;
+use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
+use serde_json::json;
+
+use super::vendors::{share, until_offered, whole};
+use super::{Body, DEADLINE, World};
+use crate::invariants;
+use crate::observer::Snapshot;
+use crate::pods::PodSpec;
+
+/// Name, promise, body.
+pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
+    ("from-vendor", "installed beside the vendor's plugin while its pods run: no GPU is handed out twice", from_vendor),
+    ("from-koordinator", "pods of Koordinator, with records that know minors only, keep what they hold", from_koordinator),
+];
+
+/// Node that starts without our plugin, with three GPUs of 16 GiB.
+pub(super) const MOVING: &str = "moving";
+/// Node of Koordinator, with two.
+pub(super) const KOORDINATOR: &str = "koordinator";
+
+/// The UIDs that a node's Device object says kubelet has given devices to.
+fn checkpointed(snapshot: &Snapshot, node: &str) -> Option<String> {
+    snapshot.devices.get(node)?.annotations().get(DEVICES_CHECKPOINTS).cloned()
+}
+
+async fn until_told(world: &World, told: &[&Pod], untold: &[&Pod]) -> Result<()> {
+    let uids = |pods: &[&Pod]| -> Vec<String> { pods.iter().filter_map(|pod| pod.uid()).collect() };
+    let (told, untold) = (uids(told), uids(untold));
+    let agrees = |snapshot: &Snapshot| {
+        let text = checkpointed(snapshot, MOVING).unwrap_or_default();
+        let is_there = |uid: &String| text.contains(uid.as_str());
+        (told.iter().all(is_there) && !untold.iter().any(is_there)).then_some(())
+    };
+    world.until("the Device object to tell which GPUs the vendor's pods hold", agrees).await
+}
+
+fn from_vendor(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        let cluster = world.cluster()?;
+        cluster.scheduler.kill().await;
+        cluster.start_bare_kube_scheduler().await?;
+        cluster.node(MOVING)?.start_vendor_plugin(&[0, 1, 2]).await?;
+        until_offered(world, MOVING, 3).await?;
+        world.create(whole("theirs-0", 1, MOVING)).await?;
+        world.create(whole("theirs-1", 1, MOVING)).await?;
+        world.until_running(&["theirs-0", "theirs-1"]).await?;
+        let pods = [world.pod("theirs-0")?, world.pod("theirs-1")?];
+        // Installed: the scheduler, its place in kube-scheduler's configuration, the plugin.
+        let cluster = world.cluster()?;
+        cluster.scheduler.restart().await?;
+        cluster.start_kube_scheduler().await?;
+        cluster.node(MOVING)?.start_plugin(&[])?;
+        cluster.until_ready(DEADLINE).await?;
+        until_told(world, &[&pods[0], &pods[1]], &[]).await?;
+        world.start(share("ours-0", "60", MOVING)).await?;
+        world.verify().await?;
+        world.create(share("ours-1", "60", MOVING)).await?;
+        world.until_refused("ours-1", "nodes are available").await?;
+        world.create(whole("theirs-2", 1, MOVING)).await?;
+        world.until_refused("theirs-2", "nodes are available").await?;
+        world.delete("theirs-0").await?;
+        until_told(world, &[&pods[1]], &[&pods[0]]).await?;
+        world.until_running(&["ours-1"]).await?;
+        world.verify().await
+    }
+    .boxed()
+}
+
+/// A record as Koordinator's scheduler writes it without UUIDs.
+fn record(minor: i32, ratio: u64) -> BTreeMap<String, String> {
+    let bytes = (16 << 30) / 100 * ratio;
+    let resources = json!({GPU_CORE: ratio.to_string(), GPU_MEMORY_RATIO: ratio.to_string(), GPU_MEMORY: bytes.to_string()});
+    let record = json!({"gpu": [{"minor": minor, "resources": resources}]});
+    BTreeMap::from([(DEVICE_ALLOCATED.to_owned(), record.to_string())])
+}
+
+/// What Koordinator's agent publishes of a node.
+fn publish(world: &mut World) -> Result<()> {
+    let device = |minor: i32| {
+        let resources = json!({GPU_CORE: "100", GPU_MEMORY_RATIO: "100", GPU_MEMORY: "16Gi"});
+        json!({"type": "gpu", "id": format!("GPU-{KOORDINATOR}-{minor}"), "minor": minor, "health": true, "resources": resources})
+    };
+    let api = world.cluster()?.api().cluster().clone();
+    api.create(
+        "devices.scheduling.koordinator.sh",
+        json!({"metadata": {"name": KOORDINATOR}, "spec": {"devices": [device(0), device(1)]}}),
+    )?;
+    let amounts = json!({GPU_SHARED: "200", GPU_CORE: "200", GPU_MEMORY_RATIO: "200", GPU_MEMORY: "32Gi"});
+    api.patch_status("nodes", "", KOORDINATOR, &json!({"capacity": amounts, "allocatable": amounts}))?;
+    Ok(())
+}
+
+fn from_koordinator(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        publish(world)?;
+        let namespace = world.namespace.clone();
+        for (name, minor, ratio) in [("koord-0", 0, 50), ("koord-1", 1, 70)] {
+            let amount = ratio.to_string();
+            let limits = [(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, amount.as_str()), (GPU_CORE, amount.as_str())];
+            let spec = PodSpec::new(name, &limits).annotated(&record(minor, ratio)).scheduler("koord-scheduler");
+            let pod = world.pods.create(&spec).await?;
+            let binding = json!({"metadata": {"name": name, "uid": pod.uid()}, "target": {"kind": "Node", "name": KOORDINATOR}});
+            world.cluster()?.api().cluster().bind(&namespace, name, binding)?;
+            // Koordinator's runtime hook tells the container, not the environment that kubelet knows of.
+            world.excused.insert(world.key(name));
+        }
+        world.until_running(&["koord-0", "koord-1"]).await?;
+        world.cluster()?.node(KOORDINATOR)?.start_plugin(&[])?;
+        world.cluster()?.until_ready(DEADLINE).await?;
+        world.until_running(&["koord-0", "koord-1"]).await.context("after the plugin has come")?;
+        let pod = world.start(share("ours-0", "50", KOORDINATOR)).await?;
+        let minors: Vec<i32> = invariants::record(&pod).unwrap_or_default().iter().map(|(minor, _)| *minor).collect();
+        ensure!(minors == [0], "half of a GPU is free on GPU 0 only, it got {minors:?}");
+        world.create(share("ours-1", "31", KOORDINATOR)).await?;
+        world.until_refused("ours-1", "nodes are available").await?;
+        world.verify().await?;
+        world.delete("koord-1").await?;
+        world.until_running(&["ours-1"]).await?;
+        world.verify().await?;
+        world.clear().await?;
+        world.excused.clear();
+        Ok(())
+    }
+    .boxed()
+}

@@ -1,0 +1,126 @@
+//! A Device object that somebody edits by hand.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use proto::resource::{GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO};
+use serde_json::{Value, json};
+
+use super::{Body, World};
+use crate::apiserver::{Fault, Matching};
+use crate::observer::node_of;
+use crate::pods::PodSpec;
+
+/// Name, promise, body.
+pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[(
+    "device-nonsense",
+    "whatever is written into a Device object, nothing crashes or is given twice, and the plugin repairs it",
+    nonsense,
+)];
+
+/// Node with two GPUs of 16 GiB.
+pub(super) const EDITED: &str = "edited";
+const DEVICES: &str = "devices.scheduling.koordinator.sh";
+
+fn gpu(minor: &Value, id: &Value, resources: &Value) -> Value {
+    json!({"type": "gpu", "id": id, "minor": minor, "health": true, "resources": resources})
+}
+
+fn amounts(memory: &str) -> Value {
+    json!({GPU_CORE: "100", GPU_MEMORY_RATIO: "100", GPU_MEMORY: memory})
+}
+
+/// What is written in place of `spec.devices`; nothing of it says that more is free than is.
+fn edits() -> Vec<(&'static str, Value)> {
+    let id = |minor: i32| json!(format!("GPU-{EDITED}-{minor}"));
+    let sound = |minor: i32| gpu(&json!(minor), &id(minor), &amounts("16Gi"));
+    let with = |field: &str, value: Value| {
+        let mut gpu = sound(1);
+        crate::pods::set(&mut gpu, field, value);
+        gpu
+    };
+    let (toaster, unlabelled) = (with("type", json!("toaster")), with("labels", json!(["a", "b"])));
+    vec![
+        ("no list", json!("none of your business")),
+        ("nothing", Value::Null),
+        ("an empty list", json!([])),
+        ("a list of lists", json!([[], 7, "GPU"])),
+        ("a type nobody knows", json!([sound(0), toaster])),
+        ("no types", json!([{"id": "GPU-x", "minor": 0, "health": true}, {}])),
+        ("negative amounts", json!([sound(0), gpu(&json!(1), &id(1), &amounts("-16Gi"))])),
+        ("amounts that are none", json!([gpu(&json!(0), &id(0), &json!("a lot")), sound(1)])),
+        ("no IDs", json!([gpu(&json!(0), &json!(""), &amounts("16Gi")), gpu(&json!(1), &Value::Null, &amounts("16Gi"))])),
+        ("a minor that is negative", json!([gpu(&json!(-1), &id(0), &amounts("16Gi")), sound(1)])),
+        ("a minor twice", json!([sound(0), gpu(&json!(0), &id(1), &amounts("16Gi"))])),
+        ("a GPU twice", json!([sound(0), sound(0)])),
+        ("labels that are a list", json!([sound(0), unlabelled])),
+    ]
+}
+
+fn nonsense(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        for minor in 0..2 {
+            // Fills 12 of 16 units of each.
+            world.start(PodSpec::new(&format!("holder-{minor}"), &[(GPU_MEM, "12")]).on(EDITED)).await?;
+        }
+        let sound = device(world)?;
+        let faults = world.cluster()?.api().faults().clone();
+        let blocked = faults.inject(Matching::anything().verb("patch").resource("devices").name(|name| name == EDITED), Fault::Refuse(500));
+        for (idx, (what, devices)) in edits().into_iter().enumerate() {
+            edit(world, idx, &devices).await.with_context(|| format!("spec.devices is {what}"))?;
+        }
+        blocked.remove();
+        until_repaired(world, &sound).await?;
+        world.verify().await?;
+        // And as soon as somebody says that there is more than there is, the plugin knows better.
+        let more = |minor: i32| gpu(&json!(minor), &json!(format!("GPU-{EDITED}-{minor}")), &amounts("160Gi"));
+        write(world, &json!([more(0), more(1)]))?;
+        until_repaired(world, &sound).await?;
+        world.create(PodSpec::new("too-much", &[(GPU_MEM, "5")]).on(EDITED)).await?;
+        world.until_refused("too-much", "nodes are available").await?;
+        world.start(PodSpec::new("just-right", &[(GPU_MEM, "4")]).on(EDITED)).await.map(|_| ())
+    }
+    .boxed()
+}
+
+/// One edit, which the plugin cannot undo yet, and a pod that would not fit.
+async fn edit(world: &mut World, idx: usize, devices: &Value) -> Result<()> {
+    write(world, devices)?;
+    let name = format!("greedy-{idx}");
+    world.create(PodSpec::new(&name, &[(GPU_MEM, "5")]).on(EDITED)).await?;
+    world.until_refused(&name, "nodes are available").await?;
+    let is_bound = world.pod(&name).is_ok_and(|pod| node_of(&pod).is_some());
+    ensure!(!is_bound, "a pod was bound that does not fit");
+    world.delete(&name).await?;
+    world.until_running(&["holder-0", "holder-1"]).await
+}
+
+fn device(world: &mut World) -> Result<Value> {
+    let device = world.cluster()?.api().cluster().get(DEVICES, "", EDITED)?;
+    Ok(device.pointer("/spec/devices").cloned().unwrap_or_default())
+}
+
+/// Past the schema, which may be older or somebody else's.
+fn write(world: &mut World, devices: &Value) -> Result<()> {
+    let api = world.cluster()?.api().cluster().clone();
+    let mut device = Value::clone(&*api.get(DEVICES, "", EDITED)?);
+    let spec = device.get_mut("spec").context("a Device object without spec")?;
+    crate::pods::set(spec, "devices", devices.clone());
+    api.update(DEVICES, device)?;
+    Ok(())
+}
+
+async fn until_repaired(world: &mut World, sound: &Value) -> Result<()> {
+    let repaired = async {
+        loop {
+            let now = device(world)?;
+            if now == *sound {
+                return anyhow::Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(super::DEADLINE, repaired).await.context("the plugin does not repair it")?
+}

@@ -1,0 +1,69 @@
+//! The clusters of the testbed that scenarios run on. Scenarios of one stage run one after the other, stages side by side.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::{migration, nonsense, other_types, vendors};
+use crate::cluster::{NodeSpec, Spec, WebhookSpec};
+
+/// The longest wait of the scheduling loop between two attempts: nobody wants to watch ten seconds.
+const MAX_BACKOFF: Duration = Duration::from_secs(2);
+/// The shortest that the scheduler accepts.
+const LIFETIME: &str = "10s";
+
+/// One cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// As `deploy/base` makes it.
+    Plain,
+    /// The same, for scenarios that break things.
+    Faults,
+    /// With webhooks, and the extender over TLS; certificates change all the time.
+    Webhooks,
+    /// Nodes of many kinds, each for one scenario or two.
+    Mixed,
+}
+
+impl Stage {
+    /// Every stage.
+    pub const ALL: [Self; 4] = [Self::Plain, Self::Faults, Self::Webhooks, Self::Mixed];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Faults => "faults",
+            Self::Webhooks => "webhooks",
+            Self::Mixed => "mixed",
+        }
+    }
+
+    /// The cluster, from this `deploy/`.
+    pub fn spec(self, deploy: PathBuf) -> Spec {
+        let nodes = match self {
+            Self::Plain | Self::Faults | Self::Webhooks => usual_nodes(),
+            Self::Mixed => mixed_nodes(),
+        };
+        let webhooks = (self == Self::Webhooks).then_some(WebhookSpec { lifetime: LIFETIME });
+        let managed = if self == Self::Mixed { vec![other_types::NPU] } else { Vec::new() };
+        Spec { deploy, webhooks, managed, max_backoff: Some(MAX_BACKOFF), ..Spec::of(nodes) }
+    }
+}
+
+fn usual_nodes() -> Vec<NodeSpec> {
+    vec![NodeSpec::new("n1", &[16384, 16384, 24576]), NodeSpec::new("n2", &[16384, 16384])]
+}
+
+fn mixed_nodes() -> Vec<NodeSpec> {
+    let three = |name: &str| NodeSpec::new(name, &[16384; 3]);
+    let with = |node: NodeSpec, args: [&str; 2]| NodeSpec { plugin_args: args.map(str::to_owned).to_vec(), ..node };
+    let bare = |node: NodeSpec| NodeSpec { has_plugin: false, ..node };
+    vec![
+        three(vendors::THEIRS),
+        with(three(vendors::DIVIDED), ["--shared-devices", "0,1"]),
+        bare(three(migration::MOVING)),
+        bare(NodeSpec::new(migration::KOORDINATOR, &[16384; 2])),
+        NodeSpec::new(nonsense::EDITED, &[16384; 2]),
+        bare(NodeSpec::new(other_types::NPU_NODE, &[])),
+    ]
+}

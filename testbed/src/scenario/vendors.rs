@@ -1,0 +1,83 @@
+//! Whole GPUs in a vendor's name beside pods that share: served by the vendor's plugin, and divided between them.
+
+use anyhow::{Result, ensure};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use proto::resource::{GPU_MEMORY_RATIO, GPU_SHARED};
+
+use super::{Body, DEADLINE, World};
+use crate::pods::PodSpec;
+use crate::vendor_plugin::NVIDIA_GPU;
+
+/// Name, promise, body.
+pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
+    ("vendor-theirs", "the vendor's plugin serves it: no GPU is handed out twice, whoever comes first", theirs),
+    ("vendor-divided", "a node divided between both plugins takes both kinds at once", divided),
+];
+
+/// Node with the vendor's plugin.
+pub(super) const THEIRS: &str = "theirs";
+/// Node whose first two GPUs are shared and whose last one is the vendor's.
+pub(super) const DIVIDED: &str = "divided";
+
+pub(super) fn whole(name: &str, n_gpus: usize, node: &str) -> PodSpec {
+    PodSpec::new(name, &[(NVIDIA_GPU, &n_gpus.to_string())]).on(node)
+}
+
+pub(super) fn share(name: &str, ratio: &str, node: &str) -> PodSpec {
+    PodSpec::new(name, &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, ratio)]).on(node)
+}
+
+/// Waits until kubelet's node offers so many of the vendor's resource.
+pub(super) async fn until_offered(world: &mut World, node: &str, n_gpus: usize) -> Result<()> {
+    let kubelet = world.cluster()?.node(node)?.kubelet();
+    let offered = |kubelet: &crate::kubelet::Kubelet| kubelet.capacity().get(NVIDIA_GPU).is_some_and(|(_, healthy)| *healthy == n_gpus);
+    ensure!(kubelet.until(DEADLINE, offered).await, "{node} offers {:?}, not {n_gpus} {NVIDIA_GPU}", kubelet.capacity());
+    let text = n_gpus.to_string();
+    let shows = |snapshot: &crate::observer::Snapshot| {
+        let allocatable = snapshot.nodes.get(node)?.status.as_ref()?.allocatable.as_ref()?;
+        allocatable.get(NVIDIA_GPU).is_some_and(|amount| amount.0 == text).then_some(())
+    };
+    world.until(&format!("{node} to offer {n_gpus} {NVIDIA_GPU}"), shows).await
+}
+
+fn theirs(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        world.cluster()?.node(THEIRS)?.start_vendor_plugin(&[0, 1, 2]).await?;
+        until_offered(world, THEIRS, 3).await?;
+        world.start(whole("whole-0", 1, THEIRS)).await?;
+        // Two GPUs are left for sharers, whichever the vendor's plugin has taken.
+        world.start(share("share-0", "60", THEIRS)).await?;
+        world.start(share("share-1", "60", THEIRS)).await?;
+        world.verify().await?;
+        world.create(share("share-2", "60", THEIRS)).await?;
+        world.until_refused("share-2", "nodes are available").await?;
+        world.create(whole("whole-1", 1, THEIRS)).await?;
+        world.until_refused("whole-1", "nodes are available").await?;
+        world.verify().await?;
+        world.delete("whole-0").await?;
+        world.until_running(&["share-2"]).await?;
+        world.verify().await?;
+        for name in ["share-0", "share-1", "share-2"] {
+            world.delete(name).await?;
+        }
+        world.until_running(&["whole-1"]).await
+    }
+    .boxed()
+}
+
+fn divided(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        world.cluster()?.node(DIVIDED)?.start_vendor_plugin(&[2]).await?;
+        until_offered(world, DIVIDED, 1).await?;
+        world.start(share("share-0", "60", DIVIDED)).await?;
+        world.start(share("share-1", "60", DIVIDED)).await?;
+        world.start(whole("whole", 1, DIVIDED)).await?;
+        world.verify().await?;
+        world.create(share("share-2", "60", DIVIDED)).await?;
+        world.until_refused("share-2", "nodes are available").await?;
+        world.create(whole("whole-1", 1, DIVIDED)).await?;
+        world.until_refused("whole-1", "nodes are available").await
+    }
+    .boxed()
+}

@@ -1,0 +1,115 @@
+//! Webhooks that are away, and certificates that are renewed while everybody uses them.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use proto::resource::{GPU_MEM, GPU_MEMORY_RATIO, GPU_SHARED};
+use serde_json::{Value, json};
+
+use super::{Body, DEADLINE, World};
+use crate::cluster::webhooks::{CONFIGURATION, SECRET};
+use crate::kube_scheduler::Outcome;
+use crate::pods::PodSpec;
+
+/// Name, promise, body.
+pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
+    ("webhooks-away", "without the scheduler pods are made at once all the same, and run when it is back", webhooks_away),
+    ("certificates-renewed", "certificates that last seconds are renewed under load; nobody notices, and the authority stays", renewed),
+];
+
+/// Longest that making a pod may take while nobody answers webhooks.
+const AT_ONCE: Duration = Duration::from_secs(2);
+/// How many certificates are seen to come.
+const N_RENEWALS: usize = 2;
+/// Both kinds of webhook configurations.
+const KINDS: [&str; 2] = ["mutatingwebhookconfigurations", "validatingwebhookconfigurations"];
+
+fn webhooks_away(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        world.cluster()?.scheduler.kill().await;
+        let share = PodSpec::new("gpu", &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "10")]);
+        for (name, spec) in
+            [("ordinary", PodSpec::new("ordinary", &[])), ("gpu", share), ("units", PodSpec::new("units", &[(GPU_MEM, "1")]))]
+        {
+            let began = Instant::now();
+            world.create(spec).await?;
+            ensure!(began.elapsed() < AT_ONCE, "pod {name} took {:?} to be made", began.elapsed());
+        }
+        world.until_running(&["ordinary"]).await?;
+        world.cluster()?.scheduler.restart().await?;
+        world.cluster()?.until_scheduler_ready(DEADLINE).await?;
+        world.until_running(&["gpu", "units"]).await
+    }
+    .boxed()
+}
+
+/// The Secret's part, as text.
+fn secret(world: &mut World, part: &str) -> Result<String> {
+    let secret = world.cluster()?.api().cluster().get("secrets", "gpushare-system", SECRET)?;
+    Ok(secret.pointer("/data").and_then(|data| data.get(part)).and_then(Value::as_str).unwrap_or_default().to_owned())
+}
+
+/// Whom the API server trusts, of every webhook.
+fn bundles(world: &mut World) -> Result<Vec<Value>> {
+    let mut bundles = Vec::new();
+    for kind in KINDS {
+        let configuration = world.cluster()?.api().cluster().get(kind, "", CONFIGURATION)?;
+        let webhooks = configuration.get("webhooks").and_then(Value::as_array).cloned().unwrap_or_default();
+        bundles.extend(webhooks.iter().map(|webhook| webhook.pointer("/clientConfig/caBundle").cloned().unwrap_or_default()));
+    }
+    ensure!(bundles.len() >= 2 && bundles.iter().all(Value::is_string), "the API server does not know whom to trust: {bundles:?}");
+    Ok(bundles)
+}
+
+/// Whether a webhook that cannot be reached is an error.
+fn set_failure_policy(world: &mut World, policy: &str) -> Result<()> {
+    for kind in KINDS {
+        let api = world.cluster()?.api().cluster().clone();
+        let mut configuration = Value::clone(&*api.get(kind, "", CONFIGURATION)?);
+        for webhook in configuration.get_mut("webhooks").and_then(Value::as_array_mut).into_iter().flatten() {
+            crate::pods::set(webhook, "failurePolicy", json!(policy));
+        }
+        api.update(kind, configuration)?;
+    }
+    Ok(())
+}
+
+fn renewed(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        set_failure_policy(world, "Fail")?;
+        let loaded = load(world).await;
+        set_failure_policy(world, "Ignore")?;
+        loaded
+    }
+    .boxed()
+}
+
+/// Makes and deletes pods, and asks the extender over new connections, until certificates have changed often enough.
+async fn load(world: &mut World) -> Result<()> {
+    let (authority, trusted) = (secret(world, "ca.crt")?, bundles(world)?);
+    let mut certificate = secret(world, "tls.crt")?;
+    world.cluster()?.past_attempts();
+    let (mut n_renewals, mut n_pods) = (0, 0);
+    let began = Instant::now();
+    while n_renewals < N_RENEWALS || n_pods < 10 {
+        ensure!(began.elapsed() < DEADLINE, "{n_renewals} renewals in {DEADLINE:?}");
+        let name = format!("load-{n_pods}");
+        world.create(PodSpec::new(&name, &[(GPU_MEMORY_RATIO, "1")])).await.context("while certificates change")?;
+        let url = format!("{}/gpushare-scheduler/inspect", world.cluster()?.scheduler_url());
+        world.cluster()?.scheduler_client()?.get(&url).await.context("while certificates change")?;
+        world.until_running(&[&name]).await?;
+        world.pods.delete(&name).await?;
+        n_pods += 1;
+        let now = secret(world, "tls.crt")?;
+        n_renewals += usize::from(now != certificate);
+        certificate = now;
+    }
+    let failed = world.cluster()?.past_attempts().into_iter().filter(|attempt| matches!(attempt.outcome, Outcome::Error(_)));
+    let failed: Vec<_> = failed.collect();
+    ensure!(failed.is_empty(), "kube-scheduler met errors: {failed:?}");
+    ensure!(secret(world, "ca.crt")? == authority, "the authority has changed");
+    ensure!(bundles(world)? == trusted, "the API server was told of other authorities");
+    Ok(())
+}
