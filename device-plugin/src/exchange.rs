@@ -38,6 +38,9 @@ const LINGER: Duration = Duration::from_secs(60);
 /// Pauses after failures, doubled each time.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
+/// How long nothing is tried after a request that was not answered: whoever waits for the exchange waits for its turn.
+const REST: Duration = Duration::from_secs(10);
+
 /// Records that could not be exchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum ExchangeFailed {
@@ -55,6 +58,9 @@ pub enum ExchangeFailed {
     /// No answer.
     #[error("no answer about the Device object {0} within {REQUEST_LIMIT:?}")]
     Slow(String),
+    /// There was no answer a moment ago.
+    #[error("the API server has just not answered about the Device object {0}; it is asked again in a few seconds")]
+    Resting(String),
     /// It has not been made.
     #[error("there is no Device object {0} yet, in which pods' records are exchanged")]
     Absent(String),
@@ -76,12 +82,26 @@ pub struct Exchange {
     /// Version of the object as it was last seen, if what it says is known for sure.
     version: Option<String>,
     is_loaded: bool,
+    /// Pods of which a write says something else than what is known, as long as nobody knows whether it was done.
+    in_doubt: BTreeSet<PodUid>,
+    /// Until when nothing is tried.
+    rest_until: Option<Instant>,
 }
 
 impl Exchange {
     /// Nothing has been read yet.
     pub fn new(client: &Client, node_name: String, pods: watch::Sender<Pods>) -> Self {
-        Self { devices: Api::all(client.clone()), node_name, pods, version: None, is_loaded: false }
+        let (in_doubt, rest_until) = (BTreeSet::new(), None);
+        Self { devices: Api::all(client.clone()), node_name, pods, version: None, is_loaded: false, in_doubt, rest_until }
+    }
+
+    /// Reads what has been exchanged, unless it is known for this pod. What is not known of others is not read for it.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub async fn load_for(&mut self, uid: &PodUid) -> Result<(), ExchangeFailed> {
+        let is_known = self.pods.borrow().exchanged().is_some() && !self.in_doubt.contains(uid);
+        if is_known { Ok(()) } else { self.load().await }
     }
 
     /// Reads what has been exchanged, unless that is known.
@@ -92,7 +112,8 @@ impl Exchange {
         if self.is_loaded {
             return Ok(());
         }
-        let found = self.limited("read", self.devices.get_opt(&self.node_name)).await?;
+        let (devices, name) = (self.devices.clone(), self.node_name.clone());
+        let found = self.limited("read", devices.get_opt(&name)).await?;
         let read = exchange::read(found.as_ref().and_then(|device| device.metadata.annotations.as_ref()));
         let exchanged = read.unwrap_or_else(|error| {
             warn!(node = self.node_name, %error, "no pod of this node is taken to have exchanged its record");
@@ -101,6 +122,7 @@ impl Exchange {
         let exchanged: BTreeMap<PodUid, DeviceAllocations> =
             exchanged.into_iter().map(|(uid, record)| (PodUid::from(uid.as_str()), record)).collect();
         self.version = found.and_then(|device| device.resource_version());
+        self.in_doubt.clear();
         self.pods.send_if_modified(|pods| {
             let is_news = pods.exchanged() != Some(&exchanged);
             pods.exchange(exchanged);
@@ -156,12 +178,15 @@ impl Exchange {
             // Until it is known to have succeeded it may or may not have been done.
             self.version = None;
             self.is_loaded = false;
+            self.in_doubt = differing(self.pods.borrow().exchanged(), wanted);
             let patch = json!({"metadata": {"resourceVersion": version, "annotations": {EXCHANGED_RECORDS: text}}});
             let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
-            match self.limited("write", self.devices.patch(&self.node_name, &params, &Patch::Merge(&patch))).await {
+            let (devices, name) = (self.devices.clone(), self.node_name.clone());
+            match self.limited("write", devices.patch(&name, &params, &Patch::Merge(&patch))).await {
                 Ok(device) => {
                     self.version = device.resource_version();
                     self.is_loaded = true;
+                    self.in_doubt.clear();
                     return Ok(true);
                 }
                 // The object has changed since: read it and try again.
@@ -185,10 +210,23 @@ impl Exchange {
         Ok(())
     }
 
-    async fn limited<T>(&self, what: &'static str, request: impl Future<Output = kube::Result<T>>) -> Result<T, ExchangeFailed> {
-        let answer = timeout(REQUEST_LIMIT, request).await.map_err(|_| ExchangeFailed::Slow(self.node_name.clone()))?;
+    async fn limited<T>(&mut self, what: &'static str, request: impl Future<Output = kube::Result<T>>) -> Result<T, ExchangeFailed> {
+        if self.rest_until.is_some_and(|until| Instant::now() < until) {
+            return Err(ExchangeFailed::Resting(self.node_name.clone()));
+        }
+        let Ok(answer) = timeout(REQUEST_LIMIT, request).await else {
+            self.rest_until = Some(Instant::now() + REST);
+            return Err(ExchangeFailed::Slow(self.node_name.clone()));
+        };
+        self.rest_until = None;
         answer.map_err(|source| ExchangeFailed::Request { what, name: self.node_name.clone(), source: Box::new(source) })
     }
+}
+
+/// The pods of which the two say different things.
+fn differing(known: Option<&BTreeMap<PodUid, DeviceAllocations>>, wanted: &BTreeMap<PodUid, DeviceAllocations>) -> BTreeSet<PodUid> {
+    let uids = known.into_iter().flatten().chain(wanted).map(|(uid, _)| uid);
+    uids.filter(|uid| known.and_then(|known| known.get(*uid)) != wanted.get(*uid)).cloned().collect()
 }
 
 /// Lets pods' annotations follow, and drops entries of pods that are long gone, until the task is dropped.
@@ -275,5 +313,97 @@ pub async fn annotate(client: &Client, pod: &NodePod, annotations: &BTreeMap<Str
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
         Err(kube::Error::Api(status)) if status.code == 409 && status.message.to_lowercase().contains("uid") => Ok(()),
         Err(error) => Err(anyhow::anyhow!(one_line(&error)).context(format!("cannot write annotations of pod {}", pod.display_name()))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{Request, Response};
+    use kube::client::Body;
+    use proto::memory_unit::MemoryUnit;
+    use proto::resource::ResourceNames;
+    use serde_json::Value;
+    use tower_test::mock::{Handle, pair};
+
+    use super::*;
+    use crate::builders::{fleet, pod, pods, units};
+    use crate::identity::Ledger;
+    use crate::plugin::Settings;
+
+    fn uid(name: &str) -> PodUid {
+        PodUid::from(name)
+    }
+
+    /// A node with equal pods a, b and c on GPUs 0, 1 and 2.
+    fn scene() -> (NodeState, Exchange, Handle<Request<Body>, Response<Body>>) {
+        let (service, requests) = pair::<Request<Body>, Response<Body>>();
+        let on = |name: &str, minor: u32| pod(name, u64::from(minor), [units(2)]).on([minor]);
+        let (sender, seen) = watch::channel(pods([on("a", 0), on("b", 1), on("c", 2)]));
+        let (_, fleet) = watch::channel(Arc::new(fleet(3)));
+        let settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(2));
+        let node = NodeState::new(settings, fleet, seen, Ledger::default());
+        (node, Exchange::new(&Client::new(service, "default"), "n1".to_owned(), sender), requests)
+    }
+
+    async fn answer(requests: &mut Handle<Request<Body>, Response<Body>>, code: u16, body: &Value) -> String {
+        let (request, response) = requests.next_request().await.unwrap();
+        response.send_response(Response::builder().status(code).body(Body::from(body.to_string().into_bytes())).unwrap());
+        request.method().to_string()
+    }
+
+    fn device(version: &str) -> Value {
+        json!({"metadata": {"name": "n1", "resourceVersion": version}, "spec": {"devices": []}})
+    }
+
+    fn minors(node: &NodeState) -> Vec<String> {
+        node.pods.borrow().iter().map(|pod| pod.placement.as_ref().unwrap().to_string()).collect()
+    }
+
+    /// Only the two of which it is not known whether they have exchanged their records have to wait until it is.
+    #[tokio::test(start_paused = true)]
+    async fn a_write_without_an_answer_leaves_others_alone() {
+        let (node, mut exchange, mut requests) = scene();
+        let (a, b, c) = (uid("a"), uid("b"), uid("c"));
+        let server = tokio::spawn(async move {
+            assert_eq!(answer(&mut requests, 200, &device("1")).await, "GET");
+            let unanswered = requests.next_request().await.unwrap();
+            (requests, unanswered)
+        });
+        exchange.load().await.unwrap();
+        assert!(matches!(exchange.swap(&node, &a, &b).await, Err(ExchangeFailed::Slow(_))));
+        let (mut requests, unanswered) = server.await.unwrap();
+        drop(unanswered);
+        exchange.load_for(&c).await.unwrap();
+        assert!(matches!(exchange.load_for(&a).await, Err(ExchangeFailed::Resting(_))), "nobody waits for it at once");
+        sleep(REST).await;
+        // It was done.
+        let record = |minor: u32| json!({"gpu": [{"minor": minor, "resources": {"koordinator.sh/gpu-memory": "2Gi"}}]});
+        let mut done = device("2");
+        done["metadata"]["annotations"] = json!({EXCHANGED_RECORDS: json!({"a": record(1), "b": record(0)}).to_string()});
+        let (loaded, _) = tokio::join!(exchange.load_for(&a), answer(&mut requests, 200, &done));
+        loaded.unwrap();
+        assert_eq!(minors(&node), ["minor 1", "minor 0", "minor 2"]);
+        exchange.load_for(&b).await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_somebody_else_has_written_is_not_written_over() {
+        let (node, mut exchange, mut requests) = scene();
+        let record = |minor: u32| json!({"gpu": [{"minor": minor, "resources": {"koordinator.sh/gpu-memory": "2Gi"}}]});
+        let mut other = device("2");
+        other["metadata"]["annotations"] = json!({EXCHANGED_RECORDS: json!({"b": record(2), "c": record(1)}).to_string()});
+        let conflict = json!({"kind": "Status", "status": "Failure", "reason": "Conflict", "code": 409, "message": "changed"});
+        let server = async {
+            assert_eq!(answer(&mut requests, 200, &device("1")).await, "GET");
+            assert_eq!(answer(&mut requests, 409, &conflict).await, "PATCH");
+            assert_eq!(answer(&mut requests, 200, &other).await, "GET");
+        };
+        let (a, b) = (uid("a"), uid("b"));
+        let swap = async {
+            exchange.load().await.unwrap();
+            exchange.swap(&node, &a, &b).await.unwrap();
+        };
+        let ((), ()) = tokio::join!(swap, server);
+        assert_eq!(minors(&node), ["minor 0", "minor 2", "minor 1"], "taken in, and nothing exchanged");
     }
 }

@@ -43,6 +43,9 @@ const PATIENCE: Duration = Duration::from_secs(8);
 /// How long a look that was too early is waited after.
 const SOON: Duration = Duration::from_millis(50);
 
+/// How long after the beginning of this process the API server may not tell yet what a predecessor let start.
+const YOUTH: Duration = Duration::from_secs(30);
+
 /// Most exchanges that one start may need.
 const MOST_EXCHANGES: usize = 16;
 
@@ -103,6 +106,14 @@ pub enum Held {
         #[source]
         source: ExchangeFailed,
     },
+    /// Whoever it could exchange records with may have the same devices.
+    #[error("pod {pod} was given devices that are counted for pod {other}, and it is not known yet what that one was given")]
+    Unsettled {
+        /// The pod.
+        pod: String,
+        /// The other one.
+        other: String,
+    },
     /// What has been exchanged is not known.
     #[error("it is not known which pods have exchanged their records")]
     NotLoaded(#[source] ExchangeFailed),
@@ -136,6 +147,7 @@ pub struct Gate {
     exchange: Arc<Mutex<Exchange>>,
     recorder: Recorder,
     metrics: Metrics,
+    began: Instant,
 }
 
 impl fmt::Debug for Gate {
@@ -147,7 +159,8 @@ impl fmt::Debug for Gate {
 /// What came of one decision.
 enum Decision {
     Start,
-    LookAgain,
+    /// This pod's devices may be another's too.
+    LookAgain(PodUid),
 }
 
 /// The call of kubelet that asks for a start; the IDs are sorted.
@@ -160,7 +173,7 @@ struct Start<'a> {
 impl Gate {
     /// A gate that has let nobody start yet.
     pub fn new(client: Client, policy: Policy, exchange: Arc<Mutex<Exchange>>, recorder: Recorder, metrics: Metrics) -> Self {
-        Self { client, policy, looks: SharedLook::new(PACE), exchange, recorder, metrics }
+        Self { client, policy, looks: SharedLook::new(PACE), exchange, recorder, metrics, began: Instant::now() }
     }
 
     /// Returns when the container that holds these device IDs may start.
@@ -189,8 +202,13 @@ impl Gate {
                     let start = Start { resource, ids, uid };
                     match self.decide(node, &look, &start).await {
                         Ok(Decision::Start) => return Ok(()),
-                        Ok(Decision::LookAgain) if Instant::now() < until => tokio::time::sleep(SOON).await,
-                        Ok(Decision::LookAgain) => return Err(Unproven::NotTold.into()),
+                        Ok(Decision::LookAgain(_)) if Instant::now() < until => tokio::time::sleep(SOON).await,
+                        Ok(Decision::LookAgain(other)) => {
+                            let name = |uid| node.pods.borrow().get(uid).map(NodePod::display_name).unwrap_or_default();
+                            let held = Held::Unsettled { pod: name(&start.uid), other: name(&other) };
+                            self.tell(node, &start.uid, &held).await;
+                            return Err(held);
+                        }
                         Err(held) => {
                             self.tell(node, &start.uid, &held).await;
                             return Err(held);
@@ -217,10 +235,11 @@ impl Gate {
 
     async fn decide(&self, node: &NodeState, look: &Look, start: &Start<'_>) -> Result<Decision, Held> {
         let mut exchange = self.exchange.lock().await;
-        exchange.load().await.map_err(Held::NotLoaded)?;
+        exchange.load_for(&start.uid).await.map_err(Held::NotLoaded)?;
         let written: &[Allocated] = look.written.as_ref().map_or(&[], |written| written.as_slice());
         for _ in 0..MOST_EXCHANGES {
-            let Judged { pod, verdict, is_by_spec } = judge(node, written, start)?;
+            let knowledge = Knowledge { is_written_known: look.written.is_some(), is_young: self.began.elapsed() < YOUTH };
+            let Judged { pod, verdict, is_by_spec } = judge(node, written, knowledge, start)?;
             match verdict {
                 Verdict::Confirm => {
                     if is_by_spec {
@@ -230,7 +249,7 @@ impl Gate {
                     node.answered.notify_one();
                     return Ok(Decision::Start);
                 }
-                Verdict::LookAgain(_) => return Ok(Decision::LookAgain),
+                Verdict::LookAgain(other) => return Ok(Decision::LookAgain(other)),
                 Verdict::Exchange(other) => {
                     let name = node.pods.borrow().get(&other).map(NodePod::display_name).unwrap_or_default();
                     let swapped = exchange.swap(node, &pod.uid, &other).await;
@@ -249,7 +268,7 @@ impl Gate {
                 Verdict::Refuse(refusal) => return Err(Held::Refused { pod: pod.display_name(), refusal }),
             }
         }
-        Ok(Decision::LookAgain)
+        Ok(Decision::LookAgain(start.uid.clone()))
     }
 
     /// Tells the pod's owner, and evicts the pod if it is past help and the policy says so.
@@ -302,8 +321,15 @@ struct Judged {
     is_by_spec: bool,
 }
 
+/// How much is known besides.
+#[derive(Clone, Copy)]
+struct Knowledge {
+    is_written_known: bool,
+    is_young: bool,
+}
+
 /// What is to be done with the start of this pod's container, by what is known now.
-fn judge(node: &NodeState, written: &[Allocated], start: &Start<'_>) -> Result<Judged, Held> {
+fn judge(node: &NodeState, written: &[Allocated], knowledge: Knowledge, start: &Start<'_>) -> Result<Judged, Held> {
     let pods = node.pods.borrow();
     let mut ledger = node.ledger();
     ledger.learn(written, &pods);
@@ -317,7 +343,9 @@ fn judge(node: &NodeState, written: &[Allocated], start: &Start<'_>) -> Result<J
         return Err(Held::Refused { pod: pod.display_name(), refusal: Refusal::Unknown });
     };
     let seen = sight::of_pod(written, &start.uid, variable, &fleet).or_else(|| sight::of_answer(kept, variable, &fleet));
-    let evidence = Evidence { pods: &pods, fleet: &fleet, ledger: &ledger, written, variable, unit: node.settings.memory_unit };
+    let Knowledge { is_written_known, is_young } = knowledge;
+    let unit = node.settings.memory_unit;
+    let evidence = Evidence { pods: &pods, fleet: &fleet, ledger: &ledger, written, is_written_known, is_young, variable, unit };
     let verdict = evidence.judge(&pod, seen.as_ref());
     let is_by_spec = sight::of_answer(kept, variable, &fleet) == Some(Sight::Spec);
     Ok(Judged { pod, verdict, is_by_spec })

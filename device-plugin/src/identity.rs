@@ -114,7 +114,7 @@ pub fn identify(pods: &Pods, ledger: &Ledger, call: &Call<'_>, patience: Patienc
     }
     let choice = first_due(pods, ledger, call);
     // What kubelet itself has written down is not put right.
-    let open_to_doubt = admitting.filter(|pod| !ledger.is_answered_before(pod));
+    let open_to_doubt = admitting.filter(|pod| !ledger.is_from_before(&pod.uid));
     if let Some((corrected, is_harmless)) = open_to_doubt.and_then(|mistaken| correct(pods, ledger, mistaken, call)) {
         let goes_on = |choice: &Found| {
             let placement = choice.placement.as_ref();

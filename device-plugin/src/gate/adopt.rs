@@ -33,7 +33,8 @@ impl Gate {
         let record = plan(node, pod, written, start).map_err(fail)?;
         annotate(&self.client, pod, &record.annotations()).await.map_err(|error| fail(format!("{error:#}")))?;
         let mut pods = node.pods.clone();
-        let is_placed = |pods: &Pods| pods.get(&pod.uid).is_none_or(|pod| pod.placement.is_ok());
+        let is_said = |pod: &NodePod| pod.placement.as_ref().is_ok_and(|placement| placement.allocations == record.allocations);
+        let is_placed = |pods: &Pods| pods.get(&pod.uid).is_none_or(is_said);
         match timeout(SEEN_LIMIT, pods.wait_for(is_placed)).await {
             Ok(Ok(_)) => Ok(()),
             _ => Err(fail("its record is written and has not been seen yet".to_owned())),

@@ -1,10 +1,12 @@
 //! The CDI specs of this node's containers: written when one starts, again when the directory was emptied, and removed
 //! when their IDs are nobody's.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use proto::request::ContainerRequest;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
@@ -14,7 +16,7 @@ use crate::inject::{self, Known};
 use crate::inventory::Gpu;
 use crate::metrics::Outcome;
 use crate::plugin::NodeState;
-use crate::pods::NodePod;
+use crate::pods::{NodePod, PodUid, Pods, Stage};
 use crate::served::Served;
 
 use super::{Gate, Held, Start};
@@ -35,9 +37,11 @@ impl Gate {
 }
 
 /// Writes the spec for these IDs of the pod; whether there was another one.
-fn write(node: &NodeState, pod: &NodePod, resource: Served, ids: &[String]) -> std::io::Result<bool> {
+fn write(node: &NodeState, pod: &NodePod, resource: Served, ids: &[String]) -> io::Result<bool> {
     let Ok(placement) = &pod.placement else { return Ok(false) };
-    let Some(container) = pod.containers.iter().find(|container| resource.count(container) == ids.len() as u64) else { return Ok(false) };
+    let asks = |container: &&ContainerRequest| resource.count(container) == ids.len() as u64;
+    // Without a spec of its own it would see what an earlier holder of these IDs saw.
+    let container = pod.containers.iter().find(asks).ok_or_else(|| io::Error::other("none of its containers asks for so many devices"))?;
     let fleet = node.fleet.borrow();
     let named = placement.gpus.iter().filter_map(|name| fleet.gpus.iter().find(|entry| name.names(&entry.gpu)));
     let gpus: Vec<&Gpu> = named.map(|entry| &entry.gpu).collect();
@@ -61,13 +65,26 @@ pub async fn keep_specs(node: Arc<NodeState>) {
     }
 }
 
-fn rebuild(node: &NodeState, pods: &crate::pods::Pods, written: &[Allocated]) {
-    let by_spec = |entry: &&Allocated| entry.answer.cdi_devices.iter().any(|device| device.name.starts_with(cdi::PREFIX));
+fn is_by_spec(entry: &Allocated) -> bool {
+    entry.answer.cdi_devices.iter().any(|device| device.name.starts_with(cdi::PREFIX))
+}
+
+/// The entries of IDs that belong to one live pod and to nobody who is not known: of others nobody can say whose the spec is.
+fn sole_holders<'a>(pods: &'a Pods, entries: impl Iterator<Item = &'a Allocated>) -> Vec<(&'a NodePod, &'a Allocated)> {
+    let mut holders = BTreeMap::<(Served, &[String]), (BTreeSet<&PodUid>, &Allocated)>::new();
+    for entry in entries.filter(|entry| pods.get(&entry.pod).is_none_or(|pod| pod.stage != Stage::Terminal)) {
+        let (uids, _) = holders.entry((entry.resource, &entry.ids)).or_insert_with(|| (BTreeSet::new(), entry));
+        uids.insert(&entry.pod);
+    }
+    let sole = holders.into_values().filter(|(uids, _)| uids.len() == 1);
+    sole.filter_map(|(_, entry)| Some((pods.get(&entry.pod)?, entry))).collect()
+}
+
+fn rebuild(node: &NodeState, pods: &Pods, written: &[Allocated]) {
     let dir = &node.settings.injection.cdi_dir;
-    let mut kept = BTreeSet::new();
-    for entry in written.iter().filter(by_spec) {
-        kept.insert(cdi::device_name(entry.resource, &entry.ids));
-        let Some(pod) = pods.get(&entry.pod) else { continue };
+    let by_spec = || written.iter().filter(|entry| is_by_spec(entry));
+    let kept: BTreeSet<String> = by_spec().map(|entry| cdi::device_name(entry.resource, &entry.ids)).collect();
+    for (pod, entry) in sole_holders(pods, by_spec()) {
         if let Err(error) = write(node, pod, entry.resource, &entry.ids) {
             warn!(pod = pod.display_name(), dir = %dir.display(), %error, "cannot write a CDI spec");
         }
@@ -75,7 +92,37 @@ fn rebuild(node: &NodeState, pods: &crate::pods::Pods, written: &[Allocated]) {
     match cdi::clean(dir, &kept, SystemTime::now()) {
         Ok(0) => {}
         Ok(n_removed) => info!(n_removed, "removed CDI specs of containers that are gone"),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => warn!(dir = %dir.display(), %error, "cannot look for CDI specs of containers that are gone"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::kubelet::deviceplugin::ContainerAllocateResponse;
+    use rstest::rstest;
+
+    use super::*;
+    use crate::builders::{pod, pods, units};
+
+    /// IDs by letters; the node has pods a and b, and one that has ended.
+    #[rstest]
+    #[case::one_each("a=x b=y", "a=x b=y")]
+    #[case::an_ended_pod_had_them_before("ended=x a=x", "a=x")]
+    #[case::two_have_them("a=x b=x", "")]
+    #[case::one_is_not_known_yet("a=x new=x b=y", "b=y")]
+    #[case::two_containers_of_one_pod("a=x a=x", "a=x")]
+    fn a_spec_is_written_anew_for_whom_it_surely_belongs_to(#[case] written: &str, #[case] expected: &str) {
+        let ended = NodePod { stage: Stage::Terminal, ..pod("ended", 0, [units(1)]) };
+        let pods = pods([pod("a", 1, [units(1)]), pod("b", 2, [units(1)]), ended]);
+        let entry = |text: &str| {
+            let (pod, id) = text.split_once('=').unwrap();
+            let answer = ContainerAllocateResponse::default();
+            Allocated { pod: PodUid::from(pod), container: "c".to_owned(), resource: Served::Memory, ids: vec![id.to_owned()], answer }
+        };
+        let written: Vec<_> = written.split_whitespace().map(entry).collect();
+        let found = sole_holders(&pods, written.iter());
+        let found: Vec<_> = found.iter().map(|(pod, entry)| format!("{}={}", pod.name, entry.ids[0])).collect();
+        assert_eq!(found.join(" "), expected);
     }
 }

@@ -156,8 +156,14 @@ impl Ledger {
 
     /// Keeps an answer about these device IDs, for a call that was or was not found to be somebody's.
     pub fn keep(&mut self, resource: Served, ids: &[String], pod: Option<PodUid>, response: ContainerAllocateResponse) {
+        let key = (resource, sorted(ids));
+        // What was answered before for these IDs is not true any more, whether or not there is room.
+        self.answers.remove(&key);
+        if self.answers.len() >= MAX_ANSWERS {
+            self.answers.retain(|_, answer| answer.pod.is_some());
+        }
         if self.answers.len() < MAX_ANSWERS {
-            self.answers.insert((resource, sorted(ids)), Answer { pod, response });
+            self.answers.insert(key, Answer { pod, response });
         }
     }
 
@@ -275,6 +281,7 @@ impl Ledger {
 
     /// Until the two have exchanged their records, neither may be answered with its own.
     pub fn plan_exchange(&mut self, one: &PodUid, other: &PodUid) {
+        self.preferred = None;
         if self.plan.record_of(one) == one && self.plan.record_of(other) == other {
             self.plan.swap(one, other);
         }
@@ -293,6 +300,11 @@ impl Ledger {
     /// Whether the pod has been answered for, as far as this process can tell, and kubelet has not said that it was this pod.
     pub fn is_answered_unproven(&self, uid: &PodUid) -> bool {
         !self.steps(uid).is_empty() && !self.proven.contains(uid) && !self.answered_before.contains(uid)
+    }
+
+    /// Whether kubelet had written down answers for the pod before this process began, which may have let it start since.
+    pub fn is_from_before(&self, uid: &PodUid) -> bool {
+        self.answered_before.contains(uid)
     }
 
     /// Takes in what has become of pods.
@@ -332,11 +344,6 @@ impl Ledger {
     /// Whose record the pod is to be answered with.
     pub(super) fn record_of<'a>(&'a self, uid: &'a PodUid) -> &'a PodUid {
         self.plan.record_of(uid)
-    }
-
-    /// Whether kubelet had written down answers for the pod before this process began.
-    pub(super) fn is_answered_before(&self, pod: &NodePod) -> bool {
-        self.answered_before.contains(&pod.uid)
     }
 
     /// The latest assume time of a pod that was answered for.

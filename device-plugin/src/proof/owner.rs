@@ -84,10 +84,13 @@ fn by_both(pods: &Pods, listed: &BTreeSet<(&str, &str)>, written: &BTreeSet<&Pod
     let is_listed = |pod: &&NodePod| listed.contains(&(&*pod.namespace, &*pod.name));
     let known: Vec<&NodePod> = written.iter().filter_map(|uid| pods.get(uid)).filter(|pod| is_live(pod)).collect();
     let both: Vec<&NodePod> = known.iter().copied().filter(is_listed).collect();
+    let is_unknown = |uid: &&PodUid| pods.get(uid).is_none();
     match both.as_slice() {
+        // kubelet has given them to two pods, one of which the watch has not told yet: either may be starting.
+        [_, ..] if listed.len() > 1 && written.iter().any(is_unknown) => Err(Unproven::NotTold),
         [only] => Ok(only.uid.clone()),
         // An UID that is not known may be that of a pod of the same name which came since.
-        [] if known.is_empty() || written.iter().any(|uid| pods.get(uid).is_none()) => Err(Unproven::NotTold),
+        [] if known.is_empty() || written.iter().any(is_unknown) => Err(Unproven::NotTold),
         [] => Err(Unproven::Contradiction(names(known.into_iter()))),
         several => Err(Unproven::Several(names(several.iter().copied()))),
     }
@@ -111,6 +114,9 @@ fn by_name(pods: &Pods, listed: &BTreeSet<(&str, &str)>) -> Result<PodUid, Unpro
 fn only(pods: &Pods, written: &BTreeSet<&PodUid>) -> Result<Option<PodUid>, Unproven> {
     if written.is_empty() {
         return Err(Unproven::Nobody);
+    }
+    if written.iter().any(|uid| pods.get(uid).is_none()) {
+        return Ok(None);
     }
     let known: Vec<&NodePod> = written.iter().filter_map(|uid| pods.get(uid)).filter(|pod| is_live(pod)).collect();
     match known.as_slice() {
@@ -162,6 +168,8 @@ mod tests {
     #[case::made_anew_and_not_told("b=x", Some("b3=xy"), "the API server has not yet told")]
     #[case::made_anew_and_the_old_one_written_too("b=x", Some("b1=xy b2=xy"), "b2")]
     #[case::an_ended_pod_is_written_still("a=x", Some("a=xy ended=xy"), "a")]
+    #[case::given_twice_and_one_not_told("a=x new=x", Some("a=xy new=xy"), "the API server has not yet told")]
+    #[case::only_init_containers_and_one_not_told("", Some("a=xy new=xy"), "the API server has not yet told")]
     #[case::contradiction("a=x", Some("b2=xy"), "kubelet's list and its checkpoint name different pods")]
     fn finds(#[case] list: &str, #[case] checkpoint: Option<&str>, #[case] expected: &str) {
         let recreated = NodePod { uid: PodUid::from("b2"), ..pod("b", 2, [units(2)]) };

@@ -40,8 +40,9 @@ pub fn of_pod(written: &[Allocated], uid: &PodUid, variable: &str, fleet: &Fleet
     let mut seen: Option<Sight> = None;
     for sight in own.filter_map(|entry| of_answer(&entry.answer, variable, fleet)) {
         seen = Some(match seen {
-            None => sight,
-            Some(seen) if seen == sight => seen,
+            // A container with a spec sees whatever the others do, once that is written.
+            None | Some(Sight::Spec) => sight,
+            Some(seen) if seen == sight || sight == Sight::Spec => seen,
             Some(_) => Sight::Unclear("its containers were given different devices".to_owned()),
         });
     }

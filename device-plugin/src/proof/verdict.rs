@@ -75,6 +75,10 @@ pub struct Evidence<'a> {
     pub ledger: &'a Ledger,
     /// What kubelet has written down.
     pub written: &'a [Allocated],
+    /// Whether that could be read: else nobody can tell what pods see that this process has not answered for.
+    pub is_written_known: bool,
+    /// Whether this process has begun only now, so that the API server may not tell yet what its predecessor let start.
+    pub is_young: bool,
     /// The variable that names a container's GPUs.
     pub variable: &'a str,
     /// Bytes of a memory unit.
@@ -104,7 +108,9 @@ impl Evidence<'_> {
         };
         if verdict == Verdict::Confirm {
             self.fleet.resolve(&placement.gpus)?;
-            room::check(self.pods, self.fleet, self.unit, |uid| self.ledger.is_confirmed(uid), &pod.uid)?;
+            let may_run = |uid: &PodUid| self.is_young && *uid != pod.uid && self.ledger.is_from_before(uid);
+            let is_started = |uid: &PodUid| self.ledger.is_confirmed(uid) || may_run(uid);
+            room::check(self.pods, self.fleet, self.unit, is_started, &pod.uid)?;
         }
         Ok(verdict)
     }
@@ -117,6 +123,11 @@ impl Evidence<'_> {
         placement.gpus.iter().map(named).collect()
     }
 
+    /// Whether a container of the pod may be running, by what this process knows.
+    fn may_have_started(&self, pod: &NodePod) -> bool {
+        pod.stage == Stage::Running || self.ledger.is_confirmed(&pod.uid) || self.ledger.is_from_before(&pod.uid)
+    }
+
     /// Whom the pod can change places with: one whose record is what this one sees and that does not see it itself; best
     /// one that sees what this one's record says.
     fn partner(&self, pod: &NodePod, seen: &BTreeSet<GpuUuid>, recorded: &BTreeSet<GpuUuid>) -> Option<Verdict> {
@@ -127,8 +138,11 @@ impl Evidence<'_> {
             let rank = match &sight {
                 Some(Sight::Gpus(own)) if own == seen => return None,
                 Some(Sight::Gpus(own)) if own == recorded => 0,
+                Some(Sight::Gpus(_)) => 1,
+                // Its containers see the devices of its record, for all that is known.
+                _ if self.may_have_started(other) => return None,
                 Some(_) => 1,
-                None if self.ledger.is_answered_unproven(&other.uid) => 3,
+                None if !self.is_written_known || self.ledger.is_answered_unproven(&other.uid) => 3,
                 None => 2,
             };
             Some((rank, other.assumed_at(), &other.uid))

@@ -26,7 +26,8 @@ fn scene(records: &[u32], sees: &[Option<u32>]) -> (Pods, Vec<Allocated>) {
 fn judge_with(pods: &Pods, written: &[Allocated], ledger: &Ledger, at: usize) -> Verdict {
     let fleet = fleet(4);
     let variable = "NVIDIA_VISIBLE_DEVICES";
-    let evidence = Evidence { pods, fleet: &fleet, ledger, written, variable, unit: MemoryUnit::GIB };
+    let evidence =
+        Evidence { pods, fleet: &fleet, ledger, written, is_written_known: true, is_young: false, variable, unit: MemoryUnit::GIB };
     let pod = pods.get(&PodUid::from(format!("p{at}").as_str())).unwrap();
     evidence.judge(pod, sight::of_pod(written, &pod.uid, variable, &fleet).as_ref())
 }
@@ -120,4 +121,79 @@ fn every_permutation_is_resolved() {
             assert_eq!(records, sees);
         }
     }
+}
+
+fn verdict_of(pods: &Pods, written: &[Allocated], ledger: &Ledger, is_written_known: bool) -> Verdict {
+    let fleet = fleet(4);
+    let variable = "NVIDIA_VISIBLE_DEVICES";
+    let evidence = Evidence { pods, fleet: &fleet, ledger, written, is_written_known, is_young: false, variable, unit: MemoryUnit::GIB };
+    evidence.judge(pods.get(&PodUid::from("p0")).unwrap(), Some(&Sight::Gpus([gpu(1).uuid].into())))
+}
+
+/// What cannot be read does not say that a running pod sees nothing yet.
+#[test]
+fn nothing_is_taken_from_a_pod_that_may_run() {
+    let (mut pods, _) = scene(&[0, 1], &[]);
+    assert_eq!(verdict_of(&pods, &[], &Ledger::default(), true), exchange("p1"), "it has not been answered for");
+    assert_eq!(verdict_of(&pods, &[], &Ledger::default(), false), Verdict::LookAgain(PodUid::from("p1")), "or nobody knows");
+    let mut confirmed = Ledger::default();
+    confirmed.confirm(&PodUid::from("p1"));
+    for is_written_known in [true, false] {
+        assert!(matches!(verdict_of(&pods, &[], &confirmed, is_written_known), Verdict::Refuse(Refusal::Mismatch { .. })));
+    }
+    pods.apply(NodePod { stage: Stage::Running, ..pod("p1", 1, [units(2)]).on([1]) });
+    assert!(matches!(verdict_of(&pods, &[], &Ledger::default(), false), Verdict::Refuse(Refusal::Mismatch { .. })));
+}
+
+/// A container that was given its devices by CDI sees those of its record since it started.
+#[test]
+fn a_started_pod_by_cdi_gives_nothing_away() {
+    let (mut pods, mut written) = scene(&[0, 1], &[None, Some(1)]);
+    written[0].answer = crate::inject::cdi_answer(Served::Memory, &["1".to_owned()]);
+    assert_eq!(verdict_of(&pods, &written, &Ledger::default(), true), exchange("p1"));
+    pods.apply(NodePod { stage: Stage::Running, ..pod("p1", 1, [units(2)]).on([1]) });
+    assert!(matches!(verdict_of(&pods, &written, &Ledger::default(), true), Verdict::Refuse(Refusal::Mismatch { .. })));
+}
+
+/// An answer by CDI beside one by variable, as a change of the manner leaves it, contradicts nothing.
+#[test]
+fn answers_of_both_manners_agree() {
+    let (_, mut written) = scene(&[0], &[Some(2)]);
+    written.push(Allocated { answer: crate::inject::cdi_answer(Served::Memory, &["1".to_owned()]), ..written[0].clone() });
+    for _ in 0..2 {
+        written.reverse();
+        let seen = sight::of_pod(&written, &PodUid::from("p0"), "NVIDIA_VISIBLE_DEVICES", &fleet(4));
+        assert_eq!(seen, Some(Sight::Gpus([gpu(2).uuid].into())));
+    }
+}
+
+/// Two pods that do not fit together, and a process that does not know which of them its predecessor let start.
+#[test]
+fn a_young_process_starts_neither_of_two_that_do_not_fit() {
+    let pods = pods([pod("p0", 0, [units(10)]), pod("p1", 1, [units(10)])]);
+    let entry = |name: &str| {
+        let answer = ContainerAllocateResponse::default();
+        Allocated { pod: PodUid::from(name), container: "u10".to_owned(), resource: Served::Memory, ids: vec![name.to_owned()], answer }
+    };
+    let mut ledger = Ledger::after(Some(vec![entry("p0"), entry("p1")]));
+    ledger.inherit(&pods);
+    let fleet = fleet(1);
+    let judge = |is_young, name: &str| {
+        let variable = "NVIDIA_VISIBLE_DEVICES";
+        let evidence = Evidence {
+            pods: &pods,
+            fleet: &fleet,
+            ledger: &ledger,
+            written: &[],
+            is_written_known: true,
+            is_young,
+            variable,
+            unit: MemoryUnit::GIB,
+        };
+        evidence.judge(pods.get(&PodUid::from(name)).unwrap(), None)
+    };
+    assert!(matches!(judge(true, "p0"), Verdict::Refuse(Refusal::NoRoom(_))));
+    assert!(matches!(judge(true, "p1"), Verdict::Refuse(Refusal::NoRoom(_))));
+    assert_eq!(judge(false, "p0"), Verdict::Confirm);
+    assert!(matches!(judge(false, "p1"), Verdict::Refuse(Refusal::NoRoom(_))));
 }
