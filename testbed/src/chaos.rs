@@ -6,6 +6,7 @@
 
 mod book;
 mod cdi_dir;
+mod ledger;
 mod report;
 mod runner;
 mod schedule;

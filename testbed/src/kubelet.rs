@@ -182,6 +182,11 @@ impl Kubelet {
         self.lasting.admissions.past()
     }
 
+    /// Those admissions that came after the first so many.
+    pub fn admissions_since(&self, n_known: usize) -> Vec<Admission> {
+        self.lasting.admissions.since(n_known)
+    }
+
     /// How many admissions there were.
     pub fn n_admissions(&self) -> usize {
         self.lasting.admissions.n_past()

@@ -24,6 +24,8 @@ const QUOTED: usize = 10;
 pub struct Book {
     api: OnceLock<Api>,
     pages: Mutex<Pages>,
+    /// Pods as they were last seen, by UID: a container may start when its pod is gone already.
+    known: Mutex<BTreeMap<String, Pod>>,
 }
 
 /// What stands in a book.
@@ -35,6 +37,8 @@ pub struct Pages {
     pub admitted: BTreeSet<String>,
     /// Starts of containers.
     pub n_starts: usize,
+    /// Starts of containers whose record nobody has seen.
+    pub n_unknown: usize,
     /// Starts with other devices than the record named, by pod UID, container and turn.
     pub wrong: BTreeSet<(String, String, u32)>,
     /// Some of them, in words.
@@ -47,6 +51,8 @@ pub struct Pages {
     pub refusals: BTreeMap<String, usize>,
     /// What each start had to wait for the plugin, as it would be with kubelet's own pause between two tries.
     pub delays: Vec<Duration>,
+    /// How long kubelet took to admit each pod.
+    pub admissions: Vec<Duration>,
     /// Violations of other invariants, with the step after which they were found.
     pub violations: Vec<String>,
 }
@@ -66,18 +72,45 @@ impl Book {
     /// Enters a start.
     pub fn started(&self, node: &str, start: &Start) {
         let container = &start.container;
-        let sight = self.api.get().and_then(|api| sight(api, node, start));
+        let sight = self.sight(node, start);
         let mut pages = self.pages();
         pages.n_starts += 1;
+        pages.n_unknown += usize::from(sight.is_none());
         for refusal in &start.refusals {
             *pages.refusals.entry(kind_of(refusal)).or_default() += 1;
         }
         let n_refusals = u32::try_from(start.refusals.len()).unwrap_or(u32::MAX);
         pages.delays.push(start.spent + RETRY * n_refusals);
-        // A pod that is gone by now has no record to compare with.
         if let Some(sight) = sight.filter(|sight| sight.sees != sight.should_see) {
             pages.enter_wrong(&container.pod_uid, container.starts, &sight);
         }
+    }
+
+    /// Enters pods as they are now.
+    pub fn know(&self, pods: BTreeMap<String, Pod>) {
+        let by_uid = pods.into_values().filter_map(|pod| Some((pod.metadata.uid.clone()?, pod)));
+        self.known().extend(by_uid);
+    }
+
+    /// Enters all pods that there are.
+    pub fn replace_known(&self, pods: BTreeMap<String, Pod>) {
+        self.known().clear();
+        self.know(pods);
+    }
+
+    fn known(&self) -> MutexGuard<'_, BTreeMap<String, Pod>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn sight(&self, node: &str, start: &Start) -> Option<Sight> {
+        let (api, container) = (self.api.get()?, &start.container);
+        let device: Option<Device> = typed(api, "devices.scheduling.koordinator.sh", "", node);
+        let now: Option<Pod> = typed(api, "pods", &container.namespace, &container.pod);
+        let now = now.filter(|pod| pod.metadata.uid.as_ref() == Some(&container.pod_uid));
+        let pod = now.or_else(|| self.known().get(&container.pod_uid).cloned())?;
+        let sees = invariants::devices_of(container.env.get(invariants::VISIBLE_DEVICES).map(String::as_str).unwrap_or_default());
+        let should_see = invariants::should_see(&pod, device.as_ref(), &container.name);
+        Some(Sight { pod: format!("{}/{}", container.namespace, container.pod), container: container.name.clone(), sees, should_see })
     }
 
     /// Enters violations of other invariants.
@@ -91,6 +124,7 @@ impl Book {
     pub fn admitted(&self, admission: &Admission) {
         let mut pages = self.pages();
         pages.admitted.insert(admission.uid.clone());
+        pages.admissions.push(admission.took);
         let step = pages.step;
         if let Some((reason, message)) = &admission.refusal {
             let quote = format!("step {step}: {}: {reason}: {message}", admission.pod);
@@ -112,18 +146,6 @@ impl Pages {
 fn typed<T: DeserializeOwned>(api: &Api, resource: &str, namespace: &str, name: &str) -> Option<T> {
     let object = api.get(resource, namespace, name).ok()?;
     serde_json::from_value(serde_json::Value::clone(&object)).ok()
-}
-
-fn sight(api: &Api, node: &str, start: &Start) -> Option<Sight> {
-    let container = &start.container;
-    let device: Option<Device> = typed(api, "devices.scheduling.koordinator.sh", "", node);
-    let pod: Pod = typed(api, "pods", &container.namespace, &container.pod)?;
-    if pod.metadata.uid.as_ref() != Some(&container.pod_uid) {
-        return None;
-    }
-    let sees = invariants::devices_of(container.env.get(invariants::VISIBLE_DEVICES).map(String::as_str).unwrap_or_default());
-    let should_see = invariants::should_see(&pod, device.as_ref(), &container.name);
-    Some(Sight { pod: format!("{}/{}", container.namespace, container.pod), container: container.name.clone(), sees, should_see })
 }
 
 /// Whether kubelet failed the pod without a plugin having said so.

@@ -3,12 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use comfy_table::Table;
+use comfy_table::{ContentArrangement, Table, presets};
 use serde::Serialize;
 
 use super::Mode;
 use super::book::Pages;
-use crate::console::table;
 
 /// The figures of one run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -23,20 +22,24 @@ pub struct Figures {
     pub admissions: usize,
     /// Starts of containers.
     pub starts: usize,
+    /// Starts of containers whose record nobody has seen.
+    pub unknown: usize,
     /// Starts with other devices than recorded.
     pub wrong: usize,
     /// Pods killed for good by an answer of the plugin.
     pub killed: usize,
+    /// Pods that the plugin evicted.
+    pub evicted: usize,
     /// Pods that kubelet failed alone.
     pub died: usize,
     /// Starts refused for now, by reason.
     pub refusals: BTreeMap<String, usize>,
     /// What the plugin did about differences, by outcome.
     pub heals: BTreeMap<String, u64>,
-    /// Median delay of a start, in milliseconds.
-    pub median_ms: f64,
-    /// Worst delay of a start, in milliseconds.
-    pub worst_ms: f64,
+    /// How long kubelet took to admit a pod, in milliseconds: median and worst.
+    pub admission_ms: [f64; 2],
+    /// By how much a start was delayed, in milliseconds: median and worst.
+    pub delay_ms: [f64; 2],
     /// Violations of other invariants.
     pub violations: Vec<String>,
     /// Examples of wrong starts and of killed pods.
@@ -48,9 +51,6 @@ pub struct Figures {
 impl Figures {
     /// The figures of what stands in a book.
     pub fn of(mode: Mode, seed: u64, pages: &Pages, heals: BTreeMap<String, u64>, took: Duration) -> Self {
-        let mut delays = pages.delays.clone();
-        delays.sort();
-        let milliseconds = |delay: Option<&Duration>| delay.map_or(0.0, |delay| delay.as_secs_f64() * 1000.0);
         let killed = pages.killed.iter().take(5).map(|quote| format!("killed: {quote}"));
         let died = pages.died.iter().take(3).map(|quote| format!("died: {quote}"));
         Self {
@@ -59,13 +59,15 @@ impl Figures {
             steps: pages.step,
             admissions: pages.admitted.len(),
             starts: pages.n_starts,
+            unknown: pages.n_unknown,
             wrong: pages.wrong.len(),
             killed: pages.killed.len(),
+            evicted: heals.get("evicted").map_or(0, |count| usize::try_from(*count).unwrap_or(usize::MAX)),
             died: pages.died.len(),
             refusals: pages.refusals.clone(),
             heals,
-            median_ms: milliseconds(delays.get(delays.len() / 2)),
-            worst_ms: milliseconds(delays.last()),
+            admission_ms: median_and_worst(&pages.admissions),
+            delay_ms: median_and_worst(&pages.delays),
             violations: pages.violations.clone(),
             quotes: pages.wrong_quotes.iter().cloned().chain(killed).chain(died).collect(),
             seconds: took.as_secs_f64(),
@@ -74,37 +76,58 @@ impl Figures {
 
     /// Whether the run kept what its mode promises.
     pub fn is_ok(&self) -> bool {
-        self.violations.is_empty() && (self.mode == Mode::Timestamp || self.wrong == 0) && (self.mode != Mode::Cdi || self.killed == 0)
+        let is_right = self.wrong == 0 && self.unknown == 0;
+        self.violations.is_empty() && (self.mode == Mode::Timestamp || is_right) && (self.mode != Mode::Cdi || self.killed == 0)
     }
 
-    /// A count, with what it would be in 100,000 admissions.
+    /// What a count would be in 100,000 admissions, and the count.
     fn scaled(&self, count: usize) -> String {
-        let per_admission = |count: usize| count.saturating_mul(100_000) / self.admissions.max(1);
-        if count == 0 { "0".to_owned() } else { format!("{count} ({} in 100,000)", per_admission(count)) }
+        let scaled = count.saturating_mul(100_000) / self.admissions.max(1);
+        if count == 0 { "0".to_owned() } else { format!("{scaled} ({count})") }
     }
 }
 
-/// Runs side by side.
+fn median_and_worst(durations: &[Duration]) -> [f64; 2] {
+    let mut sorted = durations.to_vec();
+    sorted.sort_unstable();
+    let milliseconds = |duration: Option<&Duration>| duration.map_or(0.0, |duration| duration.as_secs_f64() * 1000.0);
+    [milliseconds(sorted.get(sorted.len() / 2)), milliseconds(sorted.last())]
+}
+
+/// Outcomes that are heals, and what they are called in the table; refusals stand in a row of their own.
+const HEALS: [(&str, &str); 3] = [
+    ("exchanged", "healed: records of two pods exchanged"),
+    ("rewritten", "healed: CDI spec rewritten"),
+    ("adopted", "healed: record written for a pod without one"),
+];
+
+fn words(milliseconds: f64) -> String {
+    if milliseconds < 1000.0 { format!("{milliseconds:.1} ms") } else { format!("{:.1} s", milliseconds / 1000.0) }
+}
+
+/// Runs side by side, as a table of Markdown.
 pub fn render(runs: &[Figures]) -> String {
     let mut rows = Table::new();
-    rows.clone_from(&table([""]));
-    rows.set_header(std::iter::once(String::new()).chain(runs.iter().map(|run| run.mode.to_string())));
+    rows.load_style(presets::ASCII_MARKDOWN).set_content_arrangement(ContentArrangement::Disabled);
+    rows.set_header(
+        std::iter::once("in 100,000 admissions (and in this run)".to_owned()).chain(runs.iter().map(|run| run.mode.to_string())),
+    );
     let mut row = |name: &str, cell: &dyn Fn(&Figures) -> String| {
         rows.add_row(std::iter::once(name.to_owned()).chain(runs.iter().map(cell)));
     };
-    row("pods admitted", &|run| run.admissions.to_string());
-    row("containers started", &|run| run.starts.to_string());
-    row("started with a wrong device", &|run| run.scaled(run.wrong));
-    row("pods killed for good by our answer", &|run| run.scaled(run.killed));
+    row("containers started with a wrong device", &|run| run.scaled(run.wrong));
+    row("pods killed for good by us", &|run| run.scaled(run.killed + run.evicted));
     row("pods killed by kubelet alone", &|run| run.scaled(run.died));
-    row("starts refused, tried again", &|run| run.scaled(run.refusals.values().sum()));
-    let outcomes: std::collections::BTreeSet<&String> = runs.iter().flat_map(|run| run.heals.keys()).collect();
-    for outcome in outcomes {
-        row(&format!("  differences: {}", outcome.to_lowercase()), &|run| run.heals.get(outcome).copied().unwrap_or(0).to_string());
+    for (outcome, name) in HEALS {
+        let count = |run: &Figures| run.heals.get(outcome).map_or(0, |count| usize::try_from(*count).unwrap_or(usize::MAX));
+        if runs.iter().any(|run| count(run) > 0) {
+            row(name, &|run| run.scaled(count(run)));
+        }
     }
-    row("delay of a start, median", &|run| format!("{:.1} ms", run.median_ms));
-    row("delay of a start, worst", &|run| format!("{:.0} ms", run.worst_ms));
-    row("devices oversubscribed, and other violations", &|run| run.violations.len().to_string());
-    row("seconds", &|run| format!("{:.1}", run.seconds));
+    row("starts refused, and tried again by kubelet", &|run| run.scaled(run.refusals.values().sum()));
+    row("added to a start: median, worst", &|run| run.delay_ms.map(words).join(", "));
+    row("admission of a pod: median, worst", &|run| run.admission_ms.map(words).join(", "));
+    row("oversubscribed, or counted wrongly", &|run| run.scaled(run.violations.len()));
+    row("admissions, starts", &|run| format!("{}, {}", run.admissions, run.starts));
     rows.to_string()
 }

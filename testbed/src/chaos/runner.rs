@@ -8,18 +8,22 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use futures::future::try_join_all;
 use kube::ResourceExt;
-use proto::resource::{GPU_CORE, GPU_MEM, GPU_MEMORY_RATIO, GPU_SHARED};
+use proto::resource::{GPU_MEM, GPU_SHARED};
+use tokio::time::Instant;
 
 use super::Mode;
 use super::book::Book;
 use super::cdi_dir::CdiDir;
-use super::schedule::{Batch, Meanwhile, N_GPUS, N_NODES, Shape, Step, UNITS_PER_GPU};
-use crate::cluster::{Cluster, NodeSpec, PLUGIN_USER, SimulatedNode, Spec, free_address};
+use super::ledger;
+use super::schedule::{N_GPUS, N_NODES, Step, UNITS_PER_GPU};
+use crate::cluster::{Cluster, NodeSpec, SimulatedNode, Spec, free_address};
 use crate::http_client::HttpClient;
 use crate::invariants::{self, Sight};
 use crate::kubelet::{Container, ContainerKind, Delays, Kubelet, RunState, StartHook};
 use crate::observer::{Snapshot, is_running, node_of, phase};
-use crate::pods::{PodSpec, Pods};
+use crate::pods::Pods;
+
+mod batch;
 
 /// Longest wait for one thing.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -60,6 +64,7 @@ impl Runner {
                 started: StartHook::new(move |start| book.started(&name, start)),
                 inject: mode.inject(),
                 plugin_args: mode.plugin_args(*address),
+                disk_may_be_full: true,
                 // A real kubelet waits ten seconds; the book counts them in.
                 delays: Delays { start_retry: Duration::from_millis(100), ..node.delays },
                 ..node
@@ -109,74 +114,6 @@ impl Runner {
 
     fn cdi(&self, node: usize) -> Result<&CdiDir> {
         self.cdi.get(node).context("there is no such node")
-    }
-
-    async fn batch(&mut self, batch: &Batch) -> Result<()> {
-        self.node(batch.node)?.kubelet().hold();
-        let lagging =
-            (batch.meanwhile == Meanwhile::PluginWatchLags).then(|| self.cluster.api().faults().hold_watches_of(PLUGIN_USER, "pods"));
-        let creations = batch.pods.iter().map(|number| {
-            let spec = pod_spec(&pod_name(*number), batch.shape).on(&node_name(batch.node));
-            let pods = self.pods.clone();
-            async move { pods.create(&spec).await }
-        });
-        try_join_all(creations).await?;
-        if batch.meanwhile == Meanwhile::SchedulerRestartsEarly {
-            self.cluster.scheduler.restart().await?;
-        }
-        self.until_bound(&batch.pods).await?;
-        for number in &batch.deleted {
-            self.pods.delete(&pod_name(*number)).await?;
-        }
-        self.until_gone(&batch.deleted).await?;
-        let n_admitted = batch.pods.len() - batch.deleted.len();
-        self.until_kubelet(batch.node, "the pods to reach kubelet", |kubelet| kubelet.n_held() >= n_admitted).await?;
-        self.before_release(batch).await?;
-        let n_calls = self.node(batch.node)?.kubelet().n_allocate_calls();
-        self.node(batch.node)?.kubelet().release(batch.order, batch.order_seed);
-        let begun = |kubelet: &Kubelet| kubelet.n_allocate_calls() > n_calls || n_admitted == 0;
-        match batch.meanwhile {
-            Meanwhile::PluginWatchLags => self.until_kubelet(batch.node, "Allocate to be called", begun).await?,
-            Meanwhile::PluginDies => {
-                self.until_kubelet(batch.node, "Allocate to be called", begun).await?;
-                self.restart_plugin(batch.node).await?;
-            }
-            Meanwhile::CdiBlocked => {
-                let n_before = self.n_admissions_seen.get(batch.node).copied().unwrap_or(0);
-                let all = |kubelet: &Kubelet| kubelet.n_admissions() >= n_before + n_admitted;
-                self.until_kubelet(batch.node, "all pods to be admitted", all).await?;
-                self.cdi(batch.node)?.unblock()?;
-            }
-            _ => {}
-        }
-        drop(lagging);
-        self.until_settled().await
-    }
-
-    /// What happens once the pods are bound and kubelet knows of them.
-    async fn before_release(&mut self, batch: &Batch) -> Result<()> {
-        let faults = self.cluster.api().faults().clone();
-        match batch.meanwhile {
-            Meanwhile::PluginRestarts => self.restart_plugin(batch.node).await?,
-            Meanwhile::KubeletRestarts => {
-                self.node(batch.node)?.restart_kubelet().await?;
-                // Held back as well, it lists every pod of the node.
-                self.until_offered(batch.node).await?;
-            }
-            Meanwhile::SchedulerRestarts => {
-                self.cluster.scheduler.restart().await?;
-                self.cluster.until_scheduler_ready(DEADLINE).await?;
-            }
-            Meanwhile::PluginWatchBreaks => faults.drop_watches_of(PLUGIN_USER, "pods"),
-            Meanwhile::AllWatchesBreak => {
-                self.cluster.api().cluster().compact();
-                faults.drop_watches("");
-            }
-            Meanwhile::CdiBlocked => self.cdi(batch.node)?.block()?,
-            Meanwhile::CdiWiped => self.cdi(batch.node)?.wipe()?,
-            Meanwhile::Nothing | Meanwhile::SchedulerRestartsEarly | Meanwhile::PluginWatchLags | Meanwhile::PluginDies => {}
-        }
-        Ok(())
     }
 
     async fn delete(&self, numbers: &[usize]) -> Result<()> {
@@ -265,19 +202,41 @@ impl Runner {
     /// Enters what kubelets have done, and checks what must hold at every moment.
     async fn look(&mut self) -> Result<()> {
         for (node, seen) in self.cluster.nodes().zip(&mut self.n_admissions_seen) {
-            let admissions = node.kubelet().admissions();
-            admissions.iter().skip(*seen).for_each(|admission| self.book.admitted(admission));
-            *seen = admissions.len();
+            let admissions = node.kubelet().admissions_since(*seen);
+            *seen += admissions.len();
+            for admission in admissions {
+                self.book.admitted(&admission);
+            }
         }
         let mut snapshot = Snapshot::of(self.cluster.api().cluster());
+        self.book.replace_known(snapshot.pods.clone());
         snapshot.pods.retain(|_, pod| phase(pod) != "Failed");
-        self.book.violated(invariants::accounts(&snapshot, &BTreeSet::new()).violations);
-        self.look_at_running().await;
+        let accounts = invariants::accounts(&snapshot, &BTreeSet::new());
+        self.book.violated(accounts.violations);
+        self.look_at_scheduler().await;
+        self.look_at_started().await;
         Ok(())
     }
 
-    /// A record that has moved away from a running container counts as a wrong device.
-    async fn look_at_running(&self) {
+    /// The scheduler's own sums must be those of the records, as soon as its watches have told it.
+    async fn look_at_scheduler(&self) {
+        let (client, url) = (HttpClient::new(), self.cluster.scheduler_url());
+        let until = Instant::now() + SETTLING;
+        loop {
+            let accounts = invariants::accounts(&Snapshot::of(self.cluster.api().cluster()), &BTreeSet::new());
+            let differences = ledger::differences(&client, &url, &accounts).await;
+            if differences.is_empty() {
+                return;
+            }
+            if Instant::now() > until {
+                return self.book.violated(differences);
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// A record that has moved away from a container that has started counts as a wrong device.
+    async fn look_at_started(&self) {
         let api = self.cluster.api().cluster().clone();
         let none = |_: &Snapshot| misplaced(&self.cluster, &Snapshot::of(&api)).is_empty().then_some(());
         if self.cluster.observer().until("records to agree with containers", self.settling(), none).await.is_err() {
@@ -313,12 +272,12 @@ impl Runner {
     }
 }
 
-/// Containers that run and see other devices than their pods' records name now.
+/// Containers that have started and see other devices than their pods' records name now.
 fn misplaced(cluster: &Cluster, snapshot: &Snapshot) -> Vec<(String, u32, Sight)> {
     let mut found = Vec::new();
     for node in cluster.nodes() {
         let device = snapshot.devices.get(node.name());
-        for container in node.kubelet().containers().into_iter().filter(|one| matches!(one.state, RunState::Running { .. })) {
+        for container in node.kubelet().containers().into_iter().filter(|one| one.starts > 0) {
             let key = format!("{}/{}", container.namespace, container.pod);
             let Some(pod) = snapshot.pods.get(&key).filter(|pod| pod.uid().as_deref() == Some(container.pod_uid.as_str())) else {
                 continue;
@@ -341,19 +300,6 @@ fn state_of(kubelet: &Kubelet) -> String {
     });
     let waiting: Vec<String> = waiting.collect();
     format!("{} pods are held, {:?} are offered; {}", kubelet.n_held(), kubelet.capacity(), waiting.join("; "))
-}
-
-fn pod_spec(name: &str, shape: Shape) -> PodSpec {
-    match shape {
-        Shape::Units(units) => PodSpec::new(name, &[(GPU_MEM, &units.to_string())]),
-        Shape::UnitsAndInit(units) => PodSpec::new(name, &[(GPU_MEM, &units.to_string())]).init("init", &[(GPU_MEM, &units.to_string())]),
-        Shape::TwoContainers(units) => {
-            PodSpec::new(name, &[(GPU_MEM, &units.to_string())]).container("second", &[(GPU_MEM, &units.to_string())])
-        }
-        Shape::InitOnly(units) => PodSpec::new(name, &[]).init("init", &[(GPU_MEM, &units.to_string())]),
-        Shape::Ratio => PodSpec::new(name, &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "12"), (GPU_CORE, "12")]),
-        Shape::TwoDevices => PodSpec::new(name, &[(GPU_SHARED, "2"), (GPU_MEMORY_RATIO, "24"), (GPU_CORE, "24")]),
-    }
 }
 
 /// The series of the plugin that count differences, by outcome.

@@ -13,17 +13,21 @@ use crate::kubelet::OrderRule;
 /// Nodes of the cluster.
 pub(super) const N_NODES: usize = 2;
 /// GPUs of each node.
-pub(super) const N_GPUS: u64 = 4;
+pub(super) const N_GPUS: u64 = 8;
 /// Memory units (GiB) of each GPU.
-pub(super) const UNITS_PER_GPU: u64 = 32;
-/// Units of a node that pods may hold together: with the rest, a pod of four units always finds a GPU.
-const MOST_UNITS: u64 = N_GPUS * UNITS_PER_GPU - 16;
+pub(super) const UNITS_PER_GPU: u64 = 40;
+/// Most units that a pod holds of one GPU.
+const MOST_OF_ONE: u64 = 4;
+/// Units of a node that pods may hold together: with the rest, a pod of [`MOST_OF_ONE`] always finds a GPU.
+const MOST_UNITS: u64 = N_GPUS * (UNITS_PER_GPU - MOST_OF_ONE);
 /// Units of a node beyond which no pods of two devices come: below it, the last of [`MOST_FOR_TWO`] finds two GPUs.
-const MOST_UNITS_FOR_TWO: u64 = 46;
+const MOST_UNITS_FOR_TWO: u64 = (N_GPUS - 1) * (UNITS_PER_GPU - MOST_OF_ONE + 1) - 2 * MOST_OF_ONE * MOST_FOR_TWO;
 /// Pods of two devices that come together.
-const MOST_FOR_TWO: usize = 6;
+const MOST_FOR_TWO: u64 = 12;
 /// Pods of one batch.
-const MOST_PODS: usize = 24;
+const MOST_PODS: usize = 48;
+/// Pods of one node, of which kubelet takes 250.
+const MOST_PODS_OF_NODE: usize = 200;
 
 /// What every pod of a batch asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -36,9 +40,9 @@ pub enum Shape {
     TwoContainers(u64),
     /// An init container alone asks.
     InitOnly(u64),
-    /// 12 % of one GPU, by ratio, and of its computing power.
+    /// 10 % of one GPU, by ratio, and of its computing power.
     Ratio,
-    /// 12 % of each of two GPUs.
+    /// 10 % of each of two GPUs.
     TwoDevices,
 }
 
@@ -48,8 +52,8 @@ impl Shape {
         match self {
             Self::Units(units) | Self::UnitsAndInit(units) | Self::InitOnly(units) => units,
             Self::TwoContainers(each) => 2 * each,
-            Self::Ratio => 4,
-            Self::TwoDevices => 8,
+            Self::Ratio => MOST_OF_ONE,
+            Self::TwoDevices => 2 * MOST_OF_ONE,
         }
     }
 }
@@ -67,18 +71,32 @@ pub enum Meanwhile {
     SchedulerRestarts,
     /// The scheduler is killed while the pods are being bound.
     SchedulerRestartsEarly,
+    /// kube-scheduler is killed while the pods are being bound.
+    KubeSchedulerRestarts,
     /// The plugin's watch of pods breaks.
     PluginWatchBreaks,
     /// Everybody's watches break, and what they missed is compacted away.
     AllWatchesBreak,
     /// The plugin learns of the pods only after kubelet has asked it for the first of them.
     PluginWatchLags,
+    /// The plugin learns of the deletions only after kubelet has asked it for the first of the pods.
+    PluginMissesDeletions,
+    /// Kubelet learns that pods are deleted only after it has admitted them.
+    KubeletMissesDeletions,
+    /// The scheduler sees none of the pods, nor that they are bound, until they run.
+    SchedulerWatchLags,
     /// The plugin is killed while the pods are being admitted.
     PluginDies,
-    /// No CDI spec can be written until the pods have been tried to start.
+    /// No CDI spec can be written until the pods have been tried to start: the directory is none.
     CdiBlocked,
+    /// The plugin can write no byte to any file until the pods have been tried to start.
+    DiskFull,
     /// All CDI specs disappear.
     CdiWiped,
+    /// The API server refuses the first writes of the plugin.
+    ApiRefuses,
+    /// The API server does what it is asked, and the first replies are lost.
+    RepliesLost,
 }
 
 /// Pods that are bound together and admitted together.
@@ -97,6 +115,8 @@ pub struct Batch {
     pub order_seed: u64,
     /// Those that are deleted after they are bound and before they are admitted.
     pub deleted: Vec<usize>,
+    /// Whether they are removed at once, without waiting for kubelet.
+    pub by_force: bool,
     /// What else happens.
     pub meanwhile: Meanwhile,
 }
@@ -144,7 +164,7 @@ pub fn schedule(seed: u64, n_steps: usize) -> Vec<Step> {
 impl Books {
     fn step(&mut self) -> Step {
         let node = self.dice.random_range(0..N_NODES);
-        if self.used(node) > MOST_UNITS * 2 / 3 {
+        if self.used(node) > MOST_UNITS * 2 / 3 || self.on(node).len() > MOST_PODS_OF_NODE - MOST_PODS {
             return Step::Delete(self.remove_some(node));
         }
         if self.on(node).is_empty() {
@@ -189,20 +209,24 @@ impl Books {
     fn batch(&mut self, node: usize) -> Step {
         let shape = self.shape(node);
         let room = usize::try_from((MOST_UNITS - self.used(node)) / shape.units()).unwrap_or(0);
-        let most = if shape == Shape::TwoDevices { room.min(MOST_FOR_TWO) } else { room.min(MOST_PODS) };
+        let most = if shape == Shape::TwoDevices { usize::try_from(MOST_FOR_TWO).unwrap_or(0) } else { MOST_PODS }.min(room);
         let n_pods = self.dice.random_range(most.min(2)..=most);
         let pods: Vec<usize> = (self.n_pods..self.n_pods + n_pods).collect();
         self.n_pods += n_pods;
         let mut deleted = pods.clone();
         deleted.shuffle(&mut self.dice);
-        // In two batches of three nobody is deleted early.
-        let n_deleted = if self.dice.random_range(0..3) == 0 { self.dice.random_range(0..=n_pods / 2) } else { 0 };
+        let meanwhile = self.meanwhile();
+        let misses_deletions = matches!(meanwhile, Meanwhile::PluginMissesDeletions | Meanwhile::KubeletMissesDeletions);
+        // In two batches of three nobody is deleted early, unless that is the point.
+        let has_deletions = misses_deletions || self.dice.random_range(0..3) == 0;
+        let n_deleted = if has_deletions { self.dice.random_range(usize::from(misses_deletions)..=n_pods / 2) } else { 0 };
         deleted.truncate(n_deleted);
         let orders = [OrderRule::Creation, OrderRule::Reversed, OrderRule::Reversed, OrderRule::Shuffled, OrderRule::Shuffled];
         let placed = pods.iter().filter(|number| !deleted.contains(number));
         self.placed.extend(placed.map(|number| Placed { number: *number, node, shape }));
         let order = orders.choose(&mut self.dice).copied().unwrap_or(OrderRule::Shuffled);
-        Step::Batch(Batch { node, pods, shape, order, order_seed: self.dice.random(), deleted, meanwhile: self.meanwhile() })
+        let (order_seed, by_force) = (self.dice.random(), self.dice.random());
+        Step::Batch(Batch { node, pods, shape, order, order_seed, deleted, by_force, meanwhile })
     }
 
     fn shape(&mut self, node: usize) -> Shape {
@@ -221,22 +245,29 @@ impl Books {
     fn meanwhile(&mut self) -> Meanwhile {
         use Meanwhile as M;
         match self.dice.random_range(0..100) {
-            0..40 => M::Nothing,
-            40..48 => M::PluginRestarts,
-            48..54 => M::KubeletRestarts,
-            54..58 => M::SchedulerRestarts,
-            58..62 => M::SchedulerRestartsEarly,
-            62..68 => M::PluginWatchBreaks,
-            68..72 => M::AllWatchesBreak,
-            72..84 => M::PluginWatchLags,
-            84..87 => M::PluginDies,
-            87..94 => M::CdiBlocked,
-            _ => M::CdiWiped,
+            0..30 => M::Nothing,
+            30..36 => M::PluginRestarts,
+            36..41 => M::KubeletRestarts,
+            41..44 => M::SchedulerRestarts,
+            44..47 => M::SchedulerRestartsEarly,
+            47..50 => M::KubeSchedulerRestarts,
+            50..54 => M::PluginWatchBreaks,
+            54..57 => M::AllWatchesBreak,
+            57..65 => M::PluginWatchLags,
+            65..70 => M::PluginMissesDeletions,
+            70..75 => M::KubeletMissesDeletions,
+            75..79 => M::SchedulerWatchLags,
+            79..82 => M::PluginDies,
+            82..86 => M::CdiBlocked,
+            86..90 => M::DiskFull,
+            90..94 => M::CdiWiped,
+            94..97 => M::ApiRefuses,
+            _ => M::RepliesLost,
         }
     }
 }
 
-/// How many admissions a schedule asks for: a pod that is deleted before is none.
+/// How many admissions a schedule asks for at least: a pod that is deleted before need not be one.
 pub fn n_admissions(steps: &[Step]) -> usize {
     let of = |step: &Step| match step {
         Step::Batch(batch) => batch.pods.len() - batch.deleted.len(),
@@ -265,12 +296,12 @@ mod tests {
         let steps = schedule(1, 2000);
         let batches: Vec<&Batch> = steps.iter().filter_map(|step| if let Step::Batch(batch) = step { Some(batch) } else { None }).collect();
         let meanwhile: std::collections::BTreeSet<String> = batches.iter().map(|batch| format!("{:?}", batch.meanwhile)).collect();
-        assert_eq!(meanwhile.len(), 11, "{meanwhile:?}");
+        assert_eq!(meanwhile.len(), 18, "{meanwhile:?}");
         assert!(batches.iter().any(|batch| batch.shape == Shape::TwoDevices) && batches.iter().any(|batch| !batch.deleted.is_empty()));
         assert!(
             steps.iter().any(|step| matches!(step, Step::WipeCdi(..))) && steps.iter().any(|step| matches!(step, Step::BreakStream(_)))
         );
-        assert!(n_admissions(&steps) > 5000, "{}", n_admissions(&steps));
+        assert!(n_admissions(&steps) > 15_000, "{}", n_admissions(&steps));
     }
 
     proptest! {

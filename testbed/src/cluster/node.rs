@@ -66,6 +66,8 @@ pub struct NodeSpec {
     pub plugin_args: Vec<String>,
     /// Devices of other types than GPUs, as the inventory file has them.
     pub others: Vec<Value>,
+    /// Whether its plugin is started so that it survives a limit of zero on the size of files, which stands for a full disk.
+    pub disk_may_be_full: bool,
 }
 
 impl NodeSpec {
@@ -85,6 +87,7 @@ impl NodeSpec {
             inject: "auto",
             plugin_args: Vec::new(),
             others: Vec::new(),
+            disk_may_be_full: false,
         }
     }
 
@@ -263,9 +266,16 @@ fn plugin_invocation(
         ("--probe-interval", "200ms".to_owned()),
         ("--recovery-quiet", "1s".to_owned()),
     ];
-    let args = flags.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).chain(spec.plugin_args.clone()).collect();
-    let name = format!("gpushare-device-plugin of {}", spec.name);
-    Invocation { name, program: binaries.device_plugin.clone(), args, log: node_dir.join("device-plugin.log") }
+    let args = flags.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).chain(spec.plugin_args.clone());
+    let (name, log) = (format!("gpushare-device-plugin of {}", spec.name), node_dir.join("device-plugin.log"));
+    let program = binaries.device_plugin.clone();
+    if spec.disk_may_be_full {
+        // The signal that comes with that limit kills; a full disk does not.
+        let shell = ["-c", r#"trap '' XFSZ; exec "$0" "$@""#].map(str::to_owned);
+        let args = shell.into_iter().chain([program.display().to_string()]).chain(args).collect();
+        return Invocation { name, program: "/bin/sh".into(), args, log };
+    }
+    Invocation { name, program, args: args.collect(), log }
 }
 
 /// Replaces the file in one step, so that the plugin never reads half of it.

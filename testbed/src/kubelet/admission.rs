@@ -59,7 +59,11 @@ impl AdmissionLog {
     }
 
     pub(crate) fn past(&self) -> Vec<Admission> {
-        self.past.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.since(0)
+    }
+
+    pub(crate) fn since(&self, n_known: usize) -> Vec<Admission> {
+        self.past.lock().unwrap_or_else(PoisonError::into_inner).get(n_known..).unwrap_or_default().to_vec()
     }
 
     pub(crate) fn n_past(&self) -> usize {

@@ -1,0 +1,79 @@
+//! What the scheduler itself says is held, against what the pods' records add up to.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use crate::http_client::HttpClient;
+use crate::invariants::Accounts;
+
+#[derive(Debug, Deserialize)]
+struct Inspected {
+    nodes: Vec<Node>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Node {
+    name: String,
+    devs: Vec<Gpu>,
+    #[serde(default)]
+    problems: Vec<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Gpu {
+    id: i32,
+    used_bytes: u64,
+    used_core: u64,
+}
+
+/// A sentence for each GPU of which the scheduler holds something else than the records add up to.
+pub(super) async fn differences(client: &HttpClient, scheduler: &str, accounts: &Accounts) -> Vec<String> {
+    let answer = match client.get(&format!("{scheduler}/gpushare-scheduler/inspect")).await {
+        Ok((_, body)) => serde_json::from_slice::<Inspected>(&body).map_err(|error| error.to_string()),
+        Err(error) => Err(error.to_string()),
+    };
+    match answer {
+        Ok(inspected) => compare(inspected.nodes, accounts),
+        Err(error) => vec![format!("the scheduler does not tell what is held: {error}")],
+    }
+}
+
+fn compare(nodes: Vec<Node>, accounts: &Accounts) -> Vec<String> {
+    let mut found: Vec<String> = Vec::new();
+    let mut held = BTreeMap::new();
+    for node in nodes {
+        found.extend(node.problems.iter().map(|problem| format!("the scheduler says of {}: {problem}", node.name)));
+        held.extend(node.devs.into_iter().map(|gpu| ((node.name.clone(), gpu.id), (gpu.used_bytes, gpu.used_core))));
+    }
+    for (key, gpu) in &accounts.gpus {
+        let (wanted, said) = ((gpu.used(), gpu.core), held.get(key).copied());
+        if said != Some(wanted) {
+            found.push(format!("GPU {} of {}: records add up to {wanted:?}, the scheduler holds {said:?}", gpu.minor, gpu.node));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::invariants::GpuUse;
+
+    #[test]
+    fn every_gpu_must_be_held_alike() {
+        let gpu = |minor| {
+            let mut gpu = GpuUse::default();
+            (gpu.node, gpu.minor) = ("n1".to_owned(), minor);
+            gpu
+        };
+        let accounts = Accounts { gpus: [(("n1".to_owned(), 0), gpu(0)), (("n1".to_owned(), 1), gpu(1))].into(), violations: Vec::new() };
+        let nodes = |text: &str| serde_json::from_str::<Inspected>(text).unwrap().nodes;
+        let alike =
+            r#"{"nodes": [{"name": "n1", "devs": [{"id": 0, "usedBytes": 0, "usedCore": 0}, {"id": 1, "usedBytes": 0, "usedCore": 0}]}]}"#;
+        assert_eq!(compare(nodes(alike), &accounts), Vec::<String>::new());
+        let unlike = r#"{"nodes": [{"name": "n1", "problems": ["odd"], "devs": [{"id": 0, "usedBytes": 7, "usedCore": 0}]}]}"#;
+        assert_eq!(compare(nodes(unlike), &accounts).len(), 3);
+    }
+}

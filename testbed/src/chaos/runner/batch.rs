@@ -1,0 +1,214 @@
+//! A batch of equal pods: bound together, held back by kubelet, disturbed, admitted together.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use futures::future::try_join_all;
+use proto::resource::{GPU_CORE, GPU_MEM, GPU_MEMORY_RATIO, GPU_SHARED};
+
+use super::{DEADLINE, Runner, node_name, pod_name};
+use crate::apiserver::{Fault, HeldWatches, Injected, Matching};
+use crate::chaos::schedule::{Batch, Meanwhile, Shape};
+use crate::cluster::{PLUGIN_USER, SCHEDULER_USER};
+use crate::kubelet::Kubelet;
+use crate::observer::Snapshot;
+use crate::pods::PodSpec;
+
+/// Longest wait for every pod of a batch to have been tried once: one that kubelet refused is not.
+const TRIED: Duration = Duration::from_secs(5);
+/// Requests that a fault of the API server meets.
+const N_FAULTS: u64 = 3;
+
+/// What is held up or broken until the pods have been admitted.
+#[derive(Debug, Default)]
+struct Disturbance {
+    watches: Option<HeldWatches>,
+    faults: Vec<Injected>,
+}
+
+impl Disturbance {
+    fn end(self) {
+        drop(self.watches);
+        self.faults.into_iter().for_each(Injected::remove);
+    }
+}
+
+impl Runner {
+    /// Takes a batch from its creation to its running.
+    pub(super) async fn batch(&mut self, batch: &Batch) -> Result<()> {
+        self.node(batch.node)?.kubelet().hold();
+        let mut disturbance = self.disturb(batch);
+        self.create(batch).await?;
+        match batch.meanwhile {
+            Meanwhile::SchedulerRestartsEarly => self.cluster.scheduler.restart().await?,
+            Meanwhile::KubeSchedulerRestarts => {
+                self.cluster.stop_kube_scheduler();
+                self.cluster.start_kube_scheduler().await?;
+            }
+            _ => {}
+        }
+        self.until_bound(&batch.pods).await?;
+        self.book.know(Snapshot::of(self.cluster.api().cluster()).pods);
+        let n_expected = self.delete_early(batch, &mut disturbance).await?;
+        self.before_release(batch).await?;
+        let n_calls = self.node(batch.node)?.kubelet().n_allocate_calls();
+        self.node(batch.node)?.kubelet().release(batch.order, batch.order_seed);
+        self.while_admitted(batch, n_calls, n_expected).await?;
+        disturbance.end();
+        self.until_gone(&batch.deleted).await?;
+        self.until_settled().await
+    }
+
+    async fn create(&self, batch: &Batch) -> Result<()> {
+        let creations = batch.pods.iter().map(|number| {
+            let spec = pod_spec(&pod_name(*number), batch.shape).on(&node_name(batch.node));
+            let pods = self.pods.clone();
+            async move { pods.create(&spec).await }
+        });
+        try_join_all(creations).await?;
+        Ok(())
+    }
+
+    /// What is wrong from the beginning.
+    fn disturb(&self, batch: &Batch) -> Disturbance {
+        let faults = self.cluster.api().faults();
+        let patches = |resource: &str| Matching::anything().verb("patch").resource(resource).subresource("").times(N_FAULTS);
+        let bindings = || Matching::anything().verb("create").resource("pods").subresource("binding").times(N_FAULTS);
+        match batch.meanwhile {
+            Meanwhile::PluginWatchLags => {
+                Disturbance { watches: Some(faults.hold_watches_of(PLUGIN_USER, "pods")), ..Disturbance::default() }
+            }
+            Meanwhile::SchedulerWatchLags => {
+                Disturbance { watches: Some(faults.hold_watches_of(SCHEDULER_USER, "pods")), ..Disturbance::default() }
+            }
+            Meanwhile::ApiRefuses => {
+                let refuse = |matching| faults.inject(matching, Fault::Refuse(503));
+                Disturbance { faults: vec![refuse(patches("devices")), refuse(patches("pods"))], ..Disturbance::default() }
+            }
+            Meanwhile::RepliesLost => {
+                let lose = |matching| faults.inject(matching, Fault::DropReply);
+                Disturbance { faults: vec![lose(patches("devices")), lose(patches("pods")), lose(bindings())], ..Disturbance::default() }
+            }
+            _ => Disturbance::default(),
+        }
+    }
+
+    /// Deletes what is to be deleted before Allocate, and waits until kubelet holds the rest; how many it will admit.
+    async fn delete_early(&mut self, batch: &Batch, disturbance: &mut Disturbance) -> Result<usize> {
+        let (n_pods, n_left) = (batch.pods.len(), batch.pods.len() - batch.deleted.len());
+        let faults = self.cluster.api().faults().clone();
+        let is_late = batch.meanwhile == Meanwhile::KubeletMissesDeletions;
+        if is_late {
+            self.until_kubelet(batch.node, "the pods to reach kubelet", |kubelet| kubelet.n_held() >= n_pods).await?;
+            let kubelet = format!("system:node:{}", node_name(batch.node));
+            disturbance.watches = Some(faults.hold_watches_of(&kubelet, "pods"));
+        } else if batch.meanwhile == Meanwhile::PluginMissesDeletions {
+            disturbance.watches = Some(faults.hold_watches_of(PLUGIN_USER, "pods"));
+        }
+        for number in &batch.deleted {
+            let name = pod_name(*number);
+            if batch.by_force { self.pods.delete_now(&name).await? } else { self.pods.delete(&name).await? }
+        }
+        if is_late {
+            return Ok(n_pods);
+        }
+        self.until_gone(&batch.deleted).await?;
+        self.until_kubelet(batch.node, "the pods to reach kubelet", |kubelet| kubelet.n_held() == n_left).await?;
+        Ok(n_left)
+    }
+
+    /// What happens once the pods are bound and kubelet knows of them.
+    async fn before_release(&mut self, batch: &Batch) -> Result<()> {
+        let faults = self.cluster.api().faults().clone();
+        match batch.meanwhile {
+            Meanwhile::PluginRestarts => self.restart_plugin(batch.node).await?,
+            Meanwhile::KubeletRestarts => {
+                self.node(batch.node)?.restart_kubelet().await?;
+                // Held back as well, it lists every pod of the node.
+                self.until_offered(batch.node).await?;
+            }
+            Meanwhile::SchedulerRestarts => {
+                self.cluster.scheduler.restart().await?;
+                self.cluster.until_scheduler_ready(DEADLINE).await?;
+            }
+            Meanwhile::PluginWatchBreaks => faults.drop_watches_of(PLUGIN_USER, "pods"),
+            Meanwhile::AllWatchesBreak => {
+                self.cluster.api().cluster().compact();
+                faults.drop_watches("");
+            }
+            Meanwhile::CdiBlocked => self.cdi(batch.node)?.block()?,
+            Meanwhile::DiskFull => self.fill_disk(batch.node, true).await?,
+            Meanwhile::CdiWiped => self.cdi(batch.node)?.wipe()?,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// What happens while kubelet admits.
+    async fn while_admitted(&mut self, batch: &Batch, n_calls: usize, n_expected: usize) -> Result<()> {
+        let begun = |kubelet: &Kubelet| kubelet.n_allocate_calls() > n_calls || n_expected == 0;
+        match batch.meanwhile {
+            Meanwhile::PluginWatchLags | Meanwhile::PluginMissesDeletions => {
+                self.until_kubelet(batch.node, "Allocate to be called", begun).await?;
+            }
+            Meanwhile::PluginDies => {
+                self.until_kubelet(batch.node, "Allocate to be called", begun).await?;
+                self.restart_plugin(batch.node).await?;
+            }
+            Meanwhile::KubeletMissesDeletions => self.until_admitted(batch, n_expected).await?,
+            Meanwhile::CdiBlocked | Meanwhile::DiskFull => {
+                self.until_admitted(batch, n_expected).await?;
+                self.until_tried(batch, n_expected).await?;
+                match batch.meanwhile {
+                    Meanwhile::DiskFull => self.fill_disk(batch.node, false).await?,
+                    _ => self.cdi(batch.node)?.unblock()?,
+                }
+            }
+            Meanwhile::SchedulerWatchLags => self.until_settled().await?,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    async fn until_admitted(&mut self, batch: &Batch, n_expected: usize) -> Result<()> {
+        let n_before = self.n_admissions_seen.get(batch.node).copied().unwrap_or(0);
+        let all = |kubelet: &Kubelet| kubelet.n_admissions() >= n_before + n_expected;
+        self.until_kubelet(batch.node, "all pods to be admitted", all).await
+    }
+
+    /// Waits a little until a start of every pod of the batch has been tried.
+    async fn until_tried(&mut self, batch: &Batch, n_expected: usize) -> Result<()> {
+        let names: BTreeSet<String> = batch.pods.iter().map(|number| pod_name(*number)).collect();
+        let tried = |kubelet: &Kubelet| {
+            let tried: BTreeSet<String> = kubelet.containers().into_iter().map(|one| one.pod).filter(|pod| names.contains(pod)).collect();
+            tried.len() >= n_expected
+        };
+        // Whether all of them were does not matter.
+        let _ = self.node(batch.node)?.kubelet().until(TRIED, tried).await;
+        Ok(())
+    }
+
+    /// Lets a node's plugin write no byte to any file, or lets it again. Needs `prlimit`, which comes with every Linux.
+    async fn fill_disk(&mut self, node: usize, is_full: bool) -> Result<()> {
+        let pid = self.node(node)?.plugin().and_then(crate::daemons::Daemon::pid).context("no plugin runs on the node")?;
+        let limit = if is_full { "--fsize=0:" } else { "--fsize=unlimited:" };
+        let mut command = tokio::process::Command::new("prlimit");
+        let status = command.args(["--pid", &pid.to_string(), limit]).status().await.context("cannot run prlimit")?;
+        anyhow::ensure!(status.success(), "prlimit ended with {status}");
+        Ok(())
+    }
+}
+
+fn pod_spec(name: &str, shape: Shape) -> PodSpec {
+    match shape {
+        Shape::Units(units) => PodSpec::new(name, &[(GPU_MEM, &units.to_string())]),
+        Shape::UnitsAndInit(units) => PodSpec::new(name, &[(GPU_MEM, &units.to_string())]).init("init", &[(GPU_MEM, &units.to_string())]),
+        Shape::TwoContainers(units) => {
+            PodSpec::new(name, &[(GPU_MEM, &units.to_string())]).container("second", &[(GPU_MEM, &units.to_string())])
+        }
+        Shape::InitOnly(units) => PodSpec::new(name, &[]).init("init", &[(GPU_MEM, &units.to_string())]),
+        Shape::Ratio => PodSpec::new(name, &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "10"), (GPU_CORE, "10")]),
+        Shape::TwoDevices => PodSpec::new(name, &[(GPU_SHARED, "2"), (GPU_MEMORY_RATIO, "20"), (GPU_CORE, "20")]),
+    }
+}
