@@ -10,6 +10,7 @@ use tokio::sync::broadcast;
 use super::devices::AllocationError;
 use super::fit::{Shortage, fit};
 use super::pod::PodSpec;
+use super::pod_worker::KILLED;
 use super::process::Process;
 
 /// Why a pod is refused; displays as kubelet's message.
@@ -112,6 +113,8 @@ impl Process {
     fn reject(&self, pod: &PodSpec, reason: &str, message: &str) {
         tracing::warn!(pod = pod.full_name(), reason, message, "pod rejected");
         self.pods().end(&pod.uid);
+        // After a restart of kubelet its containers may be running.
+        self.runtime.kill(&pod.uid, KILLED);
         self.publish_rejection(pod, reason, message);
         self.publish_event(pod, reason, message);
     }

@@ -17,7 +17,7 @@ use super::runtime::{Attempts, Container, RunState};
 use super::start::StartError;
 
 /// Exit code of a container that is killed.
-const KILLED: i32 = 137;
+pub(crate) const KILLED: i32 = 137;
 
 /// What a pod's task is told.
 #[derive(Debug)]
