@@ -167,6 +167,16 @@ impl Ledger {
         }
     }
 
+    /// Device IDs of a resource that this process has answered for, and whose pod may live.
+    pub fn given<'a>(&'a self, resource: Served, pods: &Pods) -> BTreeSet<&'a str> {
+        let may_live = |answer: &Answer| {
+            let Some(uid) = &answer.pod else { return true };
+            pods.get(uid).is_some_and(|pod| pod.stage != Stage::Terminal)
+        };
+        let of_resource = self.answers.iter().filter(|((of, _), answer)| *of == resource && may_live(answer));
+        of_resource.flat_map(|((_, ids), _)| ids.iter().map(String::as_str)).collect()
+    }
+
     /// What a call about these device IDs, sorted, was answered by this process.
     pub fn response(&self, resource: Served, ids: &[String]) -> Option<&ContainerAllocateResponse> {
         self.answers.get(&(resource, ids.to_vec())).map(|answer| &answer.response)

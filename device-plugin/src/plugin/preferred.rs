@@ -48,7 +48,12 @@ impl NodeState {
             debug!(?reason, "preferring as few GPUs as possible");
             Vec::new()
         });
-        let device_ids = choose(&self.fleet.borrow(), resource, request, &wanted);
+        let device_ids = {
+            // The same order as everywhere: pods before the books.
+            let pods = self.pods.borrow();
+            let ledger = self.ledger();
+            choose(&self.fleet.borrow(), resource, request, &wanted, &ledger.given(resource, &pods))
+        };
         ContainerPreferredAllocationResponse { device_ids }
     }
 
@@ -70,11 +75,19 @@ impl NodeState {
 }
 
 /// Completes what must be included to the size that is asked for: first from the wanted GPUs (shares
-/// one per GPU in turn, units of one GPU after the other), then from as few others as possible.
-fn choose(fleet: &Fleet, resource: Served, request: &ContainerPreferredAllocationRequest, wanted: &[GpuUuid]) -> Vec<String> {
+/// one per GPU in turn, units of one GPU after the other), then from as few others as possible. Those that were `given` to
+/// somebody come last of their GPU: kubelet forgets what it is handing out if it is asked for its books at that moment
+/// while a pod has just ended, and would hand it out twice.
+fn choose(
+    fleet: &Fleet,
+    resource: Served,
+    request: &ContainerPreferredAllocationRequest,
+    wanted: &[GpuUuid],
+    given: &BTreeSet<&str>,
+) -> Vec<String> {
     let included: BTreeSet<&str> = request.must_include_device_ids.iter().map(String::as_str).collect();
     let covered: Vec<&GpuUuid> = included.iter().filter_map(|id| fleet.ids.gpu_of(resource, id)).collect();
-    let mut choice = Choice::new(fleet, resource, request, &included);
+    let mut choice = Choice::new(fleet, resource, request, &included, given);
     if resource == Served::Shared {
         for uuid in wanted.iter().filter(|uuid| !covered.contains(uuid)) {
             choice.take(uuid, 1);
@@ -94,12 +107,18 @@ fn choose(fleet: &Fleet, resource: Served, request: &ContainerPreferredAllocatio
 struct Choice<'a> {
     chosen: Vec<String>,
     size: usize,
-    /// Available IDs per GPU, lowest number last; a GPU without any is left out.
+    /// Available IDs per GPU, lowest number last and given ones first; a GPU without any is left out.
     free: BTreeMap<&'a GpuUuid, Vec<&'a str>>,
 }
 
 impl<'a> Choice<'a> {
-    fn new(fleet: &'a Fleet, resource: Served, request: &'a ContainerPreferredAllocationRequest, included: &BTreeSet<&str>) -> Self {
+    fn new(
+        fleet: &'a Fleet,
+        resource: Served,
+        request: &'a ContainerPreferredAllocationRequest,
+        included: &BTreeSet<&str>,
+        given: &BTreeSet<&str>,
+    ) -> Self {
         let mut free = BTreeMap::<&GpuUuid, Vec<&str>>::new();
         for id in request.available_device_ids.iter().map(String::as_str).filter(|id| !included.contains(id)) {
             if let Some(gpu) = fleet.ids.gpu_of(resource, id) {
@@ -107,7 +126,7 @@ impl<'a> Choice<'a> {
             }
         }
         for ids in free.values_mut() {
-            ids.sort_unstable_by_key(|id| Reverse((id.len(), *id)));
+            ids.sort_unstable_by_key(|id| Reverse((given.contains(id), id.len(), *id)));
         }
         let size = usize::try_from(request.allocation_size).unwrap_or(0);
         Self { chosen: request.must_include_device_ids.clone(), size, free }

@@ -68,7 +68,8 @@ mod tests {
             (gpu.node, gpu.minor) = ("n1".to_owned(), minor);
             gpu
         };
-        let accounts = Accounts { gpus: [(("n1".to_owned(), 0), gpu(0)), (("n1".to_owned(), 1), gpu(1))].into(), violations: Vec::new() };
+        let mut accounts = Accounts::default();
+        accounts.gpus.extend([(("n1".to_owned(), 0), gpu(0)), (("n1".to_owned(), 1), gpu(1))]);
         let nodes = |text: &str| serde_json::from_str::<Inspected>(text).unwrap().nodes;
         let alike =
             r#"{"nodes": [{"name": "n1", "devs": [{"id": 0, "usedBytes": 0, "usedCore": 0}, {"id": 1, "usedBytes": 0, "usedCore": 0}]}]}"#;

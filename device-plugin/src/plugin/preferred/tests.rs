@@ -15,7 +15,7 @@ fn prefer(resource: Served, wanted: &[u32], must: &[&str], taken: &[&str], size:
         allocation_size: size,
     };
     let wanted: Vec<_> = wanted.iter().map(|minor| fleet.gpus[*minor as usize].gpu.uuid.clone()).collect();
-    let mut chosen = choose(&fleet, resource, &request, &wanted);
+    let mut chosen = choose(&fleet, resource, &request, &wanted, &BTreeSet::new());
     if resource == Served::Shared {
         for id in &mut chosen {
             *id = format!("{}-{}", &id[4..12], id.rsplit("::").next().unwrap());
@@ -52,4 +52,17 @@ fn included_shares_cover_their_device() {
     let fleet = fleet(3);
     let own = format!("{}::3", fleet.gpus[0].gpu.uuid);
     assert_eq!(prefer(Served::Shared, &[0, 1], &[&own], &[], 2), ["00000000-3", "00000001-0"]);
+}
+
+/// kubelet may offer an ID that it has handed out a moment before.
+#[test]
+fn what_was_given_is_taken_last() {
+    let fleet = fleet(1);
+    let request = ContainerPreferredAllocationRequest {
+        available_device_ids: fleet.ids.ids(Served::Memory, &fleet.gpus[0].gpu.uuid).take(4).collect(),
+        must_include_device_ids: Vec::new(),
+        allocation_size: 3,
+    };
+    let given = BTreeSet::from(["9507230f-0", "9507230f-2"]);
+    assert_eq!(choose(&fleet, Served::Memory, &request, &[], &given), ["9507230f-1", "9507230f-3", "9507230f-0"]);
 }
