@@ -51,14 +51,16 @@ impl fmt::Display for Mode {
 }
 
 impl Mode {
-    fn inject(self) -> &'static str {
+    /// `--inject` of the plugin.
+    pub(crate) fn inject(self) -> &'static str {
         match self {
             Self::Cdi => "cdi",
             Self::Envvar | Self::Timestamp => "envvar",
         }
     }
 
-    fn plugin_args(self, metrics: SocketAddr) -> Vec<String> {
+    /// Further flags of the plugin, which serves its metrics at this address.
+    pub(crate) fn plugin_args(self, metrics: SocketAddr) -> Vec<String> {
         let more: &[&str] = match self {
             Self::Cdi => &[],
             // A pod whose environment is fixed and wrong would be held for ever.

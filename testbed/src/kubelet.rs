@@ -31,7 +31,7 @@ mod status_writer;
 mod sync_loop;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, atomic};
+use std::sync::{Arc, PoisonError, atomic};
 use std::time::Duration;
 
 use tokio::sync::{broadcast, watch};
@@ -170,6 +170,16 @@ impl Kubelet {
     /// How many calls of Allocate have begun.
     pub fn n_allocate_calls(&self) -> usize {
         self.lasting.counts.allocate_calls.load(atomic::Ordering::Acquire)
+    }
+
+    /// How long each answered call of Allocate took, the way there and back included.
+    pub fn allocate_took(&self) -> Vec<Duration> {
+        self.lasting.counts.allocate_took.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// How often the pod-resources API was asked to list.
+    pub fn n_lists(&self) -> usize {
+        self.lasting.counts.lists.load(atomic::Ordering::Acquire)
     }
 
     /// How often plugins have registered, each resource on its own.

@@ -1,6 +1,6 @@
-//! `testbed load`: drives the real scheduler over HTTP and measures it.
+//! `testbed load`: drives the real scheduler over HTTP, or the real plugin through a kubelet, and measures it.
 //!
-//! The cluster is made of objects alone: no kubelet runs, no pod starts.
+//! The cluster is made of objects alone, and no kubelet runs, except where kubelet's admission is measured.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,10 @@ use crate::daemons::{Binaries, Daemon, Invocation};
 use crate::http_client::{HttpClient, is_ok};
 use crate::pods::PodSpec;
 
+mod admission;
 mod fleet;
+
+pub use admission::{AdmissionArgs, admission};
 
 /// `testbed load`.
 #[derive(Clone, Debug, Args)]
@@ -38,6 +41,8 @@ enum Load {
     Filter(FilterArgs),
     /// Bind pods as fast as it goes.
     Bind(BindArgs),
+    /// Let one node's kubelet admit and start pods as fast as it goes.
+    Admission(AdmissionArgs),
 }
 
 /// `testbed load filter`.
@@ -92,6 +97,7 @@ pub async fn run(args: LoadArgs) -> Result<bool> {
     let measured = match args.load {
         Load::Filter(args) => filter(&console, &args).await,
         Load::Bind(args) => bind(&console, &args).await,
+        Load::Admission(args) => return admission::run(&console, &args).await,
     };
     console.finish();
     let measured = measured?;

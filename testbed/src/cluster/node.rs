@@ -58,6 +58,8 @@ pub struct NodeSpec {
     pub allocated_resources_status: bool,
     /// Pauses of the kubelet.
     pub delays: Delays,
+    /// Most pods that the kubelet takes.
+    pub max_pods: u32,
     /// Told of every start of a container there.
     pub started: StartHook,
     /// `--inject` of its plugin.
@@ -83,6 +85,7 @@ impl NodeSpec {
             allocated_resources_status: true,
             // A real kubelet tries to start a container again after 10 s; nobody wants to watch that.
             delays: Delays { start_retry: Duration::from_millis(500), api_retry: Duration::from_millis(200), ..Delays::default() },
+            max_pods: 250,
             started: StartHook::default(),
             inject: "auto",
             plugin_args: Vec::new(),
@@ -118,7 +121,7 @@ impl SimulatedNode {
         let user = format!("system:node:{}", spec.name);
         let client = user_client(api, dir, &user, &["system:nodes"]).await?;
         let cluster = api.cluster().clone();
-        let config = KubeletConfig {
+        let mut config = KubeletConfig {
             labels: spec.labels.clone(),
             seed,
             delays: spec.delays,
@@ -127,6 +130,7 @@ impl SimulatedNode {
             log: Arc::new(move |namespace, pod, container, text| cluster.append_log(namespace, pod, container, &text)),
             ..KubeletConfig::new(&spec.name, &node_dir, client)
         };
+        config.capacity.insert("pods".to_owned(), spec.max_pods.to_string());
         let plugin_dir = config.plugin_dir();
         let kubelet = Kubelet::start(config).with_context(|| format!("cannot start the kubelet of {}", spec.name))?;
         let inventory = node_dir.join("inventory.json");

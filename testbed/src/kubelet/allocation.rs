@@ -3,7 +3,9 @@
 //! The state is not locked during calls to plugins; that only one pod is admitted at a time is the caller's duty.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use proto::kubelet::deviceplugin::ContainerPreferredAllocationRequest;
 use rand::seq::SliceRandom;
@@ -116,8 +118,10 @@ impl Process {
         };
         self.counts.allocate_calls.fetch_add(1, Ordering::AcqRel);
         self.changed();
+        let began = Instant::now();
         match endpoint.allocate(ids).await {
             Ok(response) => {
+                self.counts.allocate_took.lock().unwrap_or_else(PoisonError::into_inner).push(began.elapsed());
                 self.devices().grant(wish, &chosen, response);
                 Ok(true)
             }

@@ -3,6 +3,7 @@
 //! Lists active pods and no ordinary init containers; has one entry per device, and no UID.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use proto::kubelet::podresources::pod_resources_lister_server::PodResourcesLister;
 use proto::kubelet::podresources::{
@@ -33,6 +34,7 @@ impl PodResourcesService {
 #[tonic::async_trait]
 impl PodResourcesLister for PodResourcesService {
     async fn list(&self, _: Request<ListPodResourcesRequest>) -> Result<Response<ListPodResourcesResponse>, Status> {
+        self.process.counts.lists.fetch_add(1, Ordering::AcqRel);
         self.admit_call()?;
         let active: Vec<Arc<PodSpec>> = self.process.pods().active().cloned().collect();
         self.process.free_ended();

@@ -9,6 +9,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use proto::kubelet::deviceplugin::registration_server::RegistrationServer;
 use proto::kubelet::podresources::pod_resources_lister_server::PodResourcesListerServer;
@@ -64,6 +65,10 @@ pub(crate) struct Counts {
     pub(crate) held: AtomicUsize,
     /// Calls of Allocate that have begun.
     pub(crate) allocate_calls: AtomicUsize,
+    /// How long those took that were answered.
+    pub(crate) allocate_took: Mutex<Vec<Duration>>,
+    /// Calls of List of the pod-resources API, refused ones included.
+    pub(crate) lists: AtomicUsize,
     /// Plugins that have registered and could be reached.
     pub(crate) registrations: AtomicUsize,
 }

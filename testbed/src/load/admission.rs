@@ -1,0 +1,220 @@
+//! `testbed load admission`: how fast one node's kubelet takes pods in, with the real plugin proving every start.
+//!
+//! Pods are bound first and held back, so that the scheduler is not what is measured.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use futures::stream::{StreamExt, TryStreamExt};
+use proto::resource::GPU_MEM;
+use serde::Serialize;
+
+use crate::chaos::Mode;
+use crate::cluster::{Cluster, NodeSpec, Spec};
+use crate::console::{Console, table};
+use crate::invariants;
+use crate::kubelet::{Kubelet, OrderRule, StartHook};
+use crate::observer::{Snapshot, is_running, node_of, phase};
+use crate::pods::{PodSpec, Pods};
+
+/// Longest wait for one thing.
+const DEADLINE: Duration = Duration::from_secs(120);
+/// GPUs of the node, and GiB of each.
+const GPUS: [u64; 2] = [8, 80];
+/// Requests to the API server at one time.
+const CONCURRENCY: usize = 32;
+
+/// `testbed load admission`.
+#[derive(Clone, Debug, Args)]
+pub struct AdmissionArgs {
+    /// Pods of one round, each of one memory unit.
+    #[arg(long, default_value_t = 400, value_parser = clap::value_parser!(u32).range(1..=640))]
+    pub pods: u32,
+    /// How often the node is filled and emptied.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+    /// How the plugin is run.
+    #[arg(long, value_enum, default_value = "cdi")]
+    pub mode: Mode,
+    /// Whether an init container alone asks for devices, of which kubelet's list says nothing.
+    #[arg(long)]
+    pub init_only: bool,
+}
+
+/// What was measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct Admitted {
+    /// How the plugin ran.
+    pub mode: Mode,
+    /// Pods in all.
+    pub pods: usize,
+    /// Pods that pass admission in a second.
+    pub per_second: f64,
+    /// One Allocate as kubelet sees it, in milliseconds: median, 99th percentile, longest.
+    pub allocate_ms: [f64; 3],
+    /// What a start waits for the plugin, in milliseconds: median, 99th percentile, longest.
+    pub start_ms: [f64; 3],
+    /// Starts that were refused for now.
+    pub refused: usize,
+    /// Starts for each time that kubelet was asked to list.
+    pub starts_per_list: f64,
+    /// Containers that see other devices than recorded, pods that kubelet refused.
+    pub wrong: Vec<String>,
+}
+
+/// Runs it and prints what was measured; whether nothing was wrong.
+pub(super) async fn run(console: &Console, args: &AdmissionArgs) -> Result<bool> {
+    let admitted = admission(console, args).await;
+    console.finish();
+    let admitted = admitted?;
+    let mut results =
+        table(["MODE", "PODS", "PER SECOND", "ALLOCATE P50, P99, MAX ms", "START P50, P99, MAX ms", "STARTS PER LIST", "WRONG"]);
+    let words = |values: [f64; 3]| values.map(|value| format!("{value:.2}")).join(" ");
+    let Admitted { mode, pods, per_second, allocate_ms, start_ms, starts_per_list, wrong, .. } = &admitted;
+    let rate = format!("{per_second:.0}");
+    let (allocate, start, share) = (words(*allocate_ms), words(*start_ms), format!("{starts_per_list:.1}"));
+    results.add_row([mode.to_string(), pods.to_string(), rate, allocate, start, share, wrong.len().to_string()]);
+    console.result(&results.to_string());
+    wrong.iter().take(10).for_each(|one| console.result(one));
+    console.json(&admitted);
+    Ok(wrong.is_empty())
+}
+
+/// Starts of containers: what each waited, and how often it was refused before.
+type Starts = Arc<Mutex<Vec<(Duration, usize)>>>;
+
+/// Measures.
+pub async fn admission(console: &Console, args: &AdmissionArgs) -> Result<Admitted> {
+    console.step("starting the testbed");
+    let starts = Starts::default();
+    let entered = Arc::clone(&starts);
+    let gpus: Vec<u64> = (0..GPUS[0]).map(|_| GPUS[1] * 1024).collect();
+    let node = NodeSpec {
+        started: StartHook::new(move |start| {
+            entered.lock().unwrap_or_else(PoisonError::into_inner).push((start.spent, start.refusals.len()));
+        }),
+        inject: args.mode.inject(),
+        plugin_args: args.mode.plugin_args(crate::cluster::free_address()?),
+        max_pods: args.pods + 10,
+        ..NodeSpec::new("n1", &gpus)
+    };
+    let mut cluster = Cluster::start(Spec { max_backoff: Some(Duration::from_millis(500)), ..Spec::of(vec![node]) }).await?;
+    let mut per_second = Vec::new();
+    let mut wrong = Vec::new();
+    for round in 0..args.rounds {
+        console.step(&format!("round {} of {}", round + 1, args.rounds));
+        per_second.push(fill(&mut cluster, args, round).await?);
+        wrong.extend(look(&mut cluster)?);
+        empty(&cluster).await?;
+    }
+    let kubelet = cluster.node("n1")?.kubelet();
+    let starts = starts.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let admitted = Admitted {
+        mode: args.mode,
+        pods: usize::try_from(args.pods * args.rounds)?,
+        per_second: per_second.iter().sum::<f64>() / f64::from(args.rounds),
+        allocate_ms: quantiles(kubelet.allocate_took()),
+        start_ms: quantiles(starts.iter().map(|(spent, _)| *spent).collect()),
+        refused: starts.iter().map(|(_, refused)| refused).sum(),
+        starts_per_list: f64::from(u32::try_from(starts.len())?) / f64::from(u32::try_from(kubelet.n_lists().max(1))?),
+        wrong,
+    };
+    cluster.stop().await?;
+    Ok(admitted)
+}
+
+/// Binds the pods of a round and lets kubelet admit them together; how many it admits in a second.
+async fn fill(cluster: &mut Cluster, args: &AdmissionArgs, round: u32) -> Result<f64> {
+    let n_pods = usize::try_from(args.pods)?;
+    let n_before = cluster.node("n1")?.kubelet().n_admissions();
+    cluster.node("n1")?.kubelet().hold();
+    let pods = Pods::of(cluster.client(), "default");
+    let created = futures::stream::iter(0..args.pods).map(|number| {
+        let name = format!("r{round}-p{number}");
+        let unit = [(GPU_MEM, "1")];
+        let spec = if args.init_only { PodSpec::new(&name, &[]).init("init", &unit) } else { PodSpec::new(&name, &unit) };
+        let pods = pods.clone();
+        async move { pods.create(&spec).await }
+    });
+    created.buffer_unordered(CONCURRENCY).try_collect::<Vec<_>>().await?;
+    let bound = |snapshot: &Snapshot| snapshot.pods.values().all(|pod| node_of(pod).is_some()).then_some(());
+    cluster.until("all pods to be bound", DEADLINE, bound).await?;
+    let kubelet = cluster.node("n1")?.kubelet();
+    ensure!(kubelet.until(DEADLINE, |kubelet| kubelet.n_held() == n_pods).await, "pods do not reach kubelet");
+    kubelet.release(OrderRule::Shuffled, u64::from(round));
+    ensure!(kubelet.until(DEADLINE, |kubelet| kubelet.n_admissions() == n_before + n_pods).await, "pods are not admitted");
+    let admissions = kubelet.admissions_since(n_before);
+    let began = admissions.first().context("no pod was admitted")?.began;
+    let took = admissions.iter().map(|one| one.began + one.took).max().context("no pod was admitted")? - began;
+    let settled = |snapshot: &Snapshot| snapshot.pods.values().all(|pod| is_running(pod) || phase(pod) == "Failed").then_some(());
+    cluster.until("all pods to run", DEADLINE, settled).await?;
+    Ok(f64::from(args.pods) / took.as_secs_f64())
+}
+
+/// What is wrong now: refused pods, wrong devices, sums.
+fn look(cluster: &mut Cluster) -> Result<Vec<String>> {
+    let snapshot = Snapshot::of(cluster.api().cluster());
+    let mut wrong = invariants::accounts(&snapshot, &BTreeSet::new()).violations;
+    let device = snapshot.devices.get("n1");
+    let kubelet: &Kubelet = cluster.node("n1")?.kubelet();
+    for container in kubelet.containers() {
+        let Some(pod) = snapshot.pods.get(&format!("{}/{}", container.namespace, container.pod)) else { continue };
+        let sees = invariants::devices_of(container.env.get(invariants::VISIBLE_DEVICES).map_or("", String::as_str));
+        let should_see = invariants::should_see(pod, device, &container.name);
+        if sees != should_see {
+            wrong.push(format!("{}/{} sees {sees:?} and should see {should_see:?}", container.pod, container.name));
+        }
+    }
+    let failed = snapshot.pods.iter().filter(|(_, pod)| phase(pod) == "Failed");
+    wrong.extend(failed.map(|(name, pod)| format!("{name} failed: {:?}", pod.status.as_ref().and_then(|status| status.message.clone()))));
+    Ok(wrong)
+}
+
+async fn empty(cluster: &Cluster) -> Result<()> {
+    let pods = Pods::of(cluster.client(), "default");
+    let names = Snapshot::of(cluster.api().cluster()).pods.into_keys();
+    let deleted = futures::stream::iter(names).map(|key| {
+        let pods = pods.clone();
+        async move { pods.delete(key.rsplit('/').next().unwrap_or(&key)).await }
+    });
+    deleted.buffer_unordered(CONCURRENCY).try_collect::<Vec<_>>().await?;
+    cluster.until("all pods to be gone", DEADLINE, |snapshot| snapshot.pods.is_empty().then_some(())).await
+}
+
+fn quantiles(mut durations: Vec<Duration>) -> [f64; 3] {
+    durations.sort_unstable();
+    let n_durations = durations.len();
+    [50, 99, 100].map(|percent| {
+        let idx = (n_durations * percent / 100).min(n_durations.saturating_sub(1));
+        durations.get(idx).map_or(0.0, |duration| duration.as_secs_f64() * 1000.0)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn admitted(mode: Mode, init_only: bool) -> Admitted {
+        let args = AdmissionArgs { pods: 24, rounds: 2, mode, init_only };
+        admission(&Console::new(true), &args).await.unwrap()
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn every_start_is_proven_and_together_they_ask_kubelet_less_often() {
+        let admitted = admitted(Mode::Cdi, false).await;
+        assert_eq!((admitted.wrong.as_slice(), admitted.refused, admitted.pods), (&[][..], 0, 48));
+        assert!(admitted.per_second > 0.0 && admitted.starts_per_list > 1.0, "{admitted:?}");
+    }
+
+    /// Such pods are not in kubelet's list: its checkpoint tells whose the devices are.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn pods_whose_init_containers_alone_have_devices() {
+        for mode in [Mode::Cdi, Mode::Envvar] {
+            let admitted = admitted(mode, true).await;
+            assert_eq!(admitted.wrong, Vec::<String>::new(), "{admitted:?}");
+        }
+    }
+}
