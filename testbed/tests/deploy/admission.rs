@@ -9,10 +9,15 @@ use testbed::rbac::DEVICE_PLUGIN;
 use crate::render::render;
 use crate::{all, find, texts};
 
+fn of_plugin(objects: &[Value]) -> Vec<&Value> {
+    let policies = all(objects, "ValidatingAdmissionPolicy").into_iter();
+    policies.filter(|policy| policy["metadata"]["labels"]["app.kubernetes.io/name"] == "gpushare-device-plugin").collect()
+}
+
 #[test]
 fn every_right_to_write_is_confined() {
     let objects = render("base");
-    let policies = all(&objects, "ValidatingAdmissionPolicy");
+    let policies = of_plugin(&objects);
     let writes = DEVICE_PLUGIN.iter().filter(|access| ["create", "update", "patch", "delete"].contains(&access.verb));
     for access in writes {
         let plural = match access.subresource {
@@ -34,9 +39,7 @@ fn every_right_to_write_is_confined() {
 #[test]
 fn policies_mean_the_plugin_s_account_and_its_token_s_node() {
     let objects = render("base");
-    let policies = all(&objects, "ValidatingAdmissionPolicy").into_iter();
-    let policies: Vec<&Value> =
-        policies.filter(|policy| policy["metadata"]["labels"]["app.kubernetes.io/name"] == "gpushare-device-plugin").collect();
+    let policies = of_plugin(&objects);
     assert_eq!(policies.len(), 4);
     for policy in policies {
         let name = policy["metadata"]["name"].as_str().unwrap();

@@ -89,6 +89,29 @@ fn rights_are_for_the_lease_that_is_used_and_the_own_pod() {
     assert_eq!((&binding["spec"]["policyName"], &binding["spec"]["validationActions"]), (&policy["metadata"]["name"], &json!(["Deny"])));
 }
 
+/// A write that an earlier leader has sent may come in at any time: the API server refuses it once the Lease is another's.
+#[test]
+fn only_who_holds_the_lease_binds() {
+    let objects = render("base");
+    let spec = &find(&objects, "ValidatingAdmissionPolicy", "gpushare-scheduler-bindings")["spec"];
+    assert_eq!((&spec["failurePolicy"], &spec["paramKind"]["kind"]), (&json!("Fail"), &json!("Lease")));
+    let resources = texts(&spec["matchConstraints"]["resourceRules"][0]["resources"]);
+    for access in testbed::rbac::SCHEDULER.iter().filter(|access| access.verb == "create") {
+        assert!(resources.contains(&format!("{}/{}", access.resource, access.subresource).as_str()), "not asked about: {access}");
+    }
+    let account = "request.userInfo.username == 'system:serviceaccount:gpushare-system:gpushare-scheduler'";
+    assert_eq!(spec["matchConditions"], json!([{"name": "is-scheduler", "expression": account}]));
+    let expression = spec["validations"][0]["expression"].as_str().unwrap();
+    assert!(expression.contains("holderIdentity.orValue('').startsWith(variables.pod + '_')"), "{expression}");
+    let binding = &find(&objects, "ValidatingAdmissionPolicyBinding", "gpushare-scheduler-bindings")["spec"];
+    let lease = json!({
+        "namespace": "gpushare-system",
+        "name": flag(&container(&objects), &SCHEDULER.help(), "--lease-name"),
+        "parameterNotFoundAction": "Deny",
+    });
+    assert_eq!((&binding["paramRef"], &binding["validationActions"]), (&lease, &json!(["Deny"])));
+}
+
 /// A leader ends its binds, gives the Lease up, takes its label off and answers what is in work before kubelet kills it.
 #[test]
 fn there_is_time_to_say_goodbye() {
@@ -111,6 +134,9 @@ fn beside_a_kube_scheduler_there_is_one_and_no_election(#[case] folder: &str) {
     assert_eq!((&deployment["spec"]["replicas"], &deployment["spec"]["strategy"]), (&json!(1), &json!({"type": "Recreate"})));
     let container = container(&objects);
     assert!(!texts(&container["args"]).iter().any(|arg| arg.contains("leader")), "{container:#}");
-    let roles: Vec<&Value> = all(&objects, "Role").into_iter().map(|role| &role["metadata"]["name"]).collect();
-    assert!(!roles.contains(&&json!("gpushare-scheduler-leader")), "{roles:?}");
+    let names = |kind| all(&objects, kind).into_iter().map(|object| object["metadata"]["name"].as_str().unwrap()).collect::<Vec<_>>();
+    assert!(!names("Role").contains(&"gpushare-scheduler-leader"));
+    for kind in ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"] {
+        assert!(!names(kind).contains(&"gpushare-scheduler-bindings"), "nobody could bind");
+    }
 }
