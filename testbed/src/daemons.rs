@@ -40,6 +40,15 @@ pub enum DaemonError {
         #[source]
         source: io::Error,
     },
+    /// The process cannot be sent a signal.
+    #[error("cannot send {name} a signal")]
+    Signal {
+        /// Whose process.
+        name: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
     /// The process ended and nobody had asked it to.
     #[error("{name} ended by itself ({status}); the end of its log {log}:\n{tail}")]
     Crashed {
@@ -182,14 +191,31 @@ impl Daemon {
         Ok(())
     }
 
+    /// Lets it stand still (SIGSTOP).
+    pub async fn pause(&self) -> Result<(), DaemonError> {
+        self.signal("STOP").await
+    }
+
+    /// Lets it go on (SIGCONT).
+    pub async fn resume(&self) -> Result<(), DaemonError> {
+        self.signal("CONT").await
+    }
+
+    /// Sending a signal needs unsafe code or a program; every system that runs kubelet has a shell.
+    async fn signal(&self, name: &str) -> Result<(), DaemonError> {
+        let Some(pid) = self.pid else { return Ok(()) };
+        let sent = Command::new("sh").args(["-c", &format!("kill -{name} {pid}")]).status().await;
+        sent.map(drop).map_err(|source| DaemonError::Signal { name: self.invocation.name.clone(), source })
+    }
+
     /// Asks it to end (SIGTERM) and kills it if it does not within `grace`; whether it ended by itself with success.
     pub async fn stop(self, grace: Duration) -> bool {
-        let Some(pid) = self.pid else { return true };
-        // Sending a signal needs unsafe code or a program; every system that runs kubelet has a shell.
-        let _ = Command::new("sh").args(["-c", &format!("kill -TERM {pid}")]).status().await;
+        // It is killed if it was not told.
+        let _ = self.signal("TERM").await;
         let mut ended = self.ended.clone();
-        let waited = tokio::time::timeout(grace, ended.wait_for(Option::is_some)).await;
-        let success = matches!(waited, Ok(Ok(status)) if status.is_some_and(|status| status.success()));
+        let succeeded = |status: &Option<ExitStatus>| status.is_some_and(|status| status.success());
+        let waited = tokio::time::timeout(grace, async { ended.wait_for(Option::is_some).await.is_ok_and(|status| succeeded(&status)) });
+        let success = waited.await.unwrap_or(false);
         self.kill().await;
         success
     }

@@ -21,5 +21,6 @@ pub mod manifests;
 pub mod observer;
 pub mod pods;
 pub mod rbac;
+pub mod replicas;
 pub mod scenario;
 pub mod vendor_plugin;

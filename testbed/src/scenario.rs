@@ -32,6 +32,7 @@ mod node_faults;
 mod nonsense;
 mod old_nodes;
 mod other_types;
+mod replicas;
 mod requests;
 mod sharing;
 mod stage;
@@ -78,6 +79,7 @@ pub fn all() -> Vec<Scenario> {
         group(&faults, true, &[Stage::Faults]),
         group(&[all_devices::BREAKING], true, &[Stage::Faults, Stage::Webhooks]),
         group(&[webhooks::SCENARIOS], true, &[Stage::Webhooks]),
+        group(&[replicas::SCENARIOS], true, &[Stage::Replicas]),
         group(&mixed, true, &[Stage::Mixed]),
     ];
     groups.into_iter().flatten().collect()

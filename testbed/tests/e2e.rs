@@ -13,7 +13,7 @@ use testbed::cluster::{Cluster, NodeSpec, PLUGIN_USER, SCHEDULER_USER, Spec, def
 use testbed::console::Console;
 use testbed::rbac::{self, Access, Rbac, Target};
 use testbed::scenario::{self, World};
-use testbed::{e2e, manifests};
+use testbed::{e2e, manifests, replicas};
 use tokio::time::timeout;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -52,7 +52,7 @@ async fn the_daemons_do_only_what_their_roles_allow() {
     let on_bind = Matching::anything().verb("create").resource("pods").subresource("binding").times(1);
     cluster.api().faults().inject(on_bind, Fault::DropReply);
     let mut world = World::new(client, "rbac", None, Some(cluster)).await.unwrap();
-    for scenario in scenario::all().iter().filter(|s| ["gpushare-pod", "two-devices", "refusals"].contains(&s.name)) {
+    for scenario in scenario::all().iter().filter(|s| ["gpushare-pod", "two-devices", "refusals", "leader-killed"].contains(&s.name)) {
         world.run(scenario).await.unwrap_or_else(|error| panic!("{}: {error:#}", scenario.name));
     }
     let cluster = world.end().await.unwrap().unwrap();
@@ -67,11 +67,14 @@ async fn the_daemons_do_only_what_their_roles_allow() {
         .iter()
         .filter(|a| {
             let access = Access { group: &a.api_group, resource: &a.resource, subresource: &a.subresource, verb: &a.verb };
-            !rbac.allows(&a.user, access, Target::default())
+            // The leader's own pod and Lease are where the daemon itself is.
+            let at_home = Target { namespace: replicas::NAMESPACE, name: "gpushare-scheduler" };
+            !rbac.allows(&a.user, access, Target::default()) && !rbac.allows(&a.user, access, at_home)
         })
         .collect();
     assert!(forbidden.is_empty(), "{forbidden:#?}");
-    for (daemon, allowed) in [(SCHEDULER_USER, rbac::SCHEDULER), (PLUGIN_USER, rbac::DEVICE_PLUGIN)] {
+    let allowed = [(SCHEDULER_USER, rbac::SCHEDULER), (SCHEDULER_USER, rbac::SCHEDULER_LEADER), (PLUGIN_USER, rbac::DEVICE_PLUGIN)];
+    for (daemon, allowed) in allowed {
         let is_used = |access: &&Access<'_>| {
             asked.iter().any(|a| {
                 let Access { group, resource, subresource, verb } = **access;

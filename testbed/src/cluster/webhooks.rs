@@ -106,8 +106,13 @@ impl Cluster {
 
     /// A client of the scheduler's that it lets do what kube-scheduler does.
     pub fn scheduler_client(&self) -> Result<crate::http_client::HttpClient> {
+        self.scheduler_client_at(self.scheduler_address)
+    }
+
+    /// The same for a scheduler that serves elsewhere, by the same name if there is one.
+    pub fn scheduler_client_at(&self, address: SocketAddr) -> Result<crate::http_client::HttpClient> {
         let connector = match &self.webhooks {
-            Some(webhooks) => webhooks.connector(self.scheduler_address)?,
+            Some(webhooks) => webhooks.connector(address)?,
             None => Connector::plain(),
         };
         Ok(crate::http_client::HttpClient::by(connector))

@@ -20,13 +20,15 @@ pub enum Stage {
     Faults,
     /// With webhooks, and the extender over TLS; certificates change all the time.
     Webhooks,
+    /// With webhooks, and the extender over TLS, for several replicas of the scheduler.
+    Replicas,
     /// Nodes of many kinds, each for one scenario or two.
     Mixed,
 }
 
 impl Stage {
     /// Every stage.
-    pub const ALL: [Self; 4] = [Self::Plain, Self::Faults, Self::Webhooks, Self::Mixed];
+    pub const ALL: [Self; 5] = [Self::Plain, Self::Faults, Self::Webhooks, Self::Replicas, Self::Mixed];
 
     /// Its name.
     pub fn name(self) -> &'static str {
@@ -34,6 +36,7 @@ impl Stage {
             Self::Plain => "plain",
             Self::Faults => "faults",
             Self::Webhooks => "webhooks",
+            Self::Replicas => "replicas",
             Self::Mixed => "mixed",
         }
     }
@@ -41,10 +44,14 @@ impl Stage {
     /// The cluster, from this `deploy/`.
     pub fn spec(self, deploy: PathBuf) -> Spec {
         let nodes = match self {
-            Self::Plain | Self::Faults | Self::Webhooks => usual_nodes(),
+            Self::Plain | Self::Faults | Self::Webhooks | Self::Replicas => usual_nodes(),
             Self::Mixed => mixed_nodes(),
         };
-        let webhooks = (self == Self::Webhooks).then_some(WebhookSpec { lifetime: LIFETIME });
+        let webhooks = match self {
+            Self::Plain | Self::Faults | Self::Mixed => None,
+            Self::Webhooks => Some(WebhookSpec { lifetime: LIFETIME }),
+            Self::Replicas => Some(WebhookSpec { lifetime: "90d" }),
+        };
         let managed = if self == Self::Mixed { vec![other_types::NPU] } else { Vec::new() };
         Spec { deploy, webhooks, managed, max_backoff: Some(MAX_BACKOFF), ..Spec::of(nodes) }
     }

@@ -1,0 +1,264 @@
+//! Several replicas of the scheduler, as a Deployment runs them: processes that elect a leader, and the Services before them.
+//!
+//! Each replica has a Pod object. The process itself labels it while it leads; the condition `Ready` follows `/readyz`. A
+//! connection to a Service goes to one of the pods that its selector in `deploy/` names, and stays there.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::apiserver;
+use crate::cluster::{Cluster, free_address};
+use crate::daemons::{Daemon, Invocation};
+use crate::http_client;
+use crate::manifests;
+
+use front::{Addresses, Ports, Selector};
+
+mod front;
+
+/// Namespace of the Deployment.
+pub const NAMESPACE: &str = "gpushare-system";
+/// Name of the Deployment, of its containers, of the extender's Service and of the Lease.
+const NAME: &str = "gpushare-scheduler";
+/// Flags that say where the scheduler serves what.
+const EXTENDER: &str = "--listen";
+const WEBHOOKS: &str = "--webhook-listen";
+const HEALTH: &str = "--health-listen";
+
+/// A Service of `deploy/`, and the flag that says where it leads to.
+struct Service {
+    flag: &'static str,
+    manifest: &'static str,
+    name: &'static str,
+}
+
+const SERVICES: [Service; 2] = [
+    Service { flag: EXTENDER, manifest: "base/scheduler.yaml", name: NAME },
+    Service { flag: WEBHOOKS, manifest: "components/webhook-configurations/service.yaml", name: "gpushare-webhook" },
+];
+/// Short times, so that nobody waits long for a leader; what they have to be to each other is as by default.
+const FLAGS: [&str; 9] =
+    ["--leader-elect", "--lease-duration", "4s", "--renew-deadline", "2s", "--retry-period", "400ms", "--bind-timeout", "2s"];
+/// Pause between two looks at `/readyz`, and how long one may take.
+const PROBE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+/// How long a replica has to end when it is told to.
+const GRACE: Duration = Duration::from_secs(40);
+/// Longest wait for a replica to be ready, or to lead.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Replicas of one cluster's scheduler; dropped, their processes end.
+#[derive(Debug)]
+pub struct Replicas {
+    api: apiserver::Cluster,
+    /// How the only scheduler was started.
+    model: Invocation,
+    dir: PathBuf,
+    addresses: Addresses,
+    running: BTreeMap<String, Replica>,
+    n_made: usize,
+    _fronts: Vec<AbortOnDropHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Replica {
+    daemon: Daemon,
+    _probe: AbortOnDropHandle<()>,
+}
+
+impl Replicas {
+    /// Starts two where the cluster's only scheduler was, which must have ended, and waits until one of them leads.
+    pub async fn start(cluster: &Cluster) -> Result<Self> {
+        let api = cluster.api().cluster().clone();
+        clean(&api)?;
+        let addresses = Addresses::default();
+        let model = cluster.scheduler.invocation().clone();
+        let mut fronts = Vec::new();
+        for service in SERVICES {
+            if let Some(address) = value(&model.args, service.flag) {
+                let selector = selector(&cluster.deploy().join(service.manifest), service.name)?;
+                fronts.push(front::serve(address, selector, &api, &addresses, service.flag).await?);
+            }
+        }
+        let dir = cluster.dir().to_owned();
+        let mut replicas = Self { api, model, dir, addresses, running: BTreeMap::new(), n_made: 0, _fronts: fronts };
+        for _ in 0..2 {
+            replicas.add()?;
+        }
+        replicas.until_led_by_another_than("").await?;
+        Ok(replicas)
+    }
+
+    /// Starts one more; its name.
+    pub fn add(&mut self) -> Result<String> {
+        let name = format!("{NAME}-{}", self.n_made);
+        self.n_made += 1;
+        let labels = json!({"app.kubernetes.io/name": NAME, "app.kubernetes.io/part-of": "gpushare"});
+        let spec = json!({"nodeName": "control-plane", "containers": [{"name": NAME, "image": NAME}]});
+        let pod = json!({"metadata": {"name": name, "namespace": NAMESPACE, "labels": labels}, "spec": spec});
+        self.api.create("pods", pod)?;
+        let (args, ports) = self.args(&name)?;
+        let health = ports.get(HEALTH).context("the scheduler answers no probes")?;
+        let url = format!("http://{health}/readyz");
+        self.addresses.insert(&name, ports);
+        let log = self.dir.join(format!("{name}.log"));
+        let daemon = Daemon::start(Invocation { name: name.clone(), program: self.model.program.clone(), args, log })?;
+        let probe = AbortOnDropHandle::new(tokio::spawn(probe(self.api.clone(), name.clone(), url)));
+        self.running.insert(name.clone(), Replica { daemon, _probe: probe });
+        Ok(name)
+    }
+
+    /// The arguments of the only scheduler with ports of its own, and what it takes to be elected.
+    fn args(&self, name: &str) -> Result<(Vec<String>, Ports)> {
+        let (mut args, mut ports) = (self.model.args.clone(), Ports::new());
+        for flag in [EXTENDER, WEBHOOKS, HEALTH] {
+            if let Some(value) = args.iter().position(|arg| arg == flag).and_then(|idx| args.get_mut(idx + 1)) {
+                let address = free_address()?;
+                *value = address.to_string();
+                ports.insert(flag, address);
+            }
+        }
+        args.extend(FLAGS.map(str::to_owned));
+        args.extend(["--pod-name", name, "--pod-namespace", NAMESPACE].map(str::to_owned));
+        Ok((args, ports))
+    }
+
+    fn replica(&mut self, name: &str) -> Result<&mut Replica> {
+        self.running.get_mut(name).with_context(|| format!("there is no replica {name}"))
+    }
+
+    /// Where a replica itself serves the extender.
+    pub fn address(&self, name: &str) -> Result<SocketAddr> {
+        self.addresses.of(name, EXTENDER).with_context(|| format!("there is no replica {name}"))
+    }
+
+    /// Who can be reached through the extender's Service.
+    pub fn leaders(&self) -> Vec<String> {
+        let pods = self.api.list("pods", Some(NAMESPACE)).unwrap_or_default();
+        let leading = pods.iter().filter(|pod| pod.pointer("/metadata/labels/gpushare~1leader").is_some() && front::is_ready(pod));
+        leading.filter_map(|pod| pod.pointer("/metadata/name")?.as_str().map(str::to_owned)).collect()
+    }
+
+    /// Waits until somebody else leads than the one named; its name.
+    pub async fn until_led_by_another_than(&self, name: &str) -> Result<String> {
+        let found = async {
+            loop {
+                if let Some(leader) = self.leaders().into_iter().find(|leader| leader != name) {
+                    return leader;
+                }
+                tokio::time::sleep(PROBE.0).await;
+            }
+        };
+        tokio::time::timeout(DEADLINE, found).await.with_context(|| format!("nobody but {name:?} leads in time"))
+    }
+
+    /// Waits until a replica is ready.
+    pub async fn until_ready(&self, name: &str) -> Result<()> {
+        let ready = async {
+            while !self.api.get("pods", NAMESPACE, name).is_ok_and(|pod| front::is_ready(&pod)) {
+                tokio::time::sleep(PROBE.0).await;
+            }
+        };
+        tokio::time::timeout(DEADLINE, ready).await.with_context(|| format!("{name} is not ready in time"))
+    }
+
+    /// Kills a replica's process; its pod stays.
+    pub async fn kill(&mut self, name: &str) -> Result<()> {
+        self.replica(name)?.daemon.kill().await;
+        Ok(())
+    }
+
+    /// Starts a replica's process anew in the same pod.
+    pub async fn restart(&mut self, name: &str) -> Result<()> {
+        Ok(self.replica(name)?.daemon.restart().await?)
+    }
+
+    /// Lets a replica's process stand still.
+    pub async fn pause(&mut self, name: &str) -> Result<()> {
+        Ok(self.replica(name)?.daemon.pause().await?)
+    }
+
+    /// Lets it go on.
+    pub async fn resume(&mut self, name: &str) -> Result<()> {
+        Ok(self.replica(name)?.daemon.resume().await?)
+    }
+
+    /// Deletes a replica's pod: no new connections go there, and its process is told to end.
+    pub async fn delete(&mut self, name: &str) -> Result<()> {
+        self.api.delete("pods", NAMESPACE, name, Some(30))?;
+        let Replica { daemon, _probe } = self.running.remove(name).with_context(|| format!("there is no replica {name}"))?;
+        let log = daemon.log().to_owned();
+        let is_clean = daemon.stop(GRACE).await;
+        self.api.delete("pods", NAMESPACE, name, Some(0))?;
+        self.addresses.remove(name);
+        anyhow::ensure!(is_clean, "{name} did not end cleanly, see {}", log.display());
+        Ok(())
+    }
+
+    /// Replaces every replica by a new one, as a Deployment does that makes one first and misses none.
+    pub async fn roll(&mut self) -> Result<()> {
+        let old: Vec<String> = self.running.keys().cloned().collect();
+        for name in old {
+            let new = self.add()?;
+            self.until_ready(&new).await?;
+            self.delete(&name).await?;
+        }
+        Ok(())
+    }
+
+    /// Ends all processes and removes their pods and the Lease.
+    pub fn end(self) -> Result<()> {
+        let api = self.api.clone();
+        drop(self);
+        clean(&api)
+    }
+}
+
+/// Removes what other replicas have left.
+fn clean(api: &apiserver::Cluster) -> Result<()> {
+    for pod in api.list("pods", Some(NAMESPACE))? {
+        api.delete("pods", NAMESPACE, pod.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default(), Some(0))?;
+    }
+    if api.get("leases", NAMESPACE, NAME).is_ok() {
+        api.delete("leases", NAMESPACE, NAME, None)?;
+    }
+    Ok(())
+}
+
+/// The address that a flag says.
+fn value(args: &[String], flag: &str) -> Option<SocketAddr> {
+    let idx = args.iter().position(|arg| arg == flag)?;
+    args.get(idx + 1)?.parse().ok()
+}
+
+/// What a Service selects.
+fn selector(manifest: &Path, name: &str) -> Result<Selector> {
+    let objects = manifests::read(manifest)?;
+    let is_it = |object: &&kube::api::DynamicObject| {
+        object.types.as_ref().is_some_and(|types| types.kind == "Service") && object.metadata.name.as_deref() == Some(name)
+    };
+    let service = objects.iter().find(is_it).with_context(|| format!("no Service {name} in {}", manifest.display()))?;
+    let selector = service.data.pointer("/spec/selector").cloned().unwrap_or_default();
+    serde_json::from_value(selector).with_context(|| format!("the selector of Service {name}"))
+}
+
+/// Keeps a pod's condition `Ready` as kubelet would.
+async fn probe(api: apiserver::Cluster, name: String, url: String) {
+    let mut told = None;
+    loop {
+        let is_ready = tokio::time::timeout(PROBE.1, http_client::is_ok(&url)).await.unwrap_or(false);
+        if told != Some(is_ready) {
+            let status = if is_ready { "True" } else { "False" };
+            let patch = json!({"phase": "Running", "conditions": [{"type": "Ready", "status": status}]});
+            // A pod that is gone needs none.
+            let _ = api.patch_status("pods", NAMESPACE, &name, &patch);
+            told = Some(is_ready);
+        }
+        tokio::time::sleep(PROBE.0).await;
+    }
+}

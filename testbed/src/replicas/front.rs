@@ -1,0 +1,85 @@
+//! What kube-proxy does for a Service: a connection goes to one of the ready pods that the Service selects, and stays there.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::NAMESPACE;
+use crate::apiserver;
+
+/// Where one replica serves, by the flag that says so.
+pub(super) type Ports = BTreeMap<&'static str, SocketAddr>;
+
+/// Labels that a Service selects.
+pub(super) type Selector = BTreeMap<String, String>;
+
+/// Where each replica serves, by the name of its pod.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Addresses(Arc<Mutex<BTreeMap<String, Ports>>>);
+
+impl Addresses {
+    pub(super) fn insert(&self, name: &str, ports: Ports) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned(), ports);
+    }
+
+    pub(super) fn remove(&self, name: &str) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+    }
+
+    pub(super) fn of(&self, name: &str, flag: &str) -> Option<SocketAddr> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(name)?.get(flag).copied()
+    }
+}
+
+/// A Service at an address that clients know.
+pub(super) async fn serve(
+    address: SocketAddr,
+    selector: Selector,
+    api: &apiserver::Cluster,
+    addresses: &Addresses,
+    flag: &'static str,
+) -> Result<AbortOnDropHandle<()>> {
+    let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
+    let (api, addresses) = (api.clone(), addresses.clone());
+    Ok(AbortOnDropHandle::new(tokio::spawn(async move {
+        let mut connections = JoinSet::new();
+        let mut n_accepted = 0;
+        while let Ok((mut client, _)) = listener.accept().await {
+            while connections.try_join_next().is_some() {}
+            let backends = backends(&api, &selector, &addresses, flag);
+            n_accepted += 1;
+            let Some(backend) = backends.get(n_accepted % backends.len().max(1)).copied() else { continue };
+            connections.spawn(async move {
+                // Whoever talks through it notices when it breaks.
+                if let Ok(mut server) = TcpStream::connect(backend).await {
+                    let _ = copy_bidirectional(&mut client, &mut server).await;
+                }
+            });
+        }
+    })))
+}
+
+/// The replicas that a Service selects.
+fn backends(api: &apiserver::Cluster, selector: &Selector, addresses: &Addresses, flag: &str) -> Vec<SocketAddr> {
+    let pods = api.list("pods", Some(NAMESPACE)).unwrap_or_default();
+    let selected = pods.iter().filter(|pod| {
+        let labels = pod.pointer("/metadata/labels");
+        let has = |(key, value): (&String, &String)| labels.and_then(|labels| labels.get(key)).and_then(Value::as_str) == Some(value);
+        selector.iter().all(has) && is_ready(pod) && pod.pointer("/metadata/deletionTimestamp").is_none()
+    });
+    selected.filter_map(|pod| addresses.of(pod.pointer("/metadata/name")?.as_str()?, flag)).collect()
+}
+
+/// Whether a pod's condition says so.
+pub(super) fn is_ready(pod: &Value) -> bool {
+    let conditions = pod.pointer("/status/conditions").and_then(Value::as_array);
+    let mut conditions = conditions.into_iter().flatten();
+    conditions.any(|one| one.get("type") == Some(&Value::from("Ready")) && one.get("status") == Some(&Value::from("True")))
+}

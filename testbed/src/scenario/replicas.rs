@@ -1,0 +1,159 @@
+//! Two replicas of the scheduler, of which one leads: killed, standing still, replaced.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use kube::ResourceExt;
+use proto::resource::{GPU_MEM, GPU_MEMORY};
+use serde_json::{Value, json};
+
+use super::{Body, DEADLINE, World};
+use crate::apiserver::{Fault, Matching};
+use crate::observer::node_of;
+use crate::pods::PodSpec;
+use crate::replicas::Replicas;
+
+/// Pods that are on their way while a leader is killed.
+const N_PODS: usize = 12;
+/// How many of their bindings have been sent and not been written.
+const N_LATE: u64 = 3;
+/// How often.
+const N_KILLS: usize = 2;
+/// Pause between pods that arrive during a rollout.
+const ARRIVAL: Duration = Duration::from_millis(250);
+/// Pause between two looks at something.
+const LOOK: Duration = Duration::from_millis(20);
+/// The scheduler of pods that nobody schedules.
+const NOBODY: &str = "nobody";
+
+/// Name, promise, body.
+pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
+    (
+        "leader-killed",
+        "the leader of two replicas killed with bindings in flight: the other goes on, nothing is lost or doubled",
+        |world| with_replicas(world, leader_killed).boxed(),
+    ),
+    ("leader-paused", "a leader that stands still until another leads binds nothing when it goes on", |world| {
+        with_replicas(world, leader_paused).boxed()
+    }),
+    ("rollout", "both replicas replaced while pods arrive: none waits, and webhooks answer for each", |world| {
+        with_replicas(world, rollout).boxed()
+    }),
+];
+
+/// What is done with replicas.
+type Deed = for<'a> fn(&'a mut World, &'a mut Replicas) -> BoxFuture<'a, Result<()>>;
+
+/// Puts replicas in the place of the cluster's only scheduler for a while.
+async fn with_replicas(world: &mut World, deed: Deed) -> Result<()> {
+    let cluster = world.cluster()?;
+    cluster.scheduler.kill().await;
+    let mut replicas = Replicas::start(cluster).await?;
+    deed(world, &mut replicas).await?;
+    replicas.end()?;
+    let cluster = world.cluster()?;
+    cluster.scheduler.restart().await?;
+    cluster.until_scheduler_ready(DEADLINE).await
+}
+
+/// Waits for what no watch shows.
+async fn until(what: &str, mut condition: impl FnMut() -> bool) -> Result<()> {
+    let waiting = async {
+        while !condition() {
+            tokio::time::sleep(LOOK).await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, waiting).await.with_context(|| format!("waited in vain for {what}"))
+}
+
+fn leader_killed<'a>(world: &'a mut World, replicas: &'a mut Replicas) -> BoxFuture<'a, Result<()>> {
+    async move {
+        let faults = world.cluster()?.api().faults().clone();
+        let mut names = Vec::new();
+        for kill in 0..N_KILLS {
+            let leader = replicas.until_led_by_another_than("").await?;
+            // Bindings that the leader has sent and the API server has not written when it dies.
+            let on_bind = || Matching::anything().verb("create").resource("pods").subresource("binding").times(N_LATE);
+            let late = faults.inject(on_bind(), Fault::Delay(Duration::from_millis(500)));
+            names.extend(world.create_many(&format!("pod-{kill}"), N_PODS, &[(GPU_MEM, "1")]).await?);
+            until(&format!("{N_LATE} bindings to be under way"), || late.hits() >= N_LATE).await?;
+            replicas.kill(&leader).await?;
+            replicas.until_led_by_another_than(&leader).await?;
+            replicas.restart(&leader).await?;
+        }
+        faults.clear();
+        world.until_all_run(&names).await
+    }
+    .boxed()
+}
+
+fn leader_paused<'a>(world: &'a mut World, replicas: &'a mut Replicas) -> BoxFuture<'a, Result<()>> {
+    async move {
+        let node = world.gpu_node(1)?;
+        let room = node.units.iter().min().copied().unwrap_or_default();
+        for (idx, units) in node.units.iter().enumerate().skip(1) {
+            // All GPUs but one are taken.
+            world.start(PodSpec::new(&format!("holder-{idx}"), &[(GPU_MEM, &units.to_string())]).on(&node.name)).await?;
+        }
+        let late = world.pods.create(&PodSpec::new("late", &[(GPU_MEM, &room.to_string())]).scheduler(NOBODY)).await?;
+        let leader = replicas.until_led_by_another_than("").await?;
+        let (url, client) = {
+            let cluster = world.cluster()?;
+            let address = replicas.address(&leader)?;
+            let authority = if cluster.has_webhooks() { cluster.scheduler_url() } else { format!("http://{address}") };
+            (format!("{authority}/gpushare-scheduler"), cluster.scheduler_client_at(address)?)
+        };
+        // A connection that is kept, so that what is sent on it lies there until the process goes on.
+        client.get(&format!("{url}/inspect")).await?;
+        replicas.pause(&leader).await?;
+        let bind = json!({
+            "PodName": late.name_any(), "PodNamespace": late.namespace(), "PodUID": late.uid(), "Node": node.name,
+        });
+        let waking = tokio::spawn(async move { client.post(&format!("{url}/bind"), bind.to_string()).await });
+        replicas.until_led_by_another_than(&leader).await?;
+        world.start(PodSpec::new("prompt", &[(GPU_MEM, &room.to_string())]).on(&node.name)).await?;
+        replicas.resume(&leader).await?;
+        // It may also find its connection closed.
+        if let Ok((_, body)) = tokio::time::timeout(DEADLINE, waking).await.context("the late bind is not answered")?? {
+            let answer: Value = serde_json::from_slice(&body).context("the late bind's answer")?;
+            let error = answer.get("Error").and_then(Value::as_str).unwrap_or_default();
+            ensure!(error.starts_with("not the leader"), "the late bind was answered with {answer}");
+        }
+        ensure!(node_of(&world.pods.api().get("late").await?).is_none(), "the late bind was written");
+        world.verify().await?;
+        // Whoever led before does not come back: the label is taken off.
+        until("the former leader's label to be taken off", || !replicas.leaders().contains(&leader)).await
+    }
+    .boxed()
+}
+
+fn rollout<'a>(world: &'a mut World, replicas: &'a mut Replicas) -> BoxFuture<'a, Result<()>> {
+    async move {
+        ensure!(world.cluster()?.has_webhooks(), "no webhook would complete the pods");
+        let names = arrivals(world, replicas).await?;
+        world.until_all_run(&names).await?;
+        ensure!(replicas.leaders().len() == 1, "{:?} lead", replicas.leaders());
+        Ok(())
+    }
+    .boxed()
+}
+
+/// Pods that arrive while all replicas are replaced.
+async fn arrivals(world: &World, replicas: &mut Replicas) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    let mut rolling = std::pin::pin!(replicas.roll());
+    let mut arrival = tokio::time::interval(ARRIVAL);
+    loop {
+        tokio::select! {
+            rolled = &mut rolling => return rolled.map(|()| names),
+            _ = arrival.tick() => {
+                let name = format!("pod-{}", names.len());
+                // It can be placed only if the webhook has completed it.
+                world.create(PodSpec::new(&name, &[(GPU_MEMORY, "64Mi")])).await?;
+                names.push(name);
+            }
+        }
+    }
+}
