@@ -1,11 +1,14 @@
 //! What a replica answers that does not lead: reads as ever, no decision, and clients sent on to the leader.
 
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
 use http::StatusCode;
+use rstest::rstest;
 use scheduler::leader::Leadership;
 use scheduler::offline;
 use serde_json::json;
 
-use crate::objects::{device, node, units};
+use crate::objects::{annotated, device, node, placed_by_old_extender, units};
 use crate::world::World;
 
 #[tokio::test(start_paused = true)]
@@ -31,6 +34,30 @@ async fn a_replica_that_does_not_lead_shows_and_decides_nothing() {
     assert_eq!(world.inspect(None).await["nodes"][0]["name"], "n1");
     let (_, metrics) = world.send("GET", "/metrics", String::new()).await;
     assert!(metrics.contains("requests_total{verb=\"filter\",outcome=\"not_leading\"} 1"), "{metrics}");
+}
+
+/// The clock may have been set back, or be another machine's: binds are ordered by these times.
+#[rstest]
+#[case::of_a_gpushare_pod("ALIYUN_COM_GPU_MEM_ASSUME_TIME")]
+#[case::of_any_pod("scheduling.koordinator.sh/bind-timestamp")]
+#[tokio::test(start_paused = true)]
+async fn a_leader_whose_clock_is_behind_goes_on_from_its_predecessor_s_times(#[case] key: &str) {
+    let world = World::new().with_node("n1", &[16_276]);
+    let ahead = SystemTime::now().duration_since(UNIX_EPOCH).unwrap() + Duration::from_secs(3600);
+    let mut first = placed_by_old_extender(units("first", 1), "n1", 0, 1, 16_276);
+    first["metadata"]["annotations"].as_object_mut().unwrap().remove("ALIYUN_COM_GPU_MEM_ASSUME_TIME");
+    let world = world.with_pod(&annotated(first, key, &ahead.as_nanos().to_string()));
+    let mut last = u64::try_from(ahead.as_nanos()).unwrap();
+    for name in ["second", "third"] {
+        let pod = units(name, 1);
+        world.api.put(&pod);
+        world.apply_pod(&pod);
+        assert_eq!(world.bind(&pod, "n1").await, "");
+        let stamp: u64 =
+            world.api.pod(&pod)["metadata"]["annotations"]["ALIYUN_COM_GPU_MEM_ASSUME_TIME"].as_str().unwrap().parse().unwrap();
+        assert!(stamp > last, "{name}: {stamp} after {last}");
+        last = stamp;
+    }
 }
 
 /// The label may be there from an earlier process, until it is known to be off.
