@@ -1,13 +1,16 @@
 //! Pods and devices for tests, in few words.
 
+use proto::device::TYPE_RDMA;
 use proto::memory_unit::MemoryUnit;
+use proto::quantity::Quantity;
 use proto::record::{DeviceAllocations, GpushareRecord};
 use proto::request::{ContainerKind, ContainerRequest};
+use proto::resource::RDMA;
 
 use crate::fleet::Fleet;
-use crate::inventory::{Gpu, Inventory};
+use crate::inventory::{Gpu, Inventory, OtherDevice};
 use crate::plugin::ids::IdScheme;
-use crate::pods::{GpuName, Held, NodePod, Placement, PodUid, Pods, Requests, Stage};
+use crate::pods::{DeviceName, Held, NodePod, Placement, PodUid, Pods, Requests, Stage};
 
 /// An app container that asks for nothing.
 fn container(name: String) -> ContainerRequest {
@@ -29,6 +32,27 @@ pub(crate) fn whole(n: u64) -> ContainerRequest {
     ContainerRequest { whole: n, ..container(format!("w{n}")) }
 }
 
+/// A container that asks for percent of network adapters.
+pub(crate) fn rdma(percent: u64) -> ContainerRequest {
+    ContainerRequest { rdma: percent, ..container(format!("r{percent}")) }
+}
+
+/// The network adapter of this minor.
+pub(crate) fn adapter(minor: u32) -> OtherDevice {
+    OtherDevice {
+        device_type: TYPE_RDMA.to_owned(),
+        id: format!("0000:{minor:02x}:00.0").parse().unwrap(),
+        minor,
+        resources: [(RDMA.to_owned(), Quantity::from_unsigned(100))].into(),
+        labels: std::collections::BTreeMap::new(),
+        bus_id: None,
+        numa_node: None,
+        pcie_root: None,
+        vf_groups: Vec::new(),
+        device_nodes: Vec::new(),
+    }
+}
+
 /// The same container as an ordinary init container.
 pub(crate) fn init(container: ContainerRequest) -> ContainerRequest {
     ContainerRequest { kind: ContainerKind::Init, ..container }
@@ -45,8 +69,9 @@ pub(crate) fn pod(name: &str, assumed_at: u64, containers: impl Into<Vec<Contain
         deleting: false,
         containers: containers.into(),
         placement: Ok(Placement {
-            gpus: vec![GpuName::Minor(0)],
+            gpus: vec![DeviceName::Minor(0)],
             held: vec![Held::default()],
+            others: std::collections::BTreeMap::new(),
             assumed_at,
             gpushare: Some(gpushare),
             allocations: DeviceAllocations::new(),
@@ -60,7 +85,7 @@ impl NodePod {
     /// The same pod on other GPUs.
     pub(crate) fn on(mut self, minors: impl IntoIterator<Item = u32>) -> Self {
         if let Ok(placement) = &mut self.placement {
-            placement.gpus = minors.into_iter().map(GpuName::Minor).collect();
+            placement.gpus = minors.into_iter().map(DeviceName::Minor).collect();
             placement.held = vec![Held::default(); placement.gpus.len()];
         }
         self

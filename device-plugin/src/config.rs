@@ -20,6 +20,7 @@ use crate::inject::{Injection, Manner};
 use crate::inventory::{FileSource, NvmlSource, Source};
 use crate::plugin::Settings;
 use crate::pods::IN_NODE_STATUS;
+use crate::served::ServedNames;
 
 pub use vendor_resource::{VendorResource, VendorServer};
 
@@ -212,8 +213,10 @@ impl From<Args> for Config {
             }
             InventoryKind::File(path) => Source::File(FileSource { path, node: args.node_name.to_string(), interval: args.probe_interval }),
         };
+        let vendor_resources = vendor_resource::distinct(args.vendor_resources);
+        let whole = vendor_resources.iter().find(|resource| resource.server == VendorServer::Ours).map(|resource| resource.name.clone());
         let settings = Settings {
-            names: ResourceNames { memory: args.memory_resource.0 },
+            names: ServedNames { cluster: ResourceNames { memory: args.memory_resource.0 }, whole },
             memory_unit: args.memory_unit,
             visible_devices_env: args.visible_devices_env.0,
             allocate_wait: args.allocate_wait,
@@ -237,7 +240,7 @@ impl From<Args> for Config {
             no_gpu: args.no_gpu,
             slots: args.slots,
             shared_devices: args.shared_devices,
-            vendor_resources: vendor_resource::distinct(args.vendor_resources),
+            vendor_resources,
             settings,
             identity: args.identity,
             starts,

@@ -7,10 +7,13 @@ pub mod recall;
 pub mod sharing;
 pub mod watch;
 
+use proto::device::TYPE_GPU;
+
 use crate::health::Reason;
 use crate::inventory::{Gpu, GpuUuid, Inventory, OtherDevice};
 use crate::plugin::ids::IdScheme;
-use crate::pods::GpuName;
+use crate::pods::DeviceName;
+use crate::served::{Served, ServedNames};
 
 /// One GPU and the state it is in.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,7 +50,7 @@ pub struct Fleet {
     pub gpus: Vec<FleetGpu>,
     /// Devices of other types, sorted by type and minor number.
     pub others: Vec<FleetDevice>,
-    /// How the virtual devices of the GPUs that are shared are called.
+    /// How the virtual devices are called.
     pub ids: IdScheme,
     /// Version of the driver, if known.
     pub driver_version: Option<String>,
@@ -55,25 +58,75 @@ pub struct Fleet {
     pub vendor: String,
 }
 
-/// A record names a GPU that the pod cannot have.
+/// What devices of a type are called before people.
+pub fn type_name(device_type: &str) -> &str {
+    if device_type == TYPE_GPU { "GPU" } else { device_type }
+}
+
+/// What records name a device by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceKey {
+    /// What identifies it.
+    pub id: GpuUuid,
+    /// Its minor number, unique among the devices of its type.
+    pub minor: u32,
+}
+
+impl From<&Gpu> for DeviceKey {
+    fn from(gpu: &Gpu) -> Self {
+        Self { id: gpu.uuid.clone(), minor: gpu.minor }
+    }
+}
+
+impl From<&OtherDevice> for DeviceKey {
+    fn from(device: &OtherDevice) -> Self {
+        Self { id: device.id.clone(), minor: device.minor }
+    }
+}
+
+/// A device of any type and the state it is in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FleetEntry<'a> {
+    /// What it is called.
+    pub key: DeviceKey,
+    /// Whether pods may share it.
+    pub is_shared: bool,
+    /// Whether pods may be placed on it.
+    pub is_healthy: bool,
+    /// Why it is in this state.
+    pub message: &'a str,
+}
+
+/// A record names a device that the pod cannot have.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unavailable {
     /// It is not in this node.
-    #[error("GPU {0} is not on this node")]
-    Unknown(String),
+    #[error("{} {name} is not on this node", type_name(device_type))]
+    Unknown {
+        /// The type that it is said to be of.
+        device_type: &'static str,
+        /// What the record calls it.
+        name: String,
+    },
     /// It is sick.
-    #[error("GPU {uuid} of this node is unhealthy: {message}")]
+    #[error("{} {id} of this node is unhealthy: {message}", type_name(device_type))]
     Unhealthy {
-        /// The GPU.
-        uuid: GpuUuid,
+        /// Its type.
+        device_type: &'static str,
+        /// The device.
+        id: GpuUuid,
         /// What is wrong with it.
         message: String,
     },
+    /// It is for pods that take whole devices.
+    #[error("GPU {0} of this node is not shared: --shared-devices of its plugin leaves it to pods that take whole GPUs")]
+    NotShared(GpuUuid),
 }
 
 impl Fleet {
     /// The devices of an inventory, all healthy until something is heard of them. The GPUs that `ids` knows are shared.
     pub fn new(inventory: Inventory, ids: IdScheme) -> Self {
+        let ids = ids.with(&inventory);
         let message = || "no trouble has been reported".to_owned();
         let gpu = |gpu: Gpu| FleetGpu { is_shared: ids.knows(&gpu.uuid), gpu, is_healthy: true, reason: None, message: message() };
         let other = |device| FleetDevice { device, is_healthy: true, reason: None, message: message() };
@@ -87,24 +140,56 @@ impl Fleet {
         self.others.iter().filter(move |entry| entry.device.device_type == device_type)
     }
 
-    /// The healthy GPUs that `names` name, without duplicates.
+    /// The devices of a type, GPUs included.
+    pub fn entries(&self, device_type: &str) -> impl Iterator<Item = FleetEntry<'_>> {
+        let gpu = |entry: &'_ FleetGpu| (DeviceKey::from(&entry.gpu), entry.is_shared, entry.is_healthy);
+        let gpus = self.gpus.iter().filter(move |_| device_type == TYPE_GPU);
+        let gpus = gpus.map(move |entry| (gpu(entry), entry.message.as_str()));
+        let others = self.others.iter().filter(move |entry| entry.device.device_type == device_type);
+        let others = others.map(|entry| ((DeviceKey::from(&entry.device), true, entry.is_healthy), entry.message.as_str()));
+        gpus.chain(others).map(|((key, is_shared, is_healthy), message)| FleetEntry { key, is_shared, is_healthy, message })
+    }
+
+    /// The device of a resource that a record names so, sick or not.
+    pub fn find(&self, resource: Served, name: &DeviceName) -> Option<DeviceKey> {
+        self.entries(resource.device_type()).map(|entry| entry.key).find(|key| name.is(key))
+    }
+
+    /// Whether kubelet is told of a resource.
+    pub fn offers(&self, resource: Served, names: &ServedNames) -> bool {
+        match resource {
+            Served::Shared | Served::Memory => true,
+            Served::Whole => names.whole.is_some(),
+            Served::Rdma | Served::Fpga => self.ids.has(resource),
+        }
+    }
+
+    /// The healthy devices that `names` name and that a pod may be given of a resource, without duplicates.
     ///
     /// # Errors
-    /// The first name that stands for no GPU of this node, or for a sick one.
-    pub fn resolve(&self, names: &[GpuName]) -> Result<Vec<&Gpu>, Unavailable> {
-        let mut found = Vec::<&Gpu>::with_capacity(names.len());
+    /// The first name that stands for no device of this node, for a sick one, or for one that is not shared.
+    pub fn resolve(&self, resource: Served, names: &[DeviceName]) -> Result<Vec<GpuUuid>, Unavailable> {
+        let device_type = resource.device_type();
+        let is_sharing = matches!(resource, Served::Shared | Served::Memory);
+        let mut found = Vec::<GpuUuid>::with_capacity(names.len());
         for name in names {
-            let entry = self.gpus.iter().find(|entry| name.names(&entry.gpu)).ok_or_else(|| {
-                Unavailable::Unknown(match name {
-                    GpuName::Uuid(uuid) => uuid.to_string(),
-                    GpuName::Minor(minor) => format!("with minor {minor}"),
-                })
+            let entry = self.entries(device_type).find(|entry| name.is(&entry.key));
+            let entry = entry.ok_or_else(|| Unavailable::Unknown {
+                device_type,
+                name: match name {
+                    DeviceName::Id(id) => id.to_string(),
+                    DeviceName::Minor(minor) => format!("with minor {minor}"),
+                },
             })?;
-            if !entry.is_healthy {
-                return Err(Unavailable::Unhealthy { uuid: entry.gpu.uuid.clone(), message: entry.message.clone() });
+            let id = entry.key.id;
+            if is_sharing && !entry.is_shared {
+                return Err(Unavailable::NotShared(id));
             }
-            if !found.iter().any(|gpu| gpu.uuid == entry.gpu.uuid) {
-                found.push(&entry.gpu);
+            if !entry.is_healthy {
+                return Err(Unavailable::Unhealthy { device_type, id, message: entry.message.to_owned() });
+            }
+            if !found.contains(&id) {
+                found.push(id);
             }
         }
         Ok(found)

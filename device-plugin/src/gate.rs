@@ -23,7 +23,7 @@ use crate::exchange::{Exchange, ExchangeFailed};
 use crate::identity::checkpoint::{Allocated, Checkpoint};
 use crate::metrics::{Metrics, Outcome};
 use crate::plugin::NodeState;
-use crate::pods::{NodePod, PodUid};
+use crate::pods::{NodePod, PodUid, Stage};
 use crate::proof::look::SharedLook;
 use crate::proof::owner::{self, Look, Unproven};
 use crate::proof::podresources;
@@ -187,7 +187,7 @@ impl Gate {
         self.metrics.pre_started(began.elapsed());
         if let Err(held) = &opened {
             self.metrics.count(Outcome::Refused);
-            warn!(resource = resource.name(&node.settings.names), reason = one_line(held), "a container is held");
+            warn!(resource = node.settings.names.of(resource), reason = one_line(held), "a container is held");
         }
         opened
     }
@@ -239,7 +239,7 @@ impl Gate {
         let written: &[Allocated] = look.written.as_ref().map_or(&[], |written| written.as_slice());
         for _ in 0..MOST_EXCHANGES {
             let knowledge = Knowledge { is_written_known: look.written.is_some(), is_young: self.began.elapsed() < YOUTH };
-            let Judged { pod, verdict, is_by_spec } = judge(node, written, knowledge, start)?;
+            let Judged { pod, verdict, is_by_spec, is_inherited } = judge(node, written, knowledge, start)?;
             match verdict {
                 Verdict::Confirm => {
                     if is_by_spec {
@@ -262,9 +262,13 @@ impl Gate {
                     );
                 }
                 Verdict::Refuse(Refusal::Unplaced(_)) if self.policy.unplaced == Unplaced::Adopt => {
-                    self.adopt(node, &pod, written, start).await?;
-                    self.metrics.count(Outcome::Adopted);
+                    match self.adopt(node, &pod, written, start).await {
+                        Ok(()) => self.metrics.count(Outcome::Adopted),
+                        Err(held) if is_inherited => return Ok(start_again(&pod, &held)),
+                        Err(held) => return Err(held),
+                    }
                 }
+                Verdict::Refuse(refusal) if is_inherited && survives(start.resource, &refusal) => return Ok(start_again(&pod, &refusal)),
                 Verdict::Refuse(refusal) => return Err(Held::Refused { pod: pod.display_name(), refusal }),
             }
         }
@@ -313,12 +317,31 @@ fn refusal_reason(refusal: &Refusal) -> &'static str {
     }
 }
 
+/// Whether a container that another plugin gave its devices goes on with them: nobody is charged for less than it holds. A pod
+/// without record is charged on every device that it may be on, and one that the vendor's plugin served on the GPUs that
+/// kubelet's books name.
+fn survives(resource: Served, refusal: &Refusal) -> bool {
+    match refusal {
+        Refusal::Unplaced(_) | Refusal::Unknown => true,
+        Refusal::Mismatch { .. } => resource == Served::Whole,
+        Refusal::Unavailable(_) | Refusal::NoRoom(_) => false,
+    }
+}
+
+fn start_again(pod: &NodePod, reason: &(dyn std::error::Error + 'static)) -> Decision {
+    let (pod, reason) = (pod.display_name(), one_line(reason));
+    warn!(pod, reason, "a container of a running pod starts again with what it was given before this plugin came");
+    Decision::Start
+}
+
 /// What is to be done with a start.
 struct Judged {
     pod: NodePod,
     verdict: Verdict,
     /// Whether the container sees what its CDI spec says.
     is_by_spec: bool,
+    /// Whether it ran before this process gave any answer for it, and sees what it saw then.
+    is_inherited: bool,
 }
 
 /// How much is known besides.
@@ -330,8 +353,10 @@ struct Knowledge {
 
 /// What is to be done with the start of this pod's container, by what is known now.
 fn judge(node: &NodeState, written: &[Allocated], knowledge: Knowledge, start: &Start<'_>) -> Result<Judged, Held> {
+    let offered = node.offered();
     let pods = node.pods.borrow();
     let mut ledger = node.ledger();
+    ledger.serve(offered);
     ledger.learn(written, &pods);
     let pod = pods.get(&start.uid).cloned().ok_or(Unproven::NotTold)?;
     let fleet = node.fleet.borrow();
@@ -339,14 +364,24 @@ fn judge(node: &NodeState, written: &[Allocated], knowledge: Knowledge, start: &
     let is_own = |entry: &&Allocated| entry.pod == start.uid && entry.resource == start.resource && entry.ids == start.ids;
     // Containers of the pod that hold the same IDs were answered alike, or one of them cannot be helped.
     let kept = written.iter().filter(is_own).map(|entry| &entry.answer).next().or_else(|| ledger.response(start.resource, start.ids));
+    // A pod runs once all its containers have been created: this is none's first start, and kubelet repeats the answer of then.
+    let ran_before = pod.stage == Stage::Running && ledger.response(start.resource, start.ids).is_none();
     let Some(kept) = kept else {
-        return Err(Held::Refused { pod: pod.display_name(), refusal: Refusal::Unknown });
+        let verdict = Verdict::Refuse(Refusal::Unknown);
+        return Ok(Judged { pod, verdict, is_by_spec: false, is_inherited: ran_before });
     };
-    let seen = sight::of_pod(written, &start.uid, variable, &fleet).or_else(|| sight::of_answer(kept, variable, &fleet));
+    let own = sight::of_answer(start.resource, kept, variable, &fleet);
+    let is_by_spec = own == Some(Sight::Spec);
+    let mut seen = sight::of_pod(written, &start.uid, variable, &fleet);
+    if let Some(own) = own {
+        seen.entry(start.resource.device_type()).or_insert(own);
+    }
     let Knowledge { is_written_known, is_young } = knowledge;
     let unit = node.settings.memory_unit;
     let evidence = Evidence { pods: &pods, fleet: &fleet, ledger: &ledger, written, is_written_known, is_young, variable, unit };
-    let verdict = evidence.judge(&pod, seen.as_ref());
-    let is_by_spec = sight::of_answer(kept, variable, &fleet) == Some(Sight::Spec);
-    Ok(Judged { pod, verdict, is_by_spec })
+    let verdict = evidence.judge(&pod, &seen);
+    Ok(Judged { pod, verdict, is_by_spec, is_inherited: ran_before && !is_by_spec })
 }
+
+#[cfg(test)]
+mod tests;

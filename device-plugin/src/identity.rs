@@ -6,7 +6,7 @@
 //! next call that it is due for is this one, and among candidates the order is:
 //!
 //! 1. the pod whose admission is under way (some of its calls have been answered, not all);
-//! 2. pods whose recorded GPUs are those of the device IDs in the call;
+//! 2. pods whose recorded devices are those of the device IDs in the call;
 //! 3. pods that came since this process started, then those that it found, unless kubelet's checkpoint
 //!    can be read: without it a predecessor may have answered for those;
 //! 4. the pod that the scheduler assumed first.
@@ -43,7 +43,7 @@
 pub mod checkpoint;
 mod ledger;
 
-use crate::inventory::Gpu;
+use crate::fleet::DeviceKey;
 use crate::pods::{NodePod, Placement, PodUid, Pods, Stage};
 use crate::served::Served;
 
@@ -56,8 +56,8 @@ pub struct Call<'a> {
     pub resource: Served,
     /// How many device IDs it is about.
     pub count: u64,
-    /// The GPUs of those IDs; empty if they say nothing.
-    pub gpus: &'a [Gpu],
+    /// The devices of those IDs; empty if they say nothing.
+    pub devices: &'a [DeviceKey],
 }
 
 /// Whether more pods may still show up.
@@ -118,7 +118,7 @@ pub fn identify(pods: &Pods, ledger: &Ledger, call: &Call<'_>, patience: Patienc
     if let Some((corrected, is_harmless)) = open_to_doubt.and_then(|mistaken| correct(pods, ledger, mistaken, call)) {
         let goes_on = |choice: &Found| {
             let placement = choice.placement.as_ref();
-            pods.get(&corrected.pod).zip(placement).is_some_and(|(pod, placement)| has_gpus(pod, placement))
+            pods.get(&corrected.pod).zip(placement).is_some_and(|(pod, placement)| has_devices(pod, placement))
         };
         return match choice {
             // Nothing has gone wrong if the devices are the same, so that is believed first.
@@ -183,14 +183,14 @@ fn is_passed_over(pods: &Pods, pod: &NodePod, ledger: &Ledger) -> bool {
     admitted().map(|pod| pods.arrival(&pod.uid)).chain([ledger.latest_arrival()]).any(|later| later > own)
 }
 
-fn has_gpus(pod: &NodePod, placement: &Placement) -> bool {
-    pod.placement.as_ref().is_ok_and(|own| own.gpus == placement.gpus)
+fn has_devices(pod: &NodePod, placement: &Placement) -> bool {
+    pod.placement.as_ref().is_ok_and(|own| own.is_on_devices_of(placement))
 }
 
 /// The pod as the answer, if `call` is the one that it is due for.
 fn due(pods: &Pods, pod: &NodePod, ledger: &Ledger, call: &Call<'_>) -> Option<Found> {
     let steps = ledger.steps(&pod.uid);
-    let container = next_container(pod, steps, call)?;
+    let container = next_container(pod, steps, call, ledger.serves())?;
     Some(found(pods, pod, ledger, container, steps, call))
 }
 
@@ -202,11 +202,12 @@ fn found(pods: &Pods, pod: &NodePod, ledger: &Ledger, container: usize, steps: &
     Found { pod: pod.uid.clone(), container, placement, record_of, steps, corrects: None }
 }
 
-/// The first container that still has calls to come, if this is one of them.
-fn next_container(pod: &NodePod, steps: &[Step], call: &Call<'_>) -> Option<usize> {
+/// The first container that still has calls to come, for resources that kubelet knows, if this is one of them.
+fn next_container(pod: &NodePod, steps: &[Step], call: &Call<'_>, serves: &[Served]) -> Option<usize> {
     let is_answered = |container, resource| steps.iter().any(|step| step.container == container && step.resource == resource);
     for (idx, container) in pod.containers.iter().enumerate() {
-        let mut open = Served::ALL.into_iter().filter(|resource| resource.count(container) > 0 && !is_answered(idx, *resource)).peekable();
+        let is_open = |resource: &Served| resource.count(container) > 0 && !is_answered(idx, *resource);
+        let mut open = serves.iter().copied().filter(is_open).peekable();
         if open.peek().is_some() {
             return open.any(|resource| resource == call.resource && resource.count(container) == call.count).then_some(idx);
         }
@@ -238,7 +239,7 @@ fn unplaced<'a>(pods: &Pods, among: impl Iterator<Item = &'a NodePod>, ledger: &
 
 fn best<'a>(candidates: impl Iterator<Item = (&'a Placement, &'a NodePod, Found)>, ledger: &Ledger, call: &Call<'_>) -> Option<Found> {
     let order = |(placement, pod, _): &(&'a Placement, &'a NodePod, Found)| {
-        let disagrees = !placement.includes(call.gpus);
+        let disagrees = !placement.includes(call.resource, call.devices);
         (disagrees, ledger.is_uncertain(&pod.uid), placement.assumed_at, &*pod.namespace, &*pod.name, pod.uid.as_str())
     };
     candidates.min_by(|one, other| order(one).cmp(&order(other))).map(|(_, _, found)| found)
@@ -248,13 +249,12 @@ fn best<'a>(candidates: impl Iterator<Item = (&'a Placement, &'a NodePod, Found)
 fn correct(pods: &Pods, ledger: &Ledger, mistaken: &NodePod, call: &Call<'_>) -> Option<(Found, bool)> {
     let fresh = pods.iter().filter(|pod| ledger.steps(&pod.uid).is_empty());
     let explains = |pod: &'_ NodePod| {
-        let steps = explain(pod, ledger.steps(&mistaken.uid))?;
-        let container = next_container(pod, &steps, call)?;
+        let steps = explain(pod, ledger.steps(&mistaken.uid), ledger.serves())?;
+        let container = next_container(pod, &steps, call, ledger.serves())?;
         Some(Found { corrects: Some(mistaken.uid.clone()), ..found(pods, pod, ledger, container, &steps, call) })
     };
     let explaining: Vec<_> = fresh.filter_map(|pod| Some((candidate(pod, ledger)?, pod, explains(pod)?))).collect();
-    let same_gpus = |placement: &Placement| mistaken.placement.as_ref().is_ok_and(|mistaken| mistaken.gpus == placement.gpus);
-    let harmless = explaining.iter().filter(|(placement, ..)| same_gpus(placement)).cloned();
+    let harmless = explaining.iter().filter(|(placement, ..)| has_devices(mistaken, placement)).cloned();
     if let Some(found) = best(harmless, ledger, call) {
         return Some((found, true));
     }
@@ -265,10 +265,11 @@ fn correct(pods: &Pods, ledger: &Ledger, mistaken: &NodePod, call: &Call<'_>) ->
 }
 
 /// The same calls as calls of `pod`.
-fn explain(pod: &NodePod, calls: &[Step]) -> Option<Vec<Step>> {
+fn explain(pod: &NodePod, calls: &[Step], serves: &[Served]) -> Option<Vec<Step>> {
     let mut steps = Vec::new();
     for call in calls {
-        let container = next_container(pod, &steps, &Call { resource: call.resource, count: call.count, gpus: &[] })?;
+        let again = Call { resource: call.resource, count: call.count, devices: &[] };
+        let container = next_container(pod, &steps, &again, serves)?;
         steps.push(Step { container, ..*call });
     }
     Some(steps)
@@ -293,7 +294,7 @@ fn resumed(pods: &Pods, pod: &NodePod, ledger: &Ledger, call: &Call<'_>) -> Opti
     let container = pod.containers.iter().position(|container| call.resource.count(container) == call.count)?;
     let earlier = pod.containers.iter().take(container).enumerate().flat_map(|(idx, before)| {
         let step = move |resource: Served| Step { container: idx, resource, count: resource.count(before) };
-        Served::ALL.into_iter().map(step).filter(|step| step.count > 0)
+        ledger.serves().iter().copied().map(step).filter(|step| step.count > 0)
     });
     let steps: Vec<_> = earlier.collect();
     Some(found(pods, pod, ledger, container, &steps, call))

@@ -1,18 +1,20 @@
 //! What a container is told about its devices: variables, device nodes, or the edits of a CDI spec.
 //!
-//! Pure but for a look at which device nodes and vendor's specs there are. Who the container is and which GPUs its pod has
+//! Pure but for a look at which device nodes and vendor's specs there are. Who the container is and which devices its pod has
 //! has been decided before.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::ValueEnum;
+use proto::device::TYPE_GPU;
 use proto::kubelet::deviceplugin::{CdiDevice, ContainerAllocateResponse, DeviceSpec};
-use proto::record::{MEM_CONTAINER, MEM_DEV, MEM_IDX, MEM_POD};
+use proto::record::{FPGA_DEVICES, FPGA_FUNCTIONS, MEM_CONTAINER, MEM_DEV, MEM_IDX, MEM_POD, RDMA_DEVICES, RDMA_FUNCTIONS};
 use proto::request::ContainerRequest;
 
 use crate::cdi::{self, Edits};
-use crate::inventory::Gpu;
+use crate::fleet::{DeviceKey, Fleet};
+use crate::inventory::{Gpu, OtherDevice};
 use crate::plugin::Settings;
 use crate::pods::{NodePod, Placement};
 use crate::served::Served;
@@ -78,10 +80,54 @@ impl Injection {
     }
 }
 
-/// Whether the answer for this resource is the one that says which devices the container sees: of two values of a
+/// Whether the answer for this resource is the one that says which devices of its type the container sees: of two values of a
 /// variable kubelet would keep one at random.
 pub fn speaks(resource: Served, container: &ContainerRequest) -> bool {
-    resource == Served::Memory || container.memory_units == 0
+    match resource {
+        Served::Memory | Served::Rdma | Served::Fpga => true,
+        Served::Shared => container.memory_units == 0,
+        Served::Whole => container.memory_units == 0 && container.shared == 0,
+    }
+}
+
+/// The variable that names a container's devices of a resource's type, if `of_gpus` is the one of GPUs.
+pub fn variable(of_gpus: &str, resource: Served) -> &str {
+    match resource {
+        Served::Shared | Served::Memory | Served::Whole => of_gpus,
+        Served::Rdma => RDMA_DEVICES,
+        Served::Fpga => FPGA_DEVICES,
+    }
+}
+
+/// The devices that a container is given for a resource.
+#[derive(Clone, Debug)]
+pub enum Given<'a> {
+    /// GPUs.
+    Gpus(Vec<&'a Gpu>),
+    /// Devices of another type.
+    Others(Vec<&'a OtherDevice>),
+}
+
+impl<'a> Given<'a> {
+    /// Those of this node that are called so, in this order.
+    pub fn of(fleet: &'a Fleet, resource: Served, keys: &[DeviceKey]) -> Self {
+        let device_type = resource.device_type();
+        if device_type == TYPE_GPU {
+            let find = |key: &DeviceKey| fleet.gpus.iter().map(|entry| &entry.gpu).find(|gpu| gpu.uuid == key.id);
+            return Self::Gpus(keys.iter().filter_map(find).collect());
+        }
+        let find = |key: &DeviceKey| fleet.devices_of(device_type).map(|entry| &entry.device).find(|device| device.id == key.id);
+        Self::Others(keys.iter().filter_map(find).collect())
+    }
+
+    /// What identifies them, separated by commas.
+    pub fn ids(&self) -> String {
+        let ids: Vec<&str> = match self {
+            Self::Gpus(gpus) => gpus.iter().map(|gpu| gpu.uuid.as_str()).collect(),
+            Self::Others(devices) => devices.iter().map(|device| device.id.as_str()).collect(),
+        };
+        ids.join(",")
+    }
 }
 
 /// The answer that depends on nothing but the device IDs.
@@ -102,54 +148,83 @@ pub struct Known<'a> {
 }
 
 /// The answer that says once and for all what the container of a call sees, which may not be known.
-pub fn envvar_answer(settings: &Settings, known: Option<&Known<'_>>, resource: Served, gpus: &[&Gpu]) -> ContainerAllocateResponse {
-    let is_speaking = known.is_none_or(|known| speaks(resource, known.container));
+pub fn envvar_answer(settings: &Settings, known: Option<&Known<'_>>, resource: Served, given: &Given<'_>) -> ContainerAllocateResponse {
     let mut envs: HashMap<String, String> =
-        known.map(|known| variables(settings, known, resource, gpus)).unwrap_or_default().into_iter().collect();
-    let mut devices = Vec::new();
-    if is_speaking {
-        envs.insert(settings.visible_devices_env.clone(), visible(gpus));
-        if settings.injection.pass_device_specs {
-            let spec = |(path, host): (PathBuf, PathBuf)| DeviceSpec {
-                container_path: path.to_string_lossy().into_owned(),
-                host_path: host.to_string_lossy().into_owned(),
-                permissions: "rw".to_owned(),
-            };
-            devices = device_nodes(&settings.injection.device_root, gpus).into_iter().map(spec).collect();
+        known.map(|known| variables(settings, known, resource, given)).unwrap_or_default().into_iter().collect();
+    let mut nodes = Vec::new();
+    if known.is_none_or(|known| speaks(resource, known.container)) {
+        envs.insert(variable(&settings.visible_devices_env, resource).to_owned(), given.ids());
+        // NVIDIA's runtime finds the nodes of GPUs itself.
+        if settings.injection.pass_device_specs || matches!(given, Given::Others(_)) {
+            nodes = device_nodes(settings, known, resource, given);
         }
     }
-    ContainerAllocateResponse { envs, devices, ..ContainerAllocateResponse::default() }
+    let spec = |(path, host): (PathBuf, PathBuf)| DeviceSpec {
+        container_path: path.to_string_lossy().into_owned(),
+        host_path: host.to_string_lossy().into_owned(),
+        permissions: "rw".to_owned(),
+    };
+    ContainerAllocateResponse { envs, devices: nodes.into_iter().map(spec).collect(), ..ContainerAllocateResponse::default() }
 }
 
 /// The edits for one resource of a container of this pod.
-pub fn cdi_edits(settings: &Settings, known: &Known<'_>, resource: Served, gpus: &[&Gpu]) -> Edits {
-    let variable = &settings.visible_devices_env;
+pub fn cdi_edits(settings: &Settings, known: &Known<'_>, resource: Served, given: &Given<'_>) -> Edits {
+    let variable = variable(&settings.visible_devices_env, resource);
     let mut edits = Edits::default();
     if speaks(resource, known.container) {
-        edits = cdi::vendor::edits(&settings.injection.spec_dirs, gpus, variable)
-            .unwrap_or_else(|| Edits { device_nodes: device_nodes(&settings.injection.device_root, gpus), ..Edits::default() });
+        let of_vendor = match given {
+            Given::Gpus(gpus) => cdi::vendor::edits(&settings.injection.spec_dirs, gpus, variable),
+            Given::Others(_) => None,
+        };
+        let own = || Edits { device_nodes: device_nodes(settings, Some(known), resource, given), ..Edits::default() };
+        edits = of_vendor.unwrap_or_else(own);
     }
-    edits.env.extend(variables(settings, known, resource, gpus));
+    edits.env.extend(variables(settings, known, resource, given));
     // A spec must do something, and saying the same twice does no harm.
-    edits.env.insert(variable.clone(), visible(gpus));
+    edits.env.insert(variable.to_owned(), given.ids());
     edits
 }
 
-fn visible(gpus: &[&Gpu]) -> String {
-    let uuids: Vec<&str> = gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
-    uuids.join(",")
-}
-
-/// The device nodes of these GPUs that are there: in the container and on the host.
-fn device_nodes(root: &Path, gpus: &[&Gpu]) -> Vec<(PathBuf, PathBuf)> {
-    let own = gpus.iter().map(|gpu| gpu.device_node.clone());
-    let paths = COMMON_NODES.iter().map(PathBuf::from).chain(own);
+/// The device nodes of these devices that are there: in the container and on the host. Who was given virtual functions of a
+/// device is not given the device.
+fn device_nodes(settings: &Settings, known: Option<&Known<'_>>, resource: Served, given: &Given<'_>) -> Vec<(PathBuf, PathBuf)> {
+    let root = &settings.injection.device_root;
+    let paths: Vec<PathBuf> = match given {
+        Given::Gpus(gpus) => {
+            let own = gpus.iter().map(|gpu| gpu.device_node.clone());
+            COMMON_NODES.iter().map(PathBuf::from).chain(own).collect()
+        }
+        Given::Others(devices) => {
+            let is_whole = |device: &&&OtherDevice| known.is_none_or(|known| functions(known, resource, device).is_empty());
+            devices.iter().filter(is_whole).flat_map(|device| device.device_nodes.iter().cloned()).collect()
+        }
+    };
     let host = |path: &PathBuf| root.join(path.strip_prefix("/").unwrap_or(path));
-    paths.map(|path| (path.clone(), host(&path))).filter(|(_, host)| host.exists()).collect()
+    paths.into_iter().map(|path| (host(&path), path)).filter(|(host, _)| host.exists()).map(|(host, path)| (path, host)).collect()
 }
 
-/// Everything but the visible devices.
-fn variables(settings: &Settings, known: &Known<'_>, resource: Served, gpus: &[&Gpu]) -> BTreeMap<String, String> {
+/// The virtual functions of a device that the pod's record gives it.
+fn functions<'a>(known: &Known<'a>, resource: Served, device: &OtherDevice) -> &'a [String] {
+    let others = known.placement.and_then(|placement| placement.others.get(resource.device_type()));
+    let key = DeviceKey::from(device);
+    let held = others.and_then(|others| others.names.iter().zip(&others.held).find(|(name, _)| name.is(&key)));
+    held.map_or(&[], |(_, portion)| &portion.functions)
+}
+
+/// Everything but the variable that names the devices.
+fn variables(settings: &Settings, known: &Known<'_>, resource: Served, given: &Given<'_>) -> BTreeMap<String, String> {
+    match given {
+        Given::Gpus(gpus) => of_gpus(settings, known, resource, gpus),
+        Given::Others(devices) => {
+            let functions: Vec<String> = devices.iter().flat_map(|device| functions(known, resource, device)).cloned().collect();
+            let name = if resource == Served::Rdma { RDMA_FUNCTIONS } else { FPGA_FUNCTIONS };
+            (!functions.is_empty()).then(|| (name.to_owned(), functions.join(","))).into_iter().collect()
+        }
+    }
+}
+
+/// The variables of the old gpushare plugin, and those that limit the container.
+fn of_gpus(settings: &Settings, known: &Known<'_>, resource: Served, gpus: &[&Gpu]) -> BTreeMap<String, String> {
     let Known { pod, container, placement } = *known;
     let mut env = BTreeMap::new();
     if speaks(resource, container) {

@@ -16,8 +16,9 @@ mod uuid;
 
 use std::{collections::BTreeMap, fmt, path::PathBuf, time::Duration};
 
-use proto::device::VirtualFunctionGroup;
+use proto::device::{TYPE_FPGA, TYPE_RDMA, VirtualFunctionGroup};
 use proto::quantity::Quantity;
+use proto::resource::{FPGA, RDMA};
 use tokio::sync::mpsc;
 
 pub use error::InventoryError;
@@ -76,6 +77,18 @@ pub struct OtherDevice {
     pub vf_groups: Vec<VirtualFunctionGroup>,
     /// The files that a container needs to use it.
     pub device_nodes: Vec<PathBuf>,
+}
+
+impl OtherDevice {
+    /// Percent that it has of the resource that is named for its type, if there is one.
+    pub fn percent(&self) -> Option<u64> {
+        let resource = match self.device_type.as_str() {
+            TYPE_RDMA => RDMA,
+            TYPE_FPGA => FPGA,
+            _ => return None,
+        };
+        self.resources.get(resource).and_then(|amount| amount.unsigned())
+    }
 }
 
 /// A GPU that is present but cannot be shared now.

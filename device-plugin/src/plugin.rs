@@ -5,6 +5,7 @@
 
 pub mod allocate;
 pub mod ids;
+pub mod offer;
 pub mod preferred;
 pub mod registration;
 pub mod server;
@@ -24,6 +25,7 @@ use crate::identity::Ledger;
 use crate::identity::checkpoint::Checkpoint;
 use crate::inject::{Injection, Manner};
 use crate::pods::Pods;
+use crate::served::{Served, ServedNames};
 
 /// A checkpoint up to this size is looked at while kubelet waits; a longer one only when nobody is found without it.
 const SHORT_CHECKPOINT: u64 = 256 << 10;
@@ -31,8 +33,8 @@ const SHORT_CHECKPOINT: u64 = 256 << 10;
 /// What every Allocate answer depends on besides pods and devices.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The cluster's resource names.
-    pub names: ResourceNames,
+    /// What the resources are called.
+    pub names: ServedNames,
     /// Bytes of a memory unit.
     pub memory_unit: MemoryUnit,
     /// The variable that tells the container runtime which GPUs a container sees.
@@ -46,11 +48,12 @@ pub struct Settings {
 impl Settings {
     /// A node whose containers get their devices by the usual variable.
     pub fn plain(names: ResourceNames, memory_unit: MemoryUnit, allocate_wait: Duration) -> Self {
+        let names = names.into();
         Self { names, memory_unit, visible_devices_env: "NVIDIA_VISIBLE_DEVICES".to_owned(), allocate_wait, injection: Injection::envvar() }
     }
 }
 
-/// Everything that the services of both resources share.
+/// Everything that the services of all resources share.
 #[derive(Debug)]
 pub struct NodeState {
     /// Fixed for the life of the process.
@@ -112,6 +115,7 @@ impl NodeState {
 
     /// Brings the books up to date with what kubelet has written down.
     fn catch_up(&self, ledger: &mut Ledger, pods: &Pods, most_bytes: u64) {
+        ledger.serve(self.offered());
         ledger.inherit(pods);
         let most_bytes = if ledger.is_unsure(pods) { u64::MAX } else { most_bytes };
         if let Some(written) = self.checkpoint.as_ref().and_then(|checkpoint| checkpoint.read_up_to(most_bytes)) {
@@ -122,12 +126,27 @@ impl NodeState {
         }
     }
 
+    /// The resources that kubelet is told of.
+    pub fn offered(&self) -> Vec<Served> {
+        let fleet = self.fleet.borrow();
+        Served::ALL.into_iter().filter(|resource| fleet.offers(*resource, &self.settings.names)).collect()
+    }
+
+    /// Takes in which pods a predecessor of this process may have answered for.
+    pub fn inherit(&self, pods: &Pods) {
+        let mut ledger = self.ledger();
+        ledger.serve(self.offered());
+        ledger.inherit(pods);
+    }
+
     /// Before kubelet is told of this plugin again: it may be another kubelet.
     fn resume(&self) {
         // The pods before the books, as everywhere.
         let pods = self.pods.borrow();
         if let Some(before) = self.checkpoint.as_ref().and_then(Checkpoint::read) {
-            self.ledger().resume(&before, &pods);
+            let mut ledger = self.ledger();
+            ledger.serve(self.offered());
+            ledger.resume(&before, &pods);
         }
     }
 

@@ -18,7 +18,7 @@ use proto::resource::ResourceNames;
 
 use crate::served::Served;
 
-pub use placement::{GpuName, Held, Placement, Unplaced};
+pub use placement::{DeviceName, Held, Others, Placement, Portion, Unplaced};
 pub use requests::{IN_NODE_STATUS, Requests, WHOLE_DEVICE_PERCENT};
 
 /// The label that names who enforces a pod's shares (Koordinator).
@@ -108,7 +108,8 @@ impl NodePod {
         if containers.is_empty() && requests.is_empty() {
             return None;
         }
-        let asks_for_units = containers.iter().any(|container| container.memory_units > 0);
+        let is_asked = |resource: &Served| containers.iter().any(|container| resource.count(container) > 0);
+        let asked: Vec<Served> = Served::ALL.into_iter().filter(is_asked).collect();
         let annotations = pod.metadata.annotations.clone().unwrap_or_default();
         Some(Self {
             uid: PodUid::from(pod.metadata.uid.as_deref()?),
@@ -117,7 +118,7 @@ impl NodePod {
             stage: Stage::of(&pod.status),
             deleting: pod.is_deleting(),
             containers,
-            placement: Placement::read(&annotations, asks_for_units),
+            placement: Placement::read(&annotations, &asked),
             is_limited: pod.metadata.labels.as_ref().and_then(|labels| labels.get(ISOLATION_PROVIDER)).is_some_and(|by| by == HAMI_CORE),
             requests,
         })
@@ -137,10 +138,26 @@ impl NodePod {
     pub fn asks_like(&self, other: &Self) -> bool {
         let n_gpus = |pod: &Self| pod.placement.as_ref().map_or(0, |placement| placement.gpus.len());
         n_gpus(self) == n_gpus(other)
+            && self.portions().eq(other.portions())
             && self.requests == other.requests
             && Served::ALL
                 .iter()
                 .all(|resource| self.peak(|container| resource.count(container)) == other.peak(|container| resource.count(container)))
+    }
+
+    /// What its record gives it of devices that are no GPUs, whichever devices they are.
+    fn portions(&self) -> impl Iterator<Item = (&'static str, Vec<u64>)> {
+        let others = self.placement.iter().flat_map(|placement| &placement.others);
+        others.map(|(device_type, others)| {
+            let mut percents: Vec<u64> = others.held.iter().map(|portion| portion.percent).collect();
+            percents.sort_unstable();
+            (*device_type, percents)
+        })
+    }
+
+    /// Whether it asks for anything of a resource.
+    pub fn asks_for(&self, resource: Served) -> bool {
+        self.containers.iter().any(|container| resource.count(container) > 0)
     }
 
     /// Most memory units that the pod's containers hold at once.
@@ -151,6 +168,11 @@ impl NodePod {
     /// Most shares that the pod's containers hold at once.
     pub fn shared(&self) -> u64 {
         self.peak(|container| container.shared)
+    }
+
+    /// Most whole GPUs that the pod's containers hold at once.
+    pub fn whole(&self) -> u64 {
+        self.peak(|container| container.whole)
     }
 
     /// Most that the pod's containers hold at once: an ordinary init container runs beside the sidecars before it.

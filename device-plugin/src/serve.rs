@@ -4,11 +4,12 @@
 
 mod health_http;
 mod logging;
+mod offer;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, ensure};
 use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client};
@@ -24,7 +25,6 @@ use tower::timeout::TimeoutLayer;
 use tracing::{info, warn};
 
 use crate::assigned::mark_assigned;
-use crate::cdi;
 use crate::config::{Config, Identity, NoGpu, VendorServer};
 use crate::events;
 use crate::exchange::{self, Exchange};
@@ -33,17 +33,16 @@ use crate::fleet::recall::recall;
 use crate::fleet::watch::{Number, discover, watch_devices};
 use crate::gate::{Gate, keep_specs};
 use crate::health::Health;
-use crate::inject::Manner;
 use crate::inventory::{Inventory, InventoryError};
 use crate::metrics::Metrics;
+use crate::plugin::NodeState;
 use crate::plugin::ids::IdScheme;
-use crate::plugin::registration::{KubeletDir, keep_registered};
-use crate::plugin::{NodeState, Settings};
+use crate::plugin::registration::KubeletDir;
 use crate::pods::Pods;
 use crate::pods::watch::watch_pods;
 use crate::publish::device_watch::{Held, watch_device};
 use crate::publish::node_watch::watch_node;
-use crate::publish::{Facts, Publisher, Sources, unit};
+use crate::publish::{Facts, Publisher, Sources};
 use crate::served::Served;
 use crate::stop::{Stop, Stopper};
 use crate::vendor::{self, watch_vendor};
@@ -55,12 +54,6 @@ pub use logging::init as init_logging;
 
 /// How often a node without devices is looked at again.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
-
-/// How long the first registration waits for the pods of this node to be known.
-const SYNC_WAIT: Duration = Duration::from_secs(5);
-
-/// How long the first registration waits for the Node object.
-const NODE_WAIT: Duration = Duration::from_secs(10);
 
 /// How long a connection to the API server may take.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
@@ -81,11 +74,14 @@ pub fn start(config: Config) -> anyhow::Result<()> {
 }
 
 async fn run(config: Config) -> anyhow::Result<()> {
+    let several = "--vendor-resource: this plugin serves the whole GPUs of one vendor, so only one resource can be ours";
+    ensure!(config.served_by(VendorServer::Ours).count() <= 1, several);
     let (stopper, mut stop) = Stopper::new();
     end_on_signal(stopper)?;
     let (pods, pods_seen) = watch::channel(Pods::default());
-    let registered = Served::ALL.map(|resource| (resource, watch::Sender::new(false)));
-    let readiness = Readiness { pods: pods_seen, registered: registered.each_ref().map(|(_, sender)| sender.subscribe()) };
+    let served = Served::ALL.into_iter().filter(|resource| config.settings.names.of(*resource).is_some());
+    let registered: Vec<_> = served.map(|resource| (resource, watch::Sender::new(false))).collect();
+    let readiness = Readiness { pods: pods_seen, registered: registered.iter().map(|(_, sender)| sender.subscribe()).collect() };
     let mut parts = Parts { watches: JoinSet::new(), servers: JoinSet::new() };
     let mut registry = Registry::default();
     let metrics = Metrics::register(&mut registry);
@@ -114,7 +110,8 @@ async fn run(config: Config) -> anyhow::Result<()> {
     parts.watches.spawn(inherit_pods(Arc::clone(&node)));
     parts.watches.spawn(mark_assigned(client, Arc::clone(&node)));
     for (resource, is_registered) in registered {
-        parts.serve_resource(&config, resource, &node, known_node.clone(), &stop, is_registered);
+        let dir = KubeletDir::new(config.device_plugin_dir.clone());
+        parts.servers.spawn(offer::serve(dir, resource, Arc::clone(&node), known_node.clone(), stop.clone(), is_registered));
     }
     parts.run(stop).await?;
     info!("ended");
@@ -144,7 +141,7 @@ impl Parts {
     }
 
     fn watch_pods(&mut self, config: &Config, client: &Client, pods: watch::Sender<Pods>) {
-        self.watches.spawn(watch_pods(client.clone(), config.node_name.to_string(), config.settings.names.clone(), pods));
+        self.watches.spawn(watch_pods(client.clone(), config.node_name.to_string(), config.settings.names.cluster.clone(), pods));
     }
 
     /// Tells the cluster of a node whose devices are away, so that what was published of them before goes away too.
@@ -174,7 +171,7 @@ impl Parts {
         let sources = Sources { fleet, pods, node: node.clone(), device, checkpoints };
         let facts = Facts {
             node_name: config.node_name.to_string(),
-            names: config.settings.names.clone(),
+            names: config.settings.names.cluster.clone(),
             memory_unit: config.settings.memory_unit,
             serves_vendor: config.serves_vendor(),
         };
@@ -190,6 +187,8 @@ impl Parts {
     ) -> watch::Receiver<Option<DevicesCheckpoints>> {
         let settings = vendor::Settings {
             resources: config.served_by(VendorServer::Vendor).map(str::to_owned).collect(),
+            ours: config.settings.names.whole.clone(),
+            visible_devices_env: config.settings.visible_devices_env.clone(),
             socket: config.pod_resources_socket.clone(),
             device_plugin_dir: config.device_plugin_dir.clone(),
         };
@@ -207,40 +206,6 @@ impl Parts {
         self.watches.spawn(writer.run());
         self.watches.spawn(exchange::follow(client.clone(), Arc::clone(node), exchange));
         self.watches.spawn(keep_specs(Arc::clone(node)));
-    }
-
-    /// Serves memory once the node says what a unit is, so that no unit is counted as another.
-    fn serve_resource(
-        &mut self,
-        config: &Config,
-        resource: Served,
-        node: &Arc<NodeState>,
-        known_node: watch::Receiver<Option<Node>>,
-        stop: &Stop,
-        is_registered: watch::Sender<bool>,
-    ) {
-        let (dir, node, stop) = (KubeletDir::new(config.device_plugin_dir.clone()), Arc::clone(node), stop.clone());
-        self.servers.spawn(async move {
-            let mut pods = node.pods.clone();
-            let mut stopping = stop.clone();
-            tokio::select! {
-                () = stopping.requested() => return,
-                synced = timeout(SYNC_WAIT, pods.wait_for(Pods::is_synced)) => if synced.is_err() {
-                    warn!("the API server has not told the pods of this node yet; serving kubelet all the same");
-                }
-            }
-            tokio::select! {
-                () = stopping.requested() => return,
-                () = settle_manner(known_node.clone(), &node) => {}
-            }
-            if resource == Served::Memory {
-                tokio::select! {
-                    () = stopping.requested() => return,
-                    () = unit_published(known_node, &node.settings) => {}
-                }
-            }
-            keep_registered(dir, resource, node, stop, is_registered).await;
-        });
     }
 
     async fn serve_health(&mut self, config: &Config, readiness: Readiness, registry: Arc<Registry>) -> anyhow::Result<()> {
@@ -279,35 +244,6 @@ fn unexpected(ended: Result<(), JoinError>) -> anyhow::Error {
     match ended {
         Ok(()) => anyhow!("a task has ended unexpectedly"),
         Err(error) => anyhow!(error).context("a task has failed"),
-    }
-}
-
-/// Returns when the node's annotation has been seen to tell our unit. From then on the publisher keeps it so.
-async fn unit_published(mut node: watch::Receiver<Option<Node>>, settings: &Settings) {
-    let is_told =
-        |node: &Option<Node>| node.as_ref().is_some_and(|node| unit::patch(node, &settings.names, settings.memory_unit).is_none());
-    if !is_told(&node.borrow()) {
-        info!(resource = settings.names.memory, unit = %settings.memory_unit, "registering once the node's annotation tells the memory unit");
-    }
-    if node.wait_for(is_told).await.is_err() {
-        // Without a watch of the node nobody will tell; the end of that task ends the process.
-        std::future::pending::<()>().await;
-    }
-}
-
-/// Finds out how containers are to be given their devices, unless the operator has said it.
-async fn settle_manner(mut known_node: watch::Receiver<Option<Node>>, node: &NodeState) {
-    let injection = &node.settings.injection;
-    if injection.manner.is_some() {
-        return;
-    }
-    let runtime = match timeout(NODE_WAIT, known_node.wait_for(Option::is_some)).await {
-        Ok(Ok(found)) => found.as_ref().map(|node| node.status.node_info.container_runtime_version.clone()).unwrap_or_default(),
-        _ => String::new(),
-    };
-    let (manner, reason) = Manner::of_runtime(&runtime, cdi::is_writable(&injection.cdi_dir));
-    if node.settle_manner(manner) {
-        info!(?manner, reason, runtime, "how containers are given their devices");
     }
 }
 
@@ -394,7 +330,7 @@ fn describe(config: &Config, fleet: &Fleet) {
 async fn inherit_pods(node: Arc<NodeState>) {
     let mut pods = node.pods.clone();
     if let Ok(pods) = pods.wait_for(Pods::is_synced).await {
-        node.ledger().inherit(&pods);
+        node.inherit(&pods);
     }
     std::future::pending::<()>().await;
 }

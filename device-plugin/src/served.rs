@@ -1,36 +1,41 @@
-//! The two resources that this plugin serves to kubelet, each over a socket of its own.
+//! The resources that this plugin serves to kubelet, each over a socket of its own.
 //!
 //! Says nothing about resources that are only written into node status.
 
+use proto::device::{TYPE_FPGA, TYPE_GPU, TYPE_RDMA};
 use proto::request::ContainerRequest;
-use proto::resource::{GPU_SHARED, ResourceNames};
+use proto::resource::{FPGA, GPU_SHARED, RDMA, ResourceNames};
 
-/// A resource that kubelet asks this plugin for.
+/// A resource that kubelet may ask this plugin for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Served {
-    /// Shares of a device, `koordinator.sh/gpu.shared`.
+    /// Shares of a GPU, `koordinator.sh/gpu.shared`.
     Shared,
     /// Memory units, `aliyun.com/gpu-mem` unless the cluster calls them otherwise.
     Memory,
+    /// Whole GPUs in the vendor's name, such as `nvidia.com/gpu`, where the operator wishes so.
+    Whole,
+    /// Percent of network adapters, where there are any.
+    Rdma,
+    /// Percent of programmable cards, where there are any.
+    Fpga,
 }
 
 impl Served {
-    /// Both of them.
-    pub const ALL: [Self; 2] = [Self::Shared, Self::Memory];
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Shared, Self::Memory, Self::Whole, Self::Rdma, Self::Fpga];
 
-    /// The resource's name in pods and nodes.
-    pub fn name(self, names: &ResourceNames) -> &str {
-        match self {
-            Self::Shared => GPU_SHARED,
-            Self::Memory => &names.memory,
-        }
-    }
+    /// Those that are served on every node.
+    pub const ALWAYS: [Self; 2] = [Self::Shared, Self::Memory];
 
     /// File name of the socket in kubelet's device plugin directory.
     pub fn socket(self) -> &'static str {
         match self {
             Self::Shared => "gpushare-shared.sock",
             Self::Memory => "gpushare-memory.sock",
+            Self::Whole => "gpushare-whole.sock",
+            Self::Rdma => "gpushare-rdma.sock",
+            Self::Fpga => "gpushare-fpga.sock",
         }
     }
 
@@ -39,6 +44,56 @@ impl Served {
         match self {
             Self::Shared => container.shared,
             Self::Memory => container.memory_units,
+            Self::Whole => container.whole,
+            Self::Rdma => container.rdma,
+            Self::Fpga => container.fpga,
         }
+    }
+
+    /// The type of the devices that it is about, as records and Device objects call it.
+    pub fn device_type(self) -> &'static str {
+        match self {
+            Self::Shared | Self::Memory | Self::Whole => TYPE_GPU,
+            Self::Rdma => TYPE_RDMA,
+            Self::Fpga => TYPE_FPGA,
+        }
+    }
+
+    /// The resource of devices of a type other than GPU.
+    pub fn of_type(device_type: &str) -> Option<Self> {
+        [Self::Rdma, Self::Fpga].into_iter().find(|resource| resource.device_type() == device_type)
+    }
+}
+
+/// What the resources are called in pods and nodes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ServedNames {
+    /// The cluster's names.
+    pub cluster: ResourceNames,
+    /// Whole GPUs, if this plugin serves them on this node.
+    pub whole: Option<String>,
+}
+
+impl ServedNames {
+    /// The resource's name; none of one that this node's plugin never serves.
+    pub fn of(&self, resource: Served) -> Option<&str> {
+        match resource {
+            Served::Shared => Some(GPU_SHARED),
+            Served::Memory => Some(&self.cluster.memory),
+            Served::Whole => self.whole.as_deref(),
+            Served::Rdma => Some(RDMA),
+            Served::Fpga => Some(FPGA),
+        }
+    }
+
+    /// The resource of this name.
+    pub fn find(&self, name: &str) -> Option<Served> {
+        Served::ALL.into_iter().find(|resource| self.of(*resource) == Some(name))
+    }
+}
+
+impl From<ResourceNames> for ServedNames {
+    fn from(cluster: ResourceNames) -> Self {
+        Self { cluster, whole: None }
     }
 }

@@ -11,7 +11,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use prost::Message;
 use proto::checkpoints::{ContainerDevices, DevicesCheckpoints, physical_id};
+use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{info, warn};
@@ -20,6 +22,8 @@ use crate::fleet::Fleet;
 use crate::inventory::{Gpu, GpuUuid};
 use crate::kubelet_checkpoint::{self, CheckpointError};
 use crate::pods::{NodePod, PodUid, Pods, Stage};
+use crate::proof::sight::{self, Sight};
+use crate::served::Served;
 use crate::watching::one_line;
 
 pub use pod_resources::PodResourcesError;
@@ -33,8 +37,12 @@ const SETTLE: Duration = Duration::from_millis(500);
 /// Where to read and what to look for.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The vendors' resources; nothing is read if there are none.
+    /// The resources that vendors' plugins serve.
     pub resources: BTreeSet<String>,
+    /// The vendor's resource that this plugin serves itself: pods may be left that the vendor's plugin served before.
+    pub ours: Option<String>,
+    /// The variable that names a container's GPUs.
+    pub visible_devices_env: String,
     /// kubelet's pod-resources socket.
     pub socket: PathBuf,
     /// kubelet's device plugin directory, with its checkpoint.
@@ -52,6 +60,8 @@ pub struct Allocation {
     pub resource: String,
     /// What kubelet calls the devices.
     pub device_ids: Vec<String>,
+    /// Whether the container sees what its pod's record says, whatever kubelet calls that.
+    pub is_by_record: bool,
 }
 
 /// How kubelet tells which pod it is about.
@@ -98,7 +108,8 @@ pub fn foreign(allocations: &[Allocation], pods: &Pods, fleet: &Fleet) -> Device
             (PodName::Named { .. }, None) => false,
         };
         let device_ids: BTreeSet<String> = allocation.device_ids.iter().map(|id| normalised(id, fleet)).collect();
-        if is_gone || device_ids.is_empty() || pod.is_some_and(|pod| is_on_record(pod, &device_ids, fleet)) {
+        let is_counted = |pod: &NodePod| (allocation.is_by_record && has_gpus(pod)) || is_on_record(pod, &device_ids, fleet);
+        if is_gone || device_ids.is_empty() || pod.is_some_and(is_counted) {
             return None;
         }
         Some(ContainerDevices {
@@ -131,6 +142,10 @@ fn normalised(id: &str, fleet: &Fleet) -> String {
     index.and_then(at).map_or_else(|| physical.to_owned(), |entry| entry.gpu.uuid.to_string())
 }
 
+fn has_gpus(pod: &NodePod) -> bool {
+    pod.placement.as_ref().is_ok_and(|placement| !placement.gpus.is_empty())
+}
+
 /// Whether our scheduler placed the pod on these very devices.
 fn is_on_record(pod: &NodePod, device_ids: &BTreeSet<String>, fleet: &Fleet) -> bool {
     let Ok(placement) = &pod.placement else { return false };
@@ -148,7 +163,7 @@ pub async fn watch_vendor(
     mut pods: watch::Receiver<Pods>,
     checkpoints: watch::Sender<Option<DevicesCheckpoints>>,
 ) {
-    if settings.resources.is_empty() {
+    if settings.resources.is_empty() && settings.ours.is_none() {
         checkpoints.send_replace(Some(DevicesCheckpoints::default()));
         return std::future::pending().await;
     }
@@ -158,7 +173,8 @@ pub async fn watch_vendor(
     let mut complaint = None;
     loop {
         let seen = progress(&pods.borrow_and_update());
-        match read(&settings).await {
+        let now = fleet.borrow().clone();
+        match read(&settings, &now).await {
             Ok(allocations) => {
                 complaint = None;
                 let now = foreign(&allocations, &pods.borrow(), &fleet.borrow());
@@ -189,25 +205,53 @@ fn publish(now: DevicesCheckpoints, checkpoints: &watch::Sender<Option<DevicesCh
 }
 
 /// What kubelet allocated of the vendors' resources.
-async fn read(settings: &Settings) -> Result<Vec<Allocation>, VendorError> {
-    let all = match pod_resources::list(&settings.socket).await {
+async fn read(settings: &Settings, fleet: &Fleet) -> Result<Vec<Allocation>, VendorError> {
+    let answered = settings.ours.as_ref().map(|ours| answered(settings, ours, fleet).ok());
+    let is_asked = |allocation: &Allocation| {
+        // Without the answers the IDs have to do.
+        settings.resources.contains(&allocation.resource) || answered == Some(None) && settings.ours.as_ref() == Some(&allocation.resource)
+    };
+    let listed = match pod_resources::list(&settings.socket).await {
         Ok(all) => all,
         Err(PodResourcesError::Absent) => from_checkpoint(settings)?,
         Err(error) => return Err(VendorError::PodResources(error)),
     };
-    Ok(all.into_iter().filter(|allocation| settings.resources.contains(&allocation.resource)).collect())
+    let mut found: Vec<Allocation> = listed.into_iter().filter(is_asked).collect();
+    found.extend(answered.flatten().into_iter().flatten());
+    Ok(found)
+}
+
+/// The GPUs that containers see which asked for the resource that this plugin serves: by the answers that kubelet keeps, some
+/// of which another plugin may have given.
+fn answered(settings: &Settings, ours: &str, fleet: &Fleet) -> Result<Vec<Allocation>, CheckpointError> {
+    let entries = kubelet_checkpoint::read(&settings.device_plugin_dir)?.into_iter().filter(|entry| entry.resource_name == ours);
+    let allocation = |entry: kubelet_checkpoint::Entry| {
+        let answer = ContainerAllocateResponse::decode(entry.alloc_resp.as_slice()).unwrap_or_default();
+        let sight = sight::of_answer(Served::Whole, &answer, &settings.visible_devices_env, fleet);
+        let is_by_record = sight == Some(Sight::Spec);
+        let allocation = of_entry(entry);
+        match sight {
+            Some(Sight::Devices(seen)) => Allocation { device_ids: seen.iter().map(GpuUuid::to_string).collect(), ..allocation },
+            _ => Allocation { is_by_record, ..allocation },
+        }
+    };
+    Ok(entries.map(allocation).collect())
 }
 
 fn from_checkpoint(settings: &Settings) -> Result<Vec<Allocation>, VendorError> {
     let entries = kubelet_checkpoint::read(&settings.device_plugin_dir)
         .map_err(|source| VendorError::Neither { socket: settings.socket.clone(), source })?;
-    let allocation = |entry: kubelet_checkpoint::Entry| Allocation {
+    Ok(entries.into_iter().map(of_entry).collect())
+}
+
+fn of_entry(entry: kubelet_checkpoint::Entry) -> Allocation {
+    Allocation {
         pod: PodName::Uid(PodUid::from(entry.pod_uid.as_str())),
         container: entry.container_name,
         resource: entry.resource_name,
         device_ids: entry.device_ids,
-    };
-    Ok(entries.into_iter().map(allocation).collect())
+        is_by_record: false,
+    }
 }
 
 /// How far the pods have come that ask for whole devices: what must have changed for kubelet to tell something new.

@@ -28,7 +28,7 @@ async fn d1_pods_of_one_size_keep_their_own_gpu() {
         assert_eq!(kubelet.container(&[(UNITS, 4)]).await.unwrap()["NVIDIA_VISIBLE_DEVICES"], uuid(minor));
         let used = &kubelet.plugin(UNITS).used;
         let fleet = node.fleet.borrow();
-        assert!(used.difference(&before).all(|id| fleet.ids.gpu_of(Served::Memory, id).is_some_and(|gpu| gpu.as_str() == uuid(minor))));
+        assert!(used.difference(&before).all(|id| fleet.ids.device_of(Served::Memory, id).is_some_and(|gpu| gpu.as_str() == uuid(minor))));
     }
 }
 

@@ -30,6 +30,15 @@ pub const MEM_ASSUME_TIME: &str = "ALIYUN_COM_GPU_MEM_ASSUME_TIME";
 /// Memory units of one container; in its environment only (gpushare).
 pub const MEM_CONTAINER: &str = "ALIYUN_COM_GPU_MEM_CONTAINER";
 
+/// IDs of a container's network adapters, separated by commas; in its environment only.
+pub const RDMA_DEVICES: &str = "GPUSHARE_RDMA_DEVICES";
+/// PCI addresses of the virtual functions of those that it was given, if it was not given the adapters themselves.
+pub const RDMA_FUNCTIONS: &str = "GPUSHARE_RDMA_FUNCTIONS";
+/// IDs of a container's programmable cards, separated by commas; in its environment only.
+pub const FPGA_DEVICES: &str = "GPUSHARE_FPGA_DEVICES";
+/// PCI addresses of the virtual functions of those that it was given, if it was not given the cards themselves.
+pub const FPGA_FUNCTIONS: &str = "GPUSHARE_FPGA_FUNCTIONS";
+
 /// Longest record that is read, in bytes; the API server allows 256 KiB of annotations in all.
 const MAX_RECORD_BYTES: usize = 256 * 1024;
 

@@ -13,7 +13,7 @@ fn parse(flags: &[&str]) -> Result<Config, String> {
 fn defaults() {
     let config = parse(&[]).unwrap();
     assert_eq!((config.slots.get(), config.settings.memory_unit, config.no_gpu), (100, MemoryUnit::GIB, NoGpu::Exit));
-    assert_eq!(config.settings.names, ResourceNames::default());
+    assert_eq!(config.settings.names, ServedNames::default());
     assert_eq!(config.settings.allocate_wait, Duration::from_secs(2));
     assert_eq!(config.shared_devices, SharedDevices::All);
     assert_eq!(config.pod_resources_socket, PathBuf::from("/var/lib/kubelet/pod-resources/kubelet.sock"));

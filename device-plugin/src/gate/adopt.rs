@@ -17,9 +17,10 @@ use crate::exchange::annotate;
 use crate::identity::checkpoint::Allocated;
 use crate::inventory::{Gpu, GpuUuid};
 use crate::plugin::NodeState;
-use crate::pods::{NodePod, Placement, Pods};
+use crate::pods::{NodePod, Placement, Pods, WHOLE_DEVICE_PERCENT};
 use crate::proof::room;
 use crate::proof::sight::{self, Sight};
+use crate::served::Served;
 
 use super::{Gate, Held, Start};
 
@@ -43,14 +44,18 @@ impl Gate {
 }
 
 fn plan(node: &NodeState, pod: &NodePod, written: &[Allocated], start: &Start<'_>) -> Result<Record, String> {
-    let of_ids = node.gpus_of(start.resource, start.ids);
+    if start.resource.device_type() != TYPE_GPU || pod.asks_for(Served::Rdma) || pod.asks_for(Served::Fpga) {
+        return Err("it asks for devices other than GPUs, which only the scheduler hands out".to_owned());
+    }
+    let of_ids = node.devices_of(start.resource, start.ids);
     let fleet = node.fleet.borrow();
     let units = pod.memory_units();
-    let n_devices = if units > 0 { 1 } else { usize::try_from(pod.shared()).unwrap_or(usize::MAX) };
-    let mut gpus: Vec<Gpu> = match sight::of_pod(written, &pod.uid, &node.settings.visible_devices_env, &fleet) {
-        Some(Sight::Gpus(seen)) => fleet.gpus.iter().map(|entry| entry.gpu.clone()).filter(|gpu| seen.contains(&gpu.uuid)).collect(),
+    let n_devices = if units > 0 { 1 } else { usize::try_from(pod.shared().max(pod.whole())).unwrap_or(usize::MAX) };
+    let gpu = |id: &GpuUuid| fleet.gpus.iter().map(|entry| &entry.gpu).find(|gpu| gpu.uuid == *id).cloned();
+    let mut gpus: Vec<Gpu> = match sight::of_pod(written, &pod.uid, &node.settings.visible_devices_env, &fleet).remove(TYPE_GPU) {
+        Some(Sight::Devices(seen)) => seen.iter().filter_map(gpu).collect(),
         Some(Sight::Unclear(problem)) => return Err(problem),
-        Some(Sight::Spec) | None => of_ids.into_iter().take(n_devices).collect(),
+        Some(Sight::Spec) | None => of_ids.iter().take(n_devices).filter_map(|key| gpu(&key.id)).collect(),
     };
     gpus.sort_by_key(|gpu| gpu.minor);
     if gpus.len() != n_devices {
@@ -75,7 +80,8 @@ fn record(node: &NodeState, pod: &NodePod, gpus: &[Gpu], units: u64) -> Result<R
     let asked = |name: &str| asked.get(name).copied();
     let n_devices = gpus.len() as u64;
     let each = |amount: u64| amount.div_ceil(n_devices.max(1));
-    let ratio = asked(GPU).or_else(|| asked(GPU_MEMORY_RATIO));
+    let whole = Some(pod.whole() * WHOLE_DEVICE_PERCENT).filter(|percent| *percent > 0);
+    let ratio = asked(GPU).or_else(|| asked(GPU_MEMORY_RATIO)).or(whole);
     let bytes = if units > 0 { node.settings.memory_unit.bytes_of(units) } else { asked(GPU_MEMORY).map(each) };
     if bytes.is_none() && ratio.is_none() {
         return Err("it does not say how much memory it needs".to_owned());
@@ -83,8 +89,11 @@ fn record(node: &NodeState, pod: &NodePod, gpus: &[Gpu], units: u64) -> Result<R
     let device = |gpu: &Gpu| {
         let bytes = bytes
             .or_else(|| ratio.map(|ratio| u64::try_from(u128::from(gpu.memory_bytes) * u128::from(each(ratio)) / 100).unwrap_or(u64::MAX)));
-        let amounts =
-            [(GPU_MEMORY, bytes), (GPU_MEMORY_RATIO, ratio.map(each)), (GPU_CORE, asked(GPU).or_else(|| asked(GPU_CORE)).map(each))];
+        let amounts = [
+            (GPU_MEMORY, bytes),
+            (GPU_MEMORY_RATIO, ratio.map(each)),
+            (GPU_CORE, asked(GPU).or_else(|| asked(GPU_CORE)).or(whole).map(each)),
+        ];
         let resources = amounts.into_iter().filter_map(|(name, amount)| Some((name.to_owned(), Quantity::from_unsigned(amount?))));
         DeviceAllocation {
             minor: i32::try_from(gpu.minor).unwrap_or(i32::MAX),

@@ -11,9 +11,9 @@ use tokio::time::sleep;
 use tracing::{info, warn};
 
 use crate::cdi;
+use crate::fleet::DeviceKey;
 use crate::identity::checkpoint::{Allocated, Checkpoint};
-use crate::inject::{self, Known};
-use crate::inventory::Gpu;
+use crate::inject::{self, Given, Known};
 use crate::metrics::Outcome;
 use crate::plugin::NodeState;
 use crate::pods::{NodePod, PodUid, Pods, Stage};
@@ -43,9 +43,12 @@ fn write(node: &NodeState, pod: &NodePod, resource: Served, ids: &[String]) -> i
     // Without a spec of its own it would see what an earlier holder of these IDs saw.
     let container = pod.containers.iter().find(asks).ok_or_else(|| io::Error::other("none of its containers asks for so many devices"))?;
     let fleet = node.fleet.borrow();
-    let named = placement.gpus.iter().filter_map(|name| fleet.gpus.iter().find(|entry| name.names(&entry.gpu)));
-    let gpus: Vec<&Gpu> = named.map(|entry| &entry.gpu).collect();
-    let edits = inject::cdi_edits(&node.settings, &Known { pod, container, placement: Some(placement) }, resource, &gpus);
+    let keys: Vec<DeviceKey> = placement.names(resource).iter().filter_map(|name| fleet.find(resource, name)).collect();
+    if keys.is_empty() {
+        return Ok(false);
+    }
+    let known = Known { pod, container, placement: Some(placement) };
+    let edits = inject::cdi_edits(&node.settings, &known, resource, &Given::of(&fleet, resource, &keys));
     cdi::write(&node.settings.injection.cdi_dir, &cdi::device_name(resource, ids), &edits)
 }
 

@@ -9,12 +9,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use prost::Message;
 use proto::kubelet::deviceplugin::ContainerAllocateResponse;
-use proto::resource::ResourceNames;
 use tracing::warn;
 
 use crate::kubelet_checkpoint::{self, CheckpointError, FILE};
 use crate::pods::{NodePod, PodUid};
-use crate::served::Served;
+use crate::served::{Served, ServedNames};
 use crate::watching::one_line;
 
 use super::Step;
@@ -47,7 +46,7 @@ impl Allocated {
 #[derive(Debug)]
 pub struct Checkpoint {
     dir: PathBuf,
-    names: ResourceNames,
+    names: ServedNames,
     read: Mutex<Option<(Version, Written)>>,
 }
 
@@ -64,7 +63,7 @@ struct Version {
 
 impl Checkpoint {
     /// The checkpoint in kubelet's device plugin directory.
-    pub fn new(dir: &Path, names: ResourceNames) -> Self {
+    pub fn new(dir: &Path, names: ServedNames) -> Self {
         Self { dir: dir.to_owned(), names, read: Mutex::new(None) }
     }
 
@@ -90,12 +89,12 @@ impl Checkpoint {
     }
 }
 
-fn read_file(dir: &Path, names: &ResourceNames) -> Option<Vec<Allocated>> {
+fn read_file(dir: &Path, names: &ServedNames) -> Option<Vec<Allocated>> {
     let complain =
         |error: &CheckpointError| warn!(dir = %dir.display(), error = one_line(error), "what kubelet allocated before is not known");
     let entries = kubelet_checkpoint::read(dir).inspect_err(complain).ok()?;
     let allocated = entries.into_iter().filter(|entry| !entry.device_ids.is_empty()).filter_map(|entry| {
-        let resource = Served::ALL.into_iter().find(|resource| resource.name(names) == entry.resource_name)?;
+        let resource = names.find(&entry.resource_name)?;
         let answer = ContainerAllocateResponse::decode(entry.alloc_resp.as_slice());
         let answer =
             answer.inspect_err(|error| warn!(pod = entry.pod_uid, %error, "an answer in kubelet's checkpoint cannot be read")).ok()?;
@@ -113,7 +112,7 @@ mod tests {
     use super::*;
 
     fn reread(dir: &Path) -> Option<Vec<Allocated>> {
-        Checkpoint::new(dir, ResourceNames::default()).read().map(|read| read.to_vec())
+        Checkpoint::new(dir, ServedNames::default()).read().map(|read| read.to_vec())
     }
 
     fn entry(pod: &str, resource: &str, ids: &Value) -> Value {

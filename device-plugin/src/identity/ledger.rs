@@ -66,12 +66,34 @@ pub struct Ledger {
     proven: BTreeSet<PodUid>,
     /// Pods one of whose containers was let start.
     confirmed: BTreeSet<PodUid>,
+    /// The resources that kubelet asks for.
+    serves: Serves,
+}
+
+/// What kubelet asks for: in any case what every node has.
+#[derive(Clone, Debug)]
+struct Serves(Vec<Served>);
+
+impl Default for Serves {
+    fn default() -> Self {
+        Self(Served::ALWAYS.to_vec())
+    }
 }
 
 impl Ledger {
     /// Books that begin with what a predecessor answered, as far as kubelet has written it down.
     pub fn after(before: Option<Vec<Allocated>>) -> Self {
         Self { before, ..Self::default() }
+    }
+
+    /// From now on kubelet asks for these resources.
+    pub fn serve(&mut self, resources: Vec<Served>) {
+        self.serves = Serves(resources);
+    }
+
+    /// The resources that kubelet asks for.
+    pub fn serves(&self) -> &[Served] {
+        &self.serves.0
     }
 
     /// Notes the pods that are there when the first complete list arrives; does nothing before or after that.
@@ -265,13 +287,12 @@ impl Ledger {
     fn transpose(&mut self, mistaken: &PodUid, real: &PodUid, step: Step, pods: &Pods) {
         self.preferred = None;
         let (moved, back) = (self.steps.remove(mistaken).unwrap_or_default(), self.steps.remove(real).unwrap_or_default());
-        let explained = |uid: &PodUid, steps: &[Step]| pods.get(uid).and_then(|pod| explain(pod, steps)).unwrap_or_default();
-        let mut moved = explained(real, &moved);
+        let explained = |uid: &PodUid, steps: &[Step]| pods.get(uid).and_then(|pod| explain(pod, steps, self.serves())).unwrap_or_default();
+        let (mut moved, back) = (explained(real, &moved), explained(mistaken, &back));
         if !moved.iter().any(|known| (known.container, known.resource) == (step.container, step.resource)) {
             moved = vec![step];
         }
         self.steps.insert(real.clone(), moved);
-        let back = explained(mistaken, &back);
         if !back.is_empty() {
             self.steps.insert(mistaken.clone(), back);
         }
@@ -333,7 +354,7 @@ impl Ledger {
         let steps = self.steps(&pod.uid);
         let is_answered = |container, resource| steps.iter().any(|step| step.container == container && step.resource == resource);
         let mut due = pod.containers.iter().enumerate().flat_map(|(idx, container)| {
-            let asked = Served::ALL.into_iter().filter(|resource| resource.count(container) > 0);
+            let asked = self.serves().iter().copied().filter(|resource| resource.count(container) > 0);
             asked.map(move |resource| (idx, resource))
         });
         !steps.is_empty() && due.all(|(idx, resource)| is_answered(idx, resource))

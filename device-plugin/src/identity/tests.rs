@@ -23,8 +23,8 @@ impl Scene {
         Self { pods: pods(all), ledger: Ledger::default() }
     }
 
-    fn ask(&self, resource: Served, count: u64, gpus: &[Gpu], patience: Patience) -> Result<Found, Unidentified> {
-        identify(&self.pods, &self.ledger, &Call { resource, count, gpus }, patience)
+    fn ask(&self, resource: Served, count: u64, devices: &[DeviceKey], patience: Patience) -> Result<Found, Unidentified> {
+        identify(&self.pods, &self.ledger, &Call { resource, count, devices }, patience)
     }
 
     /// One answered call; `pod/container`.
@@ -32,8 +32,8 @@ impl Scene {
         self.call_on(resource, count, &[])
     }
 
-    fn call_on(&mut self, resource: Served, count: u64, gpus: &[Gpu]) -> String {
-        match self.ask(resource, count, gpus, Patience::Over) {
+    fn call_on(&mut self, resource: Served, count: u64, devices: &[DeviceKey]) -> String {
+        match self.ask(resource, count, devices, Patience::Over) {
             Ok(found) => {
                 let told = format!("{}/{}", found.pod.as_str(), found.container);
                 self.ledger.record(found, &self.pods);
@@ -91,8 +91,8 @@ fn admission_under_way_goes_on() {
 #[test]
 fn gpus_of_the_ids_decide_before_time() {
     let mut scene = Scene::new([pod("a", 1, [units(2)]).on([0]), pod("b", 2, [units(2)]).on([1])]);
-    assert_eq!(scene.call_on(Memory, 2, &[gpu(1)]), "b/0");
-    assert_eq!(scene.call_on(Memory, 2, &[gpu(1)]), "a/0", "time decides where the GPUs do not");
+    assert_eq!(scene.call_on(Memory, 2, &[(&gpu(1)).into()]), "b/0");
+    assert_eq!(scene.call_on(Memory, 2, &[(&gpu(1)).into()]), "a/0", "time decides where the GPUs do not");
 }
 
 fn written(pod: &str, container: &str, resource: Served, ids: &[&str]) -> checkpoint::Allocated {
@@ -259,11 +259,11 @@ fn deleting_pod_that_kubelet_skips_costs_nobody_the_admission() {
 fn deleting_pod_on_other_gpus_than_the_ids_comes_later() {
     let mut scene = Scene::new([pod("a", 1, [units(2)]).on([0]), pod("b", 2, [units(2)]).on([1])]);
     scene.change("a", |pod| pod.deleting = true);
-    assert_eq!(scene.call_on(Memory, 2, &[gpu(1)]), "b/0");
+    assert_eq!(scene.call_on(Memory, 2, &[(&gpu(1)).into()]), "b/0");
 }
 
 fn unplaced_pod(name: &str, units_asked: u64) -> NodePod {
-    NodePod { placement: Err(Unplaced::NoGpu), ..pod(name, 0, [units(units_asked)]) }
+    NodePod { placement: Err(Unplaced::NoDevice("gpu")), ..pod(name, 0, [units(units_asked)]) }
 }
 
 /// It would use devices that are counted for the pod that came later.
@@ -297,7 +297,7 @@ fn pod_without_record_that_kubelet_passed_over_blocks_nobody() {
 #[test]
 fn what_was_preferred_is_allocated() {
     let mut scene = Scene::new([pod("b", 2, [units(2)])]);
-    let call = Call { resource: Memory, count: 2, gpus: &[] };
+    let call = Call { resource: Memory, count: 2, devices: &[] };
     let found = scene.ask(Memory, 2, &[], Patience::Waiting).unwrap();
     scene.ledger.prefer(Some(found));
     scene.pods.apply(pod("a", 1, [units(2)]));
@@ -522,7 +522,7 @@ proptest! {
         let mut scene = Scene::new(all.clone());
         for (is_memory, count, minor) in calls {
             let resource = if is_memory { Memory } else { Shared };
-            if let Ok(found) = scene.ask(resource, count, &[gpu(minor)], Patience::Over) {
+            if let Ok(found) = scene.ask(resource, count, &[(&gpu(minor)).into()], Patience::Over) {
                 let pod = all.iter().find(|pod| pod.uid == found.pod).unwrap();
                 prop_assert_eq!(resource.count(&pod.containers[found.container]), count);
                 let answered = scene.ledger.steps(&found.pod).to_vec();

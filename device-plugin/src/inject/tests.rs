@@ -20,7 +20,7 @@ fn settings() -> Settings {
 fn environment(settings: &Settings, pod: &NodePod, resource: Served, minors: &[u32]) -> Value {
     let gpus: Vec<_> = minors.iter().map(|minor| gpu(*minor)).collect();
     let known = Known { pod, container: &pod.containers[0], placement: pod.placement.as_ref().ok() };
-    let answer = envvar_answer(settings, Some(&known), resource, &gpus.iter().collect::<Vec<_>>());
+    let answer = envvar_answer(settings, Some(&known), resource, &Given::Gpus(gpus.iter().collect()));
     serde_json::to_value(answer.envs).unwrap()
 }
 
@@ -84,13 +84,13 @@ fn only_device_nodes_that_are_there() {
     let mut settings = settings();
     settings.injection = Injection { pass_device_specs: true, device_root: root.path().to_owned(), ..Injection::envvar() };
     let (zero, one) = (gpu(0), gpu(1));
-    let answer = envvar_answer(&settings, None, Served::Shared, &[&zero, &one]);
+    let answer = envvar_answer(&settings, None, Served::Shared, &Given::Gpus(vec![&zero, &one]));
     let paths: Vec<_> = answer.devices.iter().map(|device| (device.container_path.as_str(), device.permissions.as_str())).collect();
     assert_eq!(paths, [("/dev/nvidiactl", "rw"), ("/dev/nvidia1", "rw")]);
     assert_eq!(answer.devices[1].host_path, root.path().join("dev/nvidia1").to_string_lossy());
     let pod = pod("a", 1, [shares(2)]);
     let known = Known { pod: &pod, container: &pod.containers[0], placement: pod.placement.as_ref().ok() };
-    assert_eq!(cdi_edits(&settings, &known, Served::Shared, &[&one]).device_nodes.len(), 2);
+    assert_eq!(cdi_edits(&settings, &known, Served::Shared, &Given::Gpus(vec![&one])).device_nodes.len(), 2);
 }
 
 #[rstest]

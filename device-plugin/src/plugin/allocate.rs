@@ -2,9 +2,10 @@
 //! containers start.
 //!
 //! By CDI the answer depends on the device IDs alone. By variable it stands as long as the container lives, so the pod
-//! that it is for is waited for a little, if kubelet knows it before we do; then it is the GPUs of the IDs. Asks nobody:
+//! that it is for is waited for a little, if kubelet knows it before we do; then it is the devices of the IDs. Asks nobody:
 //! kubelet admits no other pod meanwhile and sets no deadline.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -13,10 +14,10 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 use tracing::{info, warn};
 
-use crate::fleet::FleetGpu;
+use crate::fleet::{DeviceKey, Fleet};
 use crate::identity::{self, Call, Found, Patience, Unidentified};
-use crate::inject::{self, Known, Manner};
-use crate::inventory::Gpu;
+use crate::inject::{self, Given, Known, Manner};
+use crate::inventory::GpuUuid;
 use crate::pods::{Placement, Pods};
 use crate::served::Served;
 
@@ -26,8 +27,8 @@ impl NodeState {
     /// Answers for one container.
     pub(super) async fn allocate(&self, resource: Served, request: &ContainerAllocateRequest) -> ContainerAllocateResponse {
         let ids = &request.device_ids;
-        let gpus = self.gpus_of(resource, ids);
-        let call = Call { resource, count: ids.len() as u64, gpus: &gpus };
+        let devices = self.devices_of(resource, ids);
+        let call = Call { resource, count: ids.len() as u64, devices: &devices };
         let answer = |pods: &Pods, found: Found| self.answer(pods, found, &call, ids);
         let answered = match self.follow_preference(&call, answer) {
             Some(response) => Ok(response),
@@ -86,26 +87,26 @@ impl NodeState {
         Ok(act(&pods, found))
     }
 
-    /// The GPUs that device IDs are of; IDs that nobody issued say nothing.
-    pub(crate) fn gpus_of(&self, resource: Served, ids: &[String]) -> Vec<Gpu> {
+    /// The devices that device IDs are of; IDs that nobody issued say nothing.
+    pub(crate) fn devices_of(&self, resource: Served, ids: &[String]) -> Vec<DeviceKey> {
         let fleet = self.fleet.borrow();
-        let n_ids = |gpu: &Gpu| ids.iter().filter(|id| fleet.ids.gpu_of(resource, id) == Some(&gpu.uuid)).count();
-        fleet.gpus.iter().map(|entry| &entry.gpu).filter(|gpu| n_ids(gpu) > 0).cloned().collect()
+        let meant: BTreeSet<&GpuUuid> = ids.iter().filter_map(|id| fleet.ids.device_of(resource, id)).collect();
+        fleet.entries(resource.device_type()).map(|entry| entry.key).filter(|key| meant.contains(&key.id)).collect()
     }
 
     fn answer(&self, pods: &Pods, found: Found, call: &Call<'_>, ids: &[String]) -> ContainerAllocateResponse {
         let pod = pods.get(&found.pod);
         let known =
             pod.and_then(|pod| Some(Known { pod, container: pod.containers.get(found.container)?, placement: found.placement.as_ref() }));
-        let gpus = self.gpus_to_answer(found.placement.as_ref(), call);
-        let response = self.respond(known.as_ref(), call.resource, ids, &gpus);
-        let uuids: Vec<_> = gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
+        let fleet = self.fleet.borrow().clone();
+        let given = given(&fleet, found.placement.as_ref(), call);
+        let response = self.respond(known.as_ref(), call.resource, ids, &given);
         info!(
             pod = pod.map(crate::pods::NodePod::display_name),
             container = known.map(|known| known.container.name.as_str()),
-            resource = call.resource.name(&self.settings.names),
+            resource = self.settings.names.of(call.resource),
             count = call.count,
-            gpus = uuids.join(","),
+            devices = given.ids(),
             "allocated"
         );
         let mut ledger = self.ledger();
@@ -115,31 +116,30 @@ impl NodeState {
     }
 
     fn answer_by_ids(&self, call: &Call<'_>, ids: &[String], reason: &Unidentified) -> ContainerAllocateResponse {
-        let gpus = self.gpus_to_answer(None, call);
-        let response = self.respond(None, call.resource, ids, &gpus);
-        let resource = call.resource.name(&self.settings.names);
+        let fleet = self.fleet.borrow().clone();
+        let response = self.respond(None, call.resource, ids, &given(&fleet, None, call));
+        let resource = self.settings.names.of(call.resource);
         warn!(resource, count = call.count, ?reason, "allocated to a pod that is not known yet");
         self.ledger().keep(call.resource, ids, None, response.clone());
         response
     }
 
-    fn respond(&self, known: Option<&Known<'_>>, resource: Served, ids: &[String], gpus: &[Gpu]) -> ContainerAllocateResponse {
-        let gpus: Vec<&Gpu> = gpus.iter().collect();
+    fn respond(&self, known: Option<&Known<'_>>, resource: Served, ids: &[String], given: &Given<'_>) -> ContainerAllocateResponse {
         match self.manner() {
             Manner::Cdi => inject::cdi_answer(resource, ids),
-            Manner::Envvar => inject::envvar_answer(&self.settings, known, resource, &gpus),
+            Manner::Envvar => inject::envvar_answer(&self.settings, known, resource, given),
         }
     }
+}
 
-    /// The record's GPUs, sick or not, if all of them are there; else those of the device IDs, of memory units the first.
-    fn gpus_to_answer(&self, placement: Option<&Placement>, call: &Call<'_>) -> Vec<Gpu> {
-        let fleet = self.fleet.borrow();
-        let find =
-            |name: &crate::pods::GpuName| fleet.gpus.iter().find(|entry: &&FleetGpu| name.names(&entry.gpu)).map(|entry| entry.gpu.clone());
-        let recorded: Option<Vec<Gpu>> = placement.and_then(|placement| placement.gpus.iter().map(find).collect());
-        let n_of_ids = if call.resource == Served::Memory { 1 } else { usize::MAX };
-        recorded.unwrap_or_else(|| call.gpus.iter().take(n_of_ids).cloned().collect())
-    }
+/// The record's devices, sick or not, if all of them are there; else those of the device IDs, of memory units the first.
+fn given<'a>(fleet: &'a Fleet, placement: Option<&Placement>, call: &Call<'_>) -> Given<'a> {
+    let names = placement.map_or(&[][..], |placement| placement.names(call.resource));
+    let recorded: Option<Vec<DeviceKey>> = names.iter().map(|name| fleet.find(call.resource, name)).collect();
+    let n_of_ids = if call.resource == Served::Memory { 1 } else { usize::MAX };
+    let of_ids = || call.devices.iter().take(n_of_ids).cloned().collect();
+    let keys = recorded.filter(|keys| !keys.is_empty()).unwrap_or_else(of_ids);
+    Given::of(fleet, call.resource, &keys)
 }
 
 #[cfg(test)]

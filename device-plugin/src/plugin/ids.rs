@@ -1,13 +1,14 @@
 //! IDs of virtual devices: which exist, which GPU each is of, and how long their list is on the wire.
 //!
-//! A share is `<GPU UUID>::<n>`. A memory unit is `<start of the UUID's hash>-<n>`: there are many of them, and
-//! kubelet takes no message above 4 MiB. Both are functions of the node's UUIDs, so they are the same after a restart.
+//! A share is `<GPU UUID>::<n>`, a whole GPU its UUID, a percent of another device `<its ID>::<n>`. A memory unit is
+//! `<start of the UUID's hash>-<n>`: there are many of them, and kubelet takes no message above 4 MiB. All are functions of
+//! what identifies the node's devices, so they are the same after a restart.
 
 use proto::kubelet::MAX_MESSAGE_BYTES;
 use proto::memory_unit::MemoryUnit;
 
 use crate::cdi::fnv1a;
-use crate::inventory::{Gpu, GpuUuid};
+use crate::inventory::{Gpu, GpuUuid, Inventory, OtherDevice};
 use crate::served::Served;
 
 /// How many digits of the hash of a UUID begin a memory unit's ID.
@@ -20,7 +21,12 @@ const UNHEALTHY_BYTES: u64 = 2 + proto::kubelet::UNHEALTHY.len() as u64;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdScheme {
     slots: u32,
+    /// The GPUs that are shared.
     gpus: Vec<GpuIds>,
+    /// Every GPU: as a whole it can be given to a pod whether it is shared or not.
+    whole: Vec<GpuUuid>,
+    /// The devices of other types, with the resource that they have and how much of it.
+    others: Vec<(Served, GpuUuid, u64)>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,13 +37,46 @@ struct GpuIds {
     units: u64,
 }
 
-impl GpuIds {
-    /// What the IDs of this GPU's virtual devices begin with.
-    fn prefix(&self, resource: Served) -> String {
-        match resource {
-            Served::Shared => format!("{}::", self.uuid),
-            Served::Memory => format!("{}-", self.stem),
-        }
+/// The virtual devices of one device for one resource.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Numbered<'a> {
+    /// The device.
+    pub device: &'a GpuUuid,
+    /// What they are called.
+    pub ids: NumberedIds,
+}
+
+/// The IDs of one device: a prefix and the numbers from 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NumberedIds {
+    prefix: String,
+    /// How many there are; none if there is one, which is the prefix alone.
+    count: Option<u64>,
+}
+
+impl<'a> Numbered<'a> {
+    fn percent(device: &'a GpuUuid, count: u64) -> Self {
+        Self { device, ids: NumberedIds { prefix: format!("{device}::"), count: Some(count) } }
+    }
+}
+
+impl NumberedIds {
+    /// Every ID.
+    pub fn iter(&self) -> impl Iterator<Item = String> + use<> {
+        let (prefix, is_alone) = (self.prefix.clone(), self.count.is_none());
+        (0..self.count.unwrap_or(1)).map(move |n| if is_alone { prefix.clone() } else { format!("{prefix}{n}") })
+    }
+
+    /// Whether this is one of them.
+    fn includes(&self, id: &str) -> bool {
+        let Some(count) = self.count else { return id == self.prefix };
+        let number = id.strip_prefix(&self.prefix).filter(|number| number.bytes().all(|byte| byte.is_ascii_digit()));
+        number.and_then(|number| number.parse::<u64>().ok()).is_some_and(|number| number < count)
+    }
+
+    fn list_bytes(&self) -> u64 {
+        let prefix = self.prefix.len() as u64;
+        self.count.map_or_else(|| device_bytes(prefix), |count| list_bytes(prefix, count))
     }
 }
 
@@ -89,7 +128,7 @@ impl IdScheme {
                 stem: stem.clone(),
                 units: unit.units_in(gpu.memory_bytes),
             };
-            Self { slots, gpus: named.map(ids).collect() }
+            Self { slots, gpus: named.map(ids).collect(), whole: Vec::new(), others: Vec::new() }
         };
         let scheme = with(slots, unit);
         let bytes = scheme.longest_list_bytes(Served::Memory);
@@ -108,45 +147,66 @@ impl IdScheme {
         Ok(scheme)
     }
 
+    /// The same with the IDs of whole GPUs and of devices of other types.
+    #[must_use]
+    pub fn with(mut self, inventory: &Inventory) -> Self {
+        let other = |device: &OtherDevice| {
+            let resource = Served::of_type(&device.device_type)?;
+            Some((resource, device.id.clone(), device.percent()?.min(MOST_OF_ONE)))
+        };
+        self.whole = inventory.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+        self.others = inventory.others.iter().filter_map(other).collect();
+        self
+    }
+
     /// Shares of each GPU.
     pub fn slots(&self) -> u32 {
         self.slots
     }
 
-    /// Whether this GPU has virtual devices.
+    /// Whether this GPU is shared.
     pub fn knows(&self, uuid: &GpuUuid) -> bool {
         self.gpus.iter().any(|gpu| gpu.uuid == *uuid)
     }
 
-    /// The IDs of one GPU's virtual devices.
-    pub fn ids(&self, resource: Served, uuid: &GpuUuid) -> impl Iterator<Item = String> {
-        let gpu = self.gpus.iter().find(|gpu| gpu.uuid == *uuid);
-        let (prefix, count) = gpu.map(|gpu| (gpu.prefix(resource), self.count(resource, gpu))).unwrap_or_default();
-        (0..count).map(move |n| format!("{prefix}{n}"))
+    /// The virtual devices of a resource, device by device.
+    pub fn numbered(&self, resource: Served) -> impl Iterator<Item = Numbered<'_>> {
+        let shared = self.gpus.iter().filter_map(move |gpu| match resource {
+            Served::Shared => Some(Numbered::percent(&gpu.uuid, u64::from(self.slots))),
+            Served::Memory => {
+                Some(Numbered { device: &gpu.uuid, ids: NumberedIds { prefix: format!("{}-", gpu.stem), count: Some(gpu.units) } })
+            }
+            Served::Whole | Served::Rdma | Served::Fpga => None,
+        });
+        let whole = self.whole.iter().filter(move |_| resource == Served::Whole);
+        let whole = whole.map(|uuid| Numbered { device: uuid, ids: NumberedIds { prefix: uuid.to_string(), count: None } });
+        let others = self.others.iter().filter(move |(other, ..)| *other == resource);
+        shared.chain(whole).chain(others.map(|(_, id, amount)| Numbered::percent(id, *amount)))
     }
 
-    /// The GPU whose virtual device this is.
-    pub fn gpu_of(&self, resource: Served, id: &str) -> Option<&GpuUuid> {
-        let digits = id.bytes().rev().take_while(u8::is_ascii_digit).count();
-        let (prefix, number) = id.split_at_checked(id.len() - digits)?;
-        let number: u64 = number.parse().ok()?;
-        let gpu = self.gpus.iter().find(|gpu| gpu.prefix(resource) == prefix)?;
-        (number < self.count(resource, gpu)).then_some(&gpu.uuid)
+    /// The IDs of one device's virtual devices.
+    pub fn ids(&self, resource: Served, device: &GpuUuid) -> impl Iterator<Item = String> {
+        self.numbered(resource).find(|numbered| numbered.device == device).into_iter().flat_map(|numbered| numbered.ids.iter())
+    }
+
+    /// The device whose virtual device this is.
+    pub fn device_of(&self, resource: Served, id: &str) -> Option<&GpuUuid> {
+        self.numbered(resource).find(|numbered| numbered.ids.includes(id)).map(|numbered| numbered.device)
+    }
+
+    /// Whether there is anything of a resource.
+    pub fn has(&self, resource: Served) -> bool {
+        self.numbered(resource).any(|numbered| numbered.ids.count != Some(0))
     }
 
     /// Size of the list of all devices when all of them are unhealthy.
     pub fn longest_list_bytes(&self, resource: Served) -> u64 {
-        let bytes = |gpu: &GpuIds| list_bytes(gpu.prefix(resource).len() as u64, self.count(resource, gpu));
-        self.gpus.iter().map(bytes).fold(0, u64::saturating_add)
-    }
-
-    fn count(&self, resource: Served, gpu: &GpuIds) -> u64 {
-        match resource {
-            Served::Shared => u64::from(self.slots),
-            Served::Memory => gpu.units,
-        }
+        self.numbered(resource).map(|numbered| numbered.ids.list_bytes()).fold(0, u64::saturating_add)
     }
 }
+
+/// Most percent of one device that are listed: an absurd amount in an inventory must not make an absurd list.
+const MOST_OF_ONE: u64 = 1000;
 
 const LIMIT: u64 = MAX_MESSAGE_BYTES as u64;
 

@@ -1,6 +1,6 @@
 //! Answers `GetPreferredAllocation`: which of the available IDs kubelet should take.
 //!
-//! IDs of the GPUs that the scheduler chose, so that kubelet's own books, and everybody who reads
+//! IDs of the devices that the scheduler chose, so that kubelet's own books, and everybody who reads
 //! them, name the right device. Never an error: kubelet would fail the pod.
 
 use std::cmp::Reverse;
@@ -31,9 +31,9 @@ impl NodeState {
         resource: Served,
         request: &ContainerPreferredAllocationRequest,
     ) -> ContainerPreferredAllocationResponse {
-        let gpus = self.gpus_of(resource, &request.must_include_device_ids);
+        let devices = self.devices_of(resource, &request.must_include_device_ids);
         let count = u64::try_from(request.allocation_size).unwrap_or(0);
-        let call = Call { resource, count, gpus: &gpus };
+        let call = Call { resource, count, devices: &devices };
         self.ledger().prefer(None);
         // Mode cdi needs no pinning for the right device, only for those who read kubelet's books.
         let patience = if self.manner() == Manner::Cdi { self.settings.allocate_wait.min(CDI_WAIT) } else { self.settings.allocate_wait };
@@ -45,7 +45,7 @@ impl NodeState {
         let wanted = wanted.await;
         self.has_waited.store(wanted.is_err(), Ordering::Relaxed);
         let wanted = wanted.unwrap_or_else(|reason| {
-            debug!(?reason, "preferring as few GPUs as possible");
+            debug!(?reason, "preferring as few devices as possible");
             Vec::new()
         });
         let device_ids = {
@@ -57,27 +57,31 @@ impl NodeState {
         ContainerPreferredAllocationResponse { device_ids }
     }
 
-    /// The GPUs of the pod, beginning with those that the containers before this one have no share of.
+    /// The devices of the pod, beginning with those that the containers before this one have no share of.
     fn wanted(&self, pods: &Pods, found: &Found, resource: Served) -> Vec<GpuUuid> {
         let Some(pod) = pods.get(&found.pod) else { return Vec::new() };
         let fleet = self.fleet.borrow();
         let Some(placement) = &found.placement else { return Vec::new() };
-        let Ok(gpus) = fleet.resolve(&placement.gpus) else { return Vec::new() };
-        let mut uuids: Vec<GpuUuid> = gpus.into_iter().map(|gpu| gpu.uuid.clone()).collect();
+        let Ok(mut devices) = fleet.resolve(resource, placement.names(resource)) else { return Vec::new() };
         // The IDs of an ordinary init container are handed on, so they are not taken.
         let before = pod.containers.iter().take(found.container).filter(|before| before.kind != ContainerKind::Init);
         let before: u64 = before.map(|container| resource.count(container)).fold(0, u64::saturating_add);
-        if let (Served::Shared, Some(skip)) = (resource, before.checked_rem(uuids.len() as u64)) {
-            uuids.rotate_left(usize::try_from(skip).unwrap_or(0));
+        if let (true, Some(skip)) = (is_spread(resource), before.checked_rem(devices.len() as u64)) {
+            devices.rotate_left(usize::try_from(skip).unwrap_or(0));
         }
-        uuids
+        devices
     }
 }
 
-/// Completes what must be included to the size that is asked for: first from the wanted GPUs (shares
-/// one per GPU in turn, units of one GPU after the other), then from as few others as possible. Those that were `given` to
-/// somebody come last of their GPU: kubelet forgets what it is handing out if it is asked for its books at that moment
-/// while a pod has just ended, and would hand it out twice.
+/// Whether what a container asks for of a resource may be of several devices.
+fn is_spread(resource: Served) -> bool {
+    resource != Served::Memory
+}
+
+/// Completes what must be included to the size that is asked for: first from the wanted devices (one ID of each in turn, but
+/// memory units of one GPU after the other), then from as few others as possible. Those that were `given` to somebody come
+/// last of their device: kubelet forgets what it is handing out if it is asked for its books at that moment while a pod has
+/// just ended, and would hand it out twice.
 fn choose(
     fleet: &Fleet,
     resource: Served,
@@ -86,9 +90,9 @@ fn choose(
     given: &BTreeSet<&str>,
 ) -> Vec<String> {
     let included: BTreeSet<&str> = request.must_include_device_ids.iter().map(String::as_str).collect();
-    let covered: Vec<&GpuUuid> = included.iter().filter_map(|id| fleet.ids.gpu_of(resource, id)).collect();
+    let covered: Vec<&GpuUuid> = included.iter().filter_map(|id| fleet.ids.device_of(resource, id)).collect();
     let mut choice = Choice::new(fleet, resource, request, &included, given);
-    if resource == Served::Shared {
+    if is_spread(resource) {
         for uuid in wanted.iter().filter(|uuid| !covered.contains(uuid)) {
             choice.take(uuid, 1);
         }
@@ -97,7 +101,7 @@ fn choose(
     for uuid in wanted.iter().chain(covered) {
         choice.take(uuid, usize::MAX);
     }
-    while let Some(uuid) = choice.best_gpu() {
+    while let Some(uuid) = choice.best_device() {
         choice.take(uuid, usize::MAX);
     }
     choice.chosen
@@ -107,7 +111,7 @@ fn choose(
 struct Choice<'a> {
     chosen: Vec<String>,
     size: usize,
-    /// Available IDs per GPU, lowest number last and given ones first; a GPU without any is left out.
+    /// Available IDs per device, lowest number last and given ones first; a device without any is left out.
     free: BTreeMap<&'a GpuUuid, Vec<&'a str>>,
 }
 
@@ -121,7 +125,7 @@ impl<'a> Choice<'a> {
     ) -> Self {
         let mut free = BTreeMap::<&GpuUuid, Vec<&str>>::new();
         for id in request.available_device_ids.iter().map(String::as_str).filter(|id| !included.contains(id)) {
-            if let Some(gpu) = fleet.ids.gpu_of(resource, id) {
+            if let Some(gpu) = fleet.ids.device_of(resource, id) {
                 free.entry(gpu).or_default().push(id);
             }
         }
@@ -132,7 +136,7 @@ impl<'a> Choice<'a> {
         Self { chosen: request.must_include_device_ids.clone(), size, free }
     }
 
-    /// Takes at most `most` IDs of a GPU and returns how many.
+    /// Takes at most `most` IDs of a device and returns how many.
     fn take(&mut self, uuid: &GpuUuid, most: usize) -> usize {
         let missing = self.size.saturating_sub(self.chosen.len());
         let Some(ids) = self.free.get_mut(uuid) else { return 0 };
@@ -144,8 +148,8 @@ impl<'a> Choice<'a> {
         taken.len()
     }
 
-    /// The fullest GPU that has all that is missing, or else the emptiest one; none when nothing is missing or left.
-    fn best_gpu(&self) -> Option<&'a GpuUuid> {
+    /// The fullest device that has all that is missing, or else the emptiest one; none when nothing is missing or left.
+    fn best_device(&self) -> Option<&'a GpuUuid> {
         let missing = self.size.saturating_sub(self.chosen.len());
         let sizes = || self.free.iter().map(|(uuid, ids)| (ids.len(), *uuid)).filter(|_| missing > 0);
         let enough = sizes().filter(|(n_free, _)| *n_free >= missing).min();

@@ -118,19 +118,20 @@ impl End {
     }
 }
 
-/// Serves and registers `resource` until `stop`; `is_registered` tells how things are.
+/// Serves and registers `resource` until `stop`; `is_registered` tells how things are. Returns at once if the resource has no
+/// name on this node.
 pub async fn keep_registered(dir: KubeletDir, resource: Served, node: Arc<NodeState>, mut stop: Stop, is_registered: watch::Sender<bool>) {
     /// How long a registration must have lasted for the next one to come without a pause.
     const STABLE: Duration = Duration::from_secs(5);
     const LONGEST_PAUSE: Duration = Duration::from_secs(10);
     let shortest = dir.interval.min(Duration::from_millis(200));
-    let name = resource.name(&node.settings.names).to_owned();
+    let Some(name) = node.settings.names.of(resource).map(str::to_owned) else { return };
     let mut pause = shortest;
     while !stop.is_requested() {
         let began = Instant::now();
         let kubelet = dir.path.join(KUBELET_SOCKET);
         let kubelet_id = FileId::of(&kubelet);
-        let end = register_once(&dir, resource, &node, &mut stop, &is_registered).await;
+        let end = register_once(&dir, (resource, &name), &node, &mut stop, &is_registered).await;
         is_registered.send_replace(false);
         let is_quick = matches!(end, Ok(End::KubeletRestarted | End::SocketRemoved));
         let longest = match &end {
@@ -157,7 +158,7 @@ pub async fn keep_registered(dir: KubeletDir, resource: Served, node: Arc<NodeSt
 /// From listening to the end of one registration. Everything is closed when it returns.
 async fn register_once(
     dir: &KubeletDir,
-    resource: Served,
+    (resource, name): (Served, &str),
     node: &Arc<NodeState>,
     stop: &mut Stop,
     is_registered: &watch::Sender<bool>,
@@ -169,7 +170,7 @@ async fn register_once(
     let kubelet = dir.path.join(KUBELET_SOCKET);
     let ended = tokio::select! {
         () = stop.requested() => Ok(End::Stopped),
-        ended = follow(dir, &kubelet, &socket, resource, node, &serving, is_registered) => ended,
+        ended = follow(dir, &kubelet, &socket, (resource, name), &serving, is_registered) => ended,
     };
     serving.close().await;
     ended
@@ -180,8 +181,7 @@ async fn follow(
     dir: &KubeletDir,
     kubelet: &Path,
     socket: &OwnSocket,
-    resource: Served,
-    node: &NodeState,
+    (resource, name): (Served, &str),
     serving: &Serving,
     is_registered: &watch::Sender<bool>,
 ) -> Result<End, RegistrationError> {
@@ -189,11 +189,10 @@ async fn follow(
     if !socket.is_in_place() {
         return Ok(End::SocketRemoved);
     }
-    let resource_name = resource.name(&node.settings.names).to_owned();
     let request = RegisterRequest {
         version: DEVICE_PLUGIN_VERSION.to_owned(),
         endpoint: resource.socket().to_owned(),
-        resource_name: resource_name.clone(),
+        resource_name: name.to_owned(),
         options: Some(OPTIONS),
     };
     let mut streams = serving.streams.subscribe();
@@ -202,7 +201,7 @@ async fn follow(
         if !matches!(timeout(dir.patience, streams.wait_for(|streams| streams.n_ever > 0)).await, Ok(Ok(_))) {
             return Ok(End::StreamNeverOpened);
         }
-        info!(resource = resource_name, "registered with kubelet");
+        info!(resource = name, "registered with kubelet");
         is_registered.send_replace(true);
         // An error says that the server is gone, and the streams with it.
         let _ = streams.wait_for(|streams| streams.n_open == 0).await;

@@ -2,6 +2,7 @@
 //!
 //! Translates between kubelet's messages and [`NodeState`]; decides nothing.
 
+use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -17,11 +18,12 @@ use tonic::{Request, Response, Status};
 use tracing::debug;
 
 use crate::fleet::Fleet;
+use crate::inventory::GpuUuid;
 use crate::served::Served;
 use crate::stop::Stop;
 
 use super::NodeState;
-use super::ids::IdScheme;
+use super::ids::NumberedIds;
 
 /// What kubelet is told on connect and at registration.
 pub const OPTIONS: DevicePluginOptions = DevicePluginOptions { pre_start_required: true, get_preferred_allocation_available: true };
@@ -70,18 +72,8 @@ impl Drop for OpenStream {
     }
 }
 
-/// What a list is made of: which IDs there are, and which devices are healthy.
-#[derive(PartialEq, Eq)]
-struct Contents {
-    ids: IdScheme,
-    is_healthy: Vec<bool>,
-}
-
-impl Contents {
-    fn of(fleet: &Fleet) -> Self {
-        Self { ids: fleet.ids.clone(), is_healthy: fleet.gpus.iter().map(|entry| entry.is_healthy).collect() }
-    }
-}
+/// What a list is made of: which virtual devices there are of each device, and whether it is healthy.
+type Contents = Vec<(NumberedIds, bool)>;
 
 /// One stream of device lists.
 struct Listing {
@@ -96,32 +88,43 @@ struct Listing {
 impl Listing {
     /// The list at once, and again whenever it has become another; the end when the service is stopped.
     async fn next(mut self) -> Option<(Result<ListAndWatchResponse, Status>, Self)> {
-        let fleet = loop {
-            let fleet = Arc::clone(&self.fleet.borrow_and_update());
-            let contents = Contents::of(&fleet);
+        let list = loop {
+            let contents = contents(&self.fleet.borrow_and_update(), self.resource);
             if self.sent.as_ref() != Some(&contents) {
+                let list = list_of(&contents);
                 self.sent = Some(contents);
-                break fleet;
+                break list;
             }
             tokio::select! {
-                () = self.stop.requested() => return None,
+                // A service that ends because its devices are gone says so first.
+                biased;
                 changed = self.fleet.changed() => changed.ok()?,
+                () = self.stop.requested() => return None,
             }
         };
-        let list = list(&fleet, self.resource);
         debug!(resource = ?self.resource, n_devices = list.devices.len(), "sending the device list");
         Some((Ok(list), self))
     }
 }
 
+fn contents(fleet: &Fleet, resource: Served) -> Contents {
+    let health: BTreeMap<GpuUuid, bool> = fleet.entries(resource.device_type()).map(|entry| (entry.key.id, entry.is_healthy)).collect();
+    let is_healthy = |device| health.get(device).copied().unwrap_or(false);
+    fleet.ids.numbered(resource).map(|numbered| (numbered.ids.clone(), is_healthy(numbered.device))).collect()
+}
+
 /// All virtual devices of a resource.
 pub fn list(fleet: &Fleet, resource: Served) -> ListAndWatchResponse {
-    let of_gpu = |entry: &crate::fleet::FleetGpu| {
-        let health = if entry.is_healthy { HEALTHY } else { UNHEALTHY };
+    list_of(&contents(fleet, resource))
+}
+
+fn list_of(contents: &Contents) -> ListAndWatchResponse {
+    let of_device = |(ids, is_healthy): &(NumberedIds, bool)| {
+        let health = if *is_healthy { HEALTHY } else { UNHEALTHY };
         let device = move |id| Device { id, health: health.to_owned(), topology: None };
-        fleet.ids.ids(resource, &entry.gpu.uuid).map(device).collect::<Vec<_>>()
+        ids.iter().map(device).collect::<Vec<_>>()
     };
-    ListAndWatchResponse { devices: fleet.gpus.iter().flat_map(of_gpu).collect() }
+    ListAndWatchResponse { devices: contents.iter().flat_map(of_device).collect() }
 }
 
 #[tonic::async_trait]

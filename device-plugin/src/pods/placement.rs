@@ -5,33 +5,71 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use proto::device::TYPE_GPU;
+use proto::device::{TYPE_FPGA, TYPE_GPU, TYPE_RDMA};
 use proto::memory_unit::MemoryUnit;
 use proto::quantity::Quantity;
 use proto::record::{
     BIND_TIMESTAMP, DEVICE_ALLOCATED, DeviceAllocation, DeviceAllocations, GpushareRecord, MEM_ASSUME_TIME, MEM_IDX, Record, RecordError,
 };
-use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO};
+use proto::resource::{FPGA, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA};
 
+use crate::fleet::{DeviceKey, type_name};
 use crate::inventory::{Gpu, GpuUuid, InvalidGpuUuid};
+use crate::served::Served;
 
-/// How an annotation names a GPU.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum GpuName {
-    /// By UUID, in records of this project's scheduler.
-    Uuid(GpuUuid),
+/// How an annotation names a device, among those of its type.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum DeviceName {
+    /// By what identifies it, in records of this project's scheduler.
+    Id(GpuUuid),
     /// By minor number, in records of the old gpushare extender.
     Minor(u32),
 }
 
-impl GpuName {
+impl DeviceName {
     /// Whether this names the GPU.
     pub fn names(&self, gpu: &Gpu) -> bool {
+        self.fits(&gpu.uuid, gpu.minor)
+    }
+
+    /// Whether this names the device.
+    pub fn is(&self, device: &DeviceKey) -> bool {
+        self.fits(&device.id, device.minor)
+    }
+
+    fn fits(&self, own: &GpuUuid, own_minor: u32) -> bool {
         match self {
-            Self::Uuid(uuid) => *uuid == gpu.uuid,
-            Self::Minor(minor) => *minor == gpu.minor,
+            Self::Id(id) => id == own,
+            Self::Minor(minor) => *minor == own_minor,
         }
     }
+}
+
+impl fmt::Display for DeviceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Id(id) => id.fmt(f),
+            Self::Minor(minor) => write!(f, "minor {minor}"),
+        }
+    }
+}
+
+/// What a pod holds of one device that is no GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Portion {
+    /// Percent of it, 0 if the record does not say.
+    pub percent: u64,
+    /// PCI addresses of the virtual functions that it was given; none if it was given the device itself.
+    pub functions: Vec<String>,
+}
+
+/// The devices of one type that a pod was given, in the record's order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Others {
+    /// What they are called.
+    pub names: Vec<DeviceName>,
+    /// What the pod holds of each, in the same order.
+    pub held: Vec<Portion>,
 }
 
 /// What a pod holds of one GPU, as far as its record says.
@@ -56,10 +94,12 @@ impl Held {
 /// The usable record of a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Placement {
-    /// The pod's devices, at least one, in the record's order.
-    pub gpus: Vec<GpuName>,
+    /// The pod's GPUs, in the record's order; at least one if it asks for any.
+    pub gpus: Vec<DeviceName>,
     /// What it holds of each of them, in the same order.
     pub held: Vec<Held>,
+    /// Its devices of other types that are served, by type; none of a type without devices.
+    pub others: BTreeMap<&'static str, Others>,
     /// The record as it is written, in Koordinator's form; empty on pods that the old gpushare extender placed.
     pub allocations: DeviceAllocations,
     /// When the scheduler assumed the pod, unix nanoseconds.
@@ -70,14 +110,9 @@ pub struct Placement {
 
 impl fmt::Display for Placement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (at, gpu) in self.gpus.iter().enumerate() {
-            f.write_str(if at == 0 { "" } else { "," })?;
-            match gpu {
-                GpuName::Uuid(uuid) => uuid.fmt(f)?,
-                GpuName::Minor(minor) => write!(f, "minor {minor}")?,
-            }
-        }
-        Ok(())
+        let others = self.others.values().flat_map(|others| &others.names);
+        let names: Vec<String> = self.gpus.iter().chain(others).map(ToString::to_string).collect();
+        f.write_str(&names.join(","))
     }
 }
 
@@ -93,12 +128,12 @@ pub enum Unplaced {
     /// An annotation does not parse.
     #[error("{0}")]
     Unreadable(RecordError),
-    /// The record is JSON of the right form and names no GPU.
-    #[error("annotation {DEVICE_ALLOCATED} names no GPU")]
-    NoGpu,
-    /// The record names a GPU by something that cannot be one.
+    /// The record is JSON of the right form and names no device of a type that the pod asks for.
+    #[error("annotation {DEVICE_ALLOCATED} names no {}", type_name(.0))]
+    NoDevice(&'static str),
+    /// The record names a device by something that cannot be one.
     #[error("annotation {DEVICE_ALLOCATED}: {0}")]
-    BadGpu(String),
+    BadDevice(String),
     /// The two dialects' annotations name different GPUs.
     #[error("annotation {MEM_IDX} is {idx}, which is not the GPU that annotation {DEVICE_ALLOCATED} names (minor {minor})")]
     Contradiction {
@@ -110,23 +145,43 @@ pub enum Unplaced {
 }
 
 impl Placement {
-    /// Reads a pod's annotations; `asks_for_units` says which dialect's annotation is missed when there is none.
-    pub(super) fn read(annotations: &BTreeMap<String, String>, asks_for_units: bool) -> Result<Self, Unplaced> {
-        let missing = |units, other| Unplaced::Missing { key: if asks_for_units { units } else { other } };
+    /// Reads the annotations of a pod that asks for `asked`, which says also whose annotation is missed when there is none.
+    pub(super) fn read(annotations: &BTreeMap<String, String>, asked: &[Served]) -> Result<Self, Unplaced> {
+        let missing = |units, other| Unplaced::Missing { key: if asked.contains(&Served::Memory) { units } else { other } };
         let record = Record::read(annotations).map_err(Unplaced::Unreadable)?;
         let record = record.ok_or_else(|| missing(MEM_IDX, DEVICE_ALLOCATED))?;
         let assumed_at = record.assumed_at;
         let placement = Self::of_record(record, assumed_at.unwrap_or_default())?;
+        if placement.gpus.is_empty() && asked.iter().any(|resource| resource.device_type() == TYPE_GPU) {
+            return Err(Unplaced::NoDevice(TYPE_GPU));
+        }
         assumed_at.map(|_| placement).ok_or_else(|| missing(MEM_ASSUME_TIME, BIND_TIMESTAMP))
     }
 
     /// What a record says that was assumed then.
     ///
     /// # Errors
-    /// It names no GPU, or something that cannot be one.
+    /// It names no device, or something that cannot be one.
     pub fn of_record(record: Record, assumed_at: u64) -> Result<Self, Unplaced> {
-        let (gpus, held) = named_gpus(&record)?.into_iter().unzip();
-        Ok(Self { gpus, held, assumed_at, gpushare: record.gpushare, allocations: record.allocations })
+        let (gpus, held): (Vec<_>, Vec<_>) = named_gpus(&record)?.into_iter().unzip();
+        let mut others = BTreeMap::new();
+        for (device_type, resource) in [(TYPE_RDMA, RDMA), (TYPE_FPGA, FPGA)] {
+            if let Some(devices) = record.allocations.get(device_type).filter(|devices| !devices.is_empty()) {
+                others.insert(device_type, Others::read(device_type, resource, devices)?);
+            }
+        }
+        if gpus.is_empty() && others.is_empty() {
+            return Err(Unplaced::NoDevice(TYPE_GPU));
+        }
+        Ok(Self { gpus, held, others, assumed_at, gpushare: record.gpushare, allocations: record.allocations })
+    }
+
+    /// The pod's devices that a resource is about.
+    pub fn names(&self, resource: Served) -> &[DeviceName] {
+        match resource.device_type() {
+            TYPE_GPU => &self.gpus,
+            other => self.others.get(other).map_or(&[], |others| &others.names),
+        }
     }
 
     /// The record that an exchange has given to a pod whose annotations say `told`.
@@ -140,7 +195,7 @@ impl Placement {
 
     /// The record in Koordinator's form, also of a pod that has only gpushare's annotations.
     pub fn to_allocations(&self, memory_unit: MemoryUnit) -> DeviceAllocations {
-        let (Some(GpuName::Minor(minor)), Some(gpushare), true) = (self.gpus.first(), self.gpushare, self.allocations.is_empty()) else {
+        let (Some(DeviceName::Minor(minor)), Some(gpushare), true) = (self.gpus.first(), self.gpushare, self.allocations.is_empty()) else {
             return self.allocations.clone();
         };
         let bytes = gpushare.pod_units.saturating_mul(memory_unit.bytes());
@@ -158,31 +213,56 @@ impl Placement {
         self.gpushare.is_some_and(|gpushare| gpushare.assigned)
     }
 
-    /// Whether every one of these GPUs is one of the pod's.
-    pub fn includes(&self, gpus: &[Gpu]) -> bool {
-        gpus.iter().all(|gpu| self.gpus.iter().any(|name| name.names(gpu)))
+    /// Whether both name the same devices.
+    pub fn is_on_devices_of(&self, other: &Self) -> bool {
+        [Served::Whole, Served::Rdma, Served::Fpga].into_iter().all(|resource| self.names(resource) == other.names(resource))
+    }
+
+    /// Whether every one of these devices of a resource is one of the pod's.
+    pub fn includes(&self, resource: Served, devices: &[DeviceKey]) -> bool {
+        devices.iter().all(|device| self.names(resource).iter().any(|name| name.is(device)))
     }
 }
 
-fn named_gpus(record: &Record) -> Result<Vec<(GpuName, Held)>, Unplaced> {
+impl Others {
+    fn read(device_type: &str, resource: &str, devices: &[DeviceAllocation]) -> Result<Self, Unplaced> {
+        let mut others = Self::default();
+        for device in devices {
+            let name = device_name(device_type, device)?;
+            if others.names.contains(&name) {
+                continue;
+            }
+            let functions = device.extension.iter().filter_map(|extension| extension.get("vfs")?.as_array()).flatten();
+            let functions = functions.filter_map(|function| function.get("busID")?.as_str().map(str::to_owned));
+            let percent = device.resources.get(resource).and_then(|amount| amount.unsigned()).unwrap_or(0);
+            others.held.push(Portion { percent, functions: functions.collect() });
+            others.names.push(name);
+        }
+        Ok(others)
+    }
+}
+
+/// What a record calls a device.
+fn device_name(device_type: &str, device: &DeviceAllocation) -> Result<DeviceName, Unplaced> {
+    if device.id.is_empty() {
+        let no_minor = |_| Unplaced::BadDevice(format!("minor {} is no {}", device.minor, type_name(device_type)));
+        return u32::try_from(device.minor).map(DeviceName::Minor).map_err(no_minor);
+    }
+    device.id.parse().map(DeviceName::Id).map_err(|error: InvalidGpuUuid| Unplaced::BadDevice(error.to_string()))
+}
+
+fn named_gpus(record: &Record) -> Result<Vec<(DeviceName, Held)>, Unplaced> {
     let Some(allocations) = record.allocations.get(TYPE_GPU).filter(|allocations| !allocations.is_empty()) else {
-        let gpushare = record.gpushare.ok_or(Unplaced::NoGpu)?;
-        return Ok(vec![(GpuName::Minor(gpushare.idx), Held::default())]);
+        return Ok(record.gpushare.map(|gpushare| (DeviceName::Minor(gpushare.idx), Held::default())).into_iter().collect());
     };
     if let (Some(gpushare), [only]) = (record.gpushare, allocations.as_slice())
         && i64::from(gpushare.idx) != i64::from(only.minor)
     {
         return Err(Unplaced::Contradiction { idx: gpushare.idx, minor: only.minor });
     }
-    let bad = |cause: &dyn ToString| Unplaced::BadGpu(cause.to_string());
-    let mut gpus = Vec::<(GpuName, Held)>::with_capacity(allocations.len());
+    let mut gpus = Vec::<(DeviceName, Held)>::with_capacity(allocations.len());
     for allocation in allocations {
-        let name = if allocation.id.is_empty() {
-            let minor = u32::try_from(allocation.minor).map_err(|_| bad(&format!("minor {} is no GPU", allocation.minor)))?;
-            GpuName::Minor(minor)
-        } else {
-            GpuName::Uuid(allocation.id.parse().map_err(|error: InvalidGpuUuid| bad(&error))?)
-        };
+        let name = device_name(TYPE_GPU, allocation)?;
         if !gpus.iter().any(|(known, _)| *known == name) {
             let amount = |resource: &str| allocation.resources.get(resource).and_then(|amount| amount.unsigned());
             let held = Held { bytes: amount(GPU_MEMORY), ratio: amount(GPU_MEMORY_RATIO), core: amount(GPU_CORE).unwrap_or(0) };

@@ -47,12 +47,12 @@ fn of_another_node_or_without_requests_is_left_out() {
 fn reads_both_records() {
     let koordinator = json!({"scheduling.koordinator.sh/device-allocated": RECORD, "scheduling.koordinator.sh/bind-timestamp": "7"});
     let placement = pod(&koordinator, &shares(2), &json!({})).unwrap().placement.unwrap();
-    assert_eq!(placement.gpus, [GpuName::Uuid("GPU-b".parse().unwrap()), GpuName::Uuid("GPU-a".parse().unwrap())]);
+    assert_eq!(placement.gpus, [DeviceName::Id("GPU-b".parse().unwrap()), DeviceName::Id("GPU-a".parse().unwrap())]);
     assert_eq!((placement.assumed_at, placement.is_assigned()), (7, false));
 
     let old = json!({"ALIYUN_COM_GPU_MEM_IDX": "3", "ALIYUN_COM_GPU_MEM_ASSUME_TIME": "9", "ALIYUN_COM_GPU_MEM_ASSIGNED": "true"});
     let placement = pod(&old, &units(2), &json!({})).unwrap().placement.unwrap();
-    assert_eq!((placement.gpus.as_slice(), placement.assumed_at, placement.is_assigned()), ([GpuName::Minor(3)].as_slice(), 9, true));
+    assert_eq!((placement.gpus.as_slice(), placement.assumed_at, placement.is_assigned()), ([DeviceName::Minor(3)].as_slice(), 9, true));
 }
 
 #[rstest]

@@ -9,13 +9,12 @@ use std::time::Duration;
 use hyper_util::rt::TokioIo;
 use proto::kubelet::podresources::pod_resources_lister_client::PodResourcesListerClient;
 use proto::kubelet::podresources::{ListPodResourcesRequest, ListPodResourcesResponse};
-use proto::resource::ResourceNames;
 use tokio::net::UnixStream;
 use tokio::time::{sleep, timeout};
 use tonic::Code;
 use tonic::transport::Endpoint;
 
-use crate::served::Served;
+use crate::served::{Served, ServedNames};
 
 /// How long one answer may take, the connection included.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -51,7 +50,7 @@ pub struct PodResourcesError {
 ///
 /// # Errors
 /// It cannot be reached, refuses, or takes too long.
-pub async fn list(socket: &Path, names: &ResourceNames) -> Result<Vec<Listed>, PodResourcesError> {
+pub async fn list(socket: &Path, names: &ServedNames) -> Result<Vec<Listed>, PodResourcesError> {
     let fail = |problem: String| PodResourcesError { socket: socket.to_owned(), problem };
     let mut pauses = PAUSES.iter();
     loop {
@@ -81,12 +80,12 @@ async fn ask(socket: &Path) -> Result<ListPodResourcesResponse, tonic::Status> {
 }
 
 /// kubelet has one entry per device or NUMA node.
-fn of_response(response: &ListPodResourcesResponse, names: &ResourceNames) -> Vec<Listed> {
+fn of_response(response: &ListPodResourcesResponse, names: &ServedNames) -> Vec<Listed> {
     let mut listed = Vec::new();
     for pod in &response.pod_resources {
         for container in &pod.containers {
             for resource in Served::ALL {
-                let own = container.devices.iter().filter(|devices| devices.resource_name == resource.name(names));
+                let own = container.devices.iter().filter(|devices| names.of(resource) == Some(devices.resource_name.as_str()));
                 let mut ids: Vec<String> = own.flat_map(|devices| devices.device_ids.iter().cloned()).collect();
                 ids.sort_unstable();
                 if !ids.is_empty() {

@@ -1,41 +1,57 @@
-//! Whether a pod still fits on the GPUs of its record: the node's own sum, in case that nobody else's was right.
+//! Whether a pod still fits on the devices of its record: the node's own sum, in case that nobody else's was right.
 //!
 //! Counts what pods hold whose containers have been let start, then the others in the order in which they were assumed:
 //! of two pods that do not fit together the later one waits.
 
 use std::collections::BTreeMap;
 
+use proto::device::TYPE_GPU;
 use proto::memory_unit::MemoryUnit;
 
-use crate::fleet::Fleet;
-use crate::inventory::{Gpu, GpuUuid};
+use crate::fleet::{DeviceKey, Fleet, FleetDevice, type_name};
+use crate::inventory::GpuUuid;
 use crate::pods::{NodePod, PodUid, Pods, Stage, WHOLE_DEVICE_PERCENT};
 
-/// A GPU has no room for the pod.
+/// A device has no room for the pod.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("GPU {gpu} has no room for it: {before} of {total} {what} are held by pods that came before, and it asks for {asked}")]
+#[error(
+    "{} {device} has no room for it: {before} of {total} {what} are held by pods that came before, and it asks for {asked}",
+    type_name(device_type)
+)]
 pub struct NoRoom {
-    /// The GPU.
-    pub gpu: GpuUuid,
+    device_type: &'static str,
+    /// The device.
+    pub device: GpuUuid,
     what: &'static str,
     before: u64,
     total: u64,
     asked: u64,
 }
 
-/// What is held of one GPU.
+/// What is held of one device.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sum {
     bytes: u64,
     core: u64,
+    /// Percent of a device that is no GPU.
+    percent: u64,
     /// Each holder's bytes may have been rounded up by one.
     n_holders: u64,
+}
+
+/// What a pod holds of one device, and what the device has.
+#[derive(Clone, Debug)]
+struct Share<'a> {
+    device: &'a GpuUuid,
+    device_type: &'static str,
+    held: Sum,
+    total: Sum,
 }
 
 /// Whether the pod fits beside all that came before it.
 ///
 /// # Errors
-/// The first GPU that it does not fit on.
+/// The first device that it does not fit on.
 pub fn check(pods: &Pods, fleet: &Fleet, unit: MemoryUnit, is_started: impl Fn(&PodUid) -> bool, uid: &PodUid) -> Result<(), NoRoom> {
     let mut held = BTreeMap::<&GpuUuid, Sum>::new();
     let has_started = |pod: &NodePod| pod.stage == Stage::Running || is_started(&pod.uid);
@@ -43,41 +59,63 @@ pub fn check(pods: &Pods, fleet: &Fleet, unit: MemoryUnit, is_started: impl Fn(&
     order.sort_by_key(|pod| (!has_started(pod), pod.assumed_at(), pod.uid.clone()));
     for pod in order {
         let shares = shares(pod, fleet, unit);
-        let refusal = shares.iter().find_map(|(gpu, share)| no_room(gpu, *share, held.get(&gpu.uuid).copied().unwrap_or_default()));
+        let refusal = shares.iter().find_map(|share| share.no_room(held.get(share.device).copied().unwrap_or_default()));
         if pod.uid == *uid {
             return refusal.map_or(Ok(()), Err);
         }
         if refusal.is_none() || has_started(pod) {
-            for (gpu, share) in shares {
-                let sum = held.entry(&gpu.uuid).or_default();
-                *sum = Sum { bytes: sum.bytes.saturating_add(share.bytes), core: sum.core + share.core, n_holders: sum.n_holders + 1 };
+            for share in shares {
+                let sum = held.entry(share.device).or_default();
+                sum.bytes = sum.bytes.saturating_add(share.held.bytes);
+                sum.core = sum.core.saturating_add(share.held.core);
+                sum.percent = sum.percent.saturating_add(share.held.percent);
+                sum.n_holders += 1;
             }
         }
     }
     Ok(())
 }
 
-fn no_room(gpu: &Gpu, share: Sum, before: Sum) -> Option<NoRoom> {
-    let refuse = |what, before, total, asked| Some(NoRoom { gpu: gpu.uuid.clone(), what, before, total, asked });
-    if share.bytes > 0 && before.bytes.saturating_add(share.bytes) > gpu.memory_bytes.saturating_add(before.n_holders + 1) {
-        return refuse("bytes of memory", before.bytes, gpu.memory_bytes, share.bytes);
+impl Share<'_> {
+    /// Why there is no room for it beside what is held of the device before, if there is none.
+    fn no_room(&self, before: Sum) -> Option<NoRoom> {
+        let Self { device, device_type, held, total } = self;
+        let exceeds = |before: u64, asked: u64, total: u64| asked > 0 && before.saturating_add(asked) > total;
+        let refuse = |what, before, total, asked| Some(NoRoom { device_type, device: (*device).clone(), what, before, total, asked });
+        if exceeds(before.bytes, held.bytes, total.bytes.saturating_add(before.n_holders + 1)) {
+            return refuse("bytes of memory", before.bytes, total.bytes, held.bytes);
+        }
+        if exceeds(before.core, held.core, total.core) {
+            return refuse("percent of computing power", before.core, total.core, held.core);
+        }
+        if exceeds(before.percent, held.percent, total.percent) {
+            return refuse("percent", before.percent, total.percent, held.percent);
+        }
+        None
     }
-    if share.core > 0 && before.core + share.core > WHOLE_DEVICE_PERCENT {
-        return refuse("percent of computing power", before.core, WHOLE_DEVICE_PERCENT, share.core);
-    }
-    None
 }
 
-/// What the pod holds of each GPU of this node that its record names.
-fn shares<'a>(pod: &NodePod, fleet: &'a Fleet, unit: MemoryUnit) -> Vec<(&'a Gpu, Sum)> {
+/// What the pod holds of each device of this node that its record names.
+fn shares<'a>(pod: &NodePod, fleet: &'a Fleet, unit: MemoryUnit) -> Vec<Share<'a>> {
     let Ok(placement) = &pod.placement else { return Vec::new() };
-    let named = placement.gpus.iter().zip(&placement.held).filter_map(|(name, held)| {
+    let gpus = placement.gpus.iter().zip(&placement.held).filter_map(|(name, held)| {
         let gpu = &fleet.gpus.iter().find(|entry| name.names(&entry.gpu))?.gpu;
         let units = placement.gpushare.map_or(0, |record| record.pod_units).max(pod.memory_units());
         let bytes = held.bytes_of(gpu.memory_bytes).unwrap_or_else(|| units.saturating_mul(unit.bytes()));
-        Some((gpu, Sum { bytes, core: held.core, n_holders: 0 }))
+        let held = Sum { bytes, core: held.core, ..Sum::default() };
+        let total = Sum { bytes: gpu.memory_bytes, core: WHOLE_DEVICE_PERCENT, ..Sum::default() };
+        Some(Share { device: &gpu.uuid, device_type: TYPE_GPU, held, total })
     });
-    named.collect()
+    let others = placement.others.iter().flat_map(|(device_type, others)| {
+        others.names.iter().zip(&others.held).filter_map(|(name, portion)| {
+            let find = |entry: &&FleetDevice| name.is(&DeviceKey::from(&entry.device));
+            let device = &fleet.devices_of(device_type).find(find)?.device;
+            let percent = |percent: u64| Sum { percent, ..Sum::default() };
+            let (held, total) = (percent(portion.percent), percent(device.percent().unwrap_or(WHOLE_DEVICE_PERCENT)));
+            Some(Share { device: &device.id, device_type, held, total })
+        })
+    });
+    gpus.chain(others).collect()
 }
 
 #[cfg(test)]

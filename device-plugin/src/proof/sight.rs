@@ -1,50 +1,62 @@
 //! What a container will see: read off the answer to Allocate, which kubelet keeps as long as the container lives.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
+use proto::device::TYPE_GPU;
 use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, type_name};
 use crate::identity::checkpoint::Allocated;
+use crate::inject;
 use crate::inventory::GpuUuid;
 use crate::pods::PodUid;
+use crate::served::Served;
 
-/// What the containers of one pod see.
+/// What the containers of one pod see of the devices of one type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Sight {
     /// Whatever the CDI spec says when the container is created.
     Spec,
-    /// These GPUs, for as long as they live.
-    Gpus(BTreeSet<GpuUuid>),
-    /// Something that is no GPU of this node, or one container other GPUs than another.
+    /// These devices, for as long as they live.
+    Devices(BTreeSet<GpuUuid>),
+    /// Something that is no device of this node, or one container other devices than another.
     Unclear(String),
 }
 
-/// What one answer makes its container see; none if it says nothing of devices.
-pub fn of_answer(answer: &ContainerAllocateResponse, variable: &str, fleet: &Fleet) -> Option<Sight> {
+/// The same by type; nothing of types that no answer says anything of.
+pub type Sights = BTreeMap<&'static str, Sight>;
+
+/// What one answer about a resource makes its container see; none if it says nothing of devices. `variable`
+/// is the one that names GPUs.
+pub fn of_answer(resource: Served, answer: &ContainerAllocateResponse, variable: &str, fleet: &Fleet) -> Option<Sight> {
     if answer.cdi_devices.iter().any(|device| device.name.starts_with(crate::cdi::PREFIX)) {
         return Some(Sight::Spec);
     }
+    let variable = inject::variable(variable, resource);
     let value = answer.envs.get(variable)?;
-    let gpu = |name: &str| {
-        let is_meant = |entry: &&crate::fleet::FleetGpu| entry.gpu.uuid.as_str() == name || entry.gpu.index.to_string() == name;
-        fleet.gpus.iter().find(is_meant).map(|entry| entry.gpu.uuid.clone())
+    let device_type = resource.device_type();
+    let device = |name: &str| {
+        let by_index = |index: u32| fleet.gpus.iter().find(|entry| entry.gpu.index == index).map(|entry| entry.gpu.uuid.clone());
+        let by_id = fleet.entries(device_type).map(|entry| entry.key.id).find(|id| id.as_str() == name);
+        by_id.or_else(|| name.parse().ok().filter(|_| device_type == TYPE_GPU).and_then(by_index))
     };
-    let gpus: Option<BTreeSet<GpuUuid>> = value.split(',').map(gpu).collect();
-    Some(gpus.map_or_else(|| Sight::Unclear(format!("{variable}={value}, which is not a list of GPUs of this node")), Sight::Gpus))
+    let devices: Option<BTreeSet<GpuUuid>> = value.split(',').map(device).collect();
+    let strange = || format!("{variable}={value}, which is not a list of {} devices of this node", type_name(device_type));
+    Some(devices.map_or_else(|| Sight::Unclear(strange()), Sight::Devices))
 }
 
-/// What the containers of a pod see by kubelet's checkpoint; none if it names no answer that says anything.
-pub fn of_pod(written: &[Allocated], uid: &PodUid, variable: &str, fleet: &Fleet) -> Option<Sight> {
-    let own = written.iter().filter(|entry| entry.pod == *uid);
-    let mut seen: Option<Sight> = None;
-    for sight in own.filter_map(|entry| of_answer(&entry.answer, variable, fleet)) {
-        seen = Some(match seen {
-            // A container with a spec sees whatever the others do, once that is written.
-            None | Some(Sight::Spec) => sight,
-            Some(seen) if seen == sight || sight == Sight::Spec => seen,
-            Some(_) => Sight::Unclear("its containers were given different devices".to_owned()),
-        });
+/// What the containers of a pod see by kubelet's checkpoint.
+pub fn of_pod(written: &[Allocated], uid: &PodUid, variable: &str, fleet: &Fleet) -> Sights {
+    let mut sights = Sights::new();
+    for entry in written.iter().filter(|entry| entry.pod == *uid) {
+        let Some(sight) = of_answer(entry.resource, &entry.answer, variable, fleet) else { continue };
+        let seen = sights.entry(entry.resource.device_type()).or_insert(Sight::Spec);
+        // A container with a spec sees whatever the others do, once that is written.
+        if *seen == Sight::Spec {
+            *seen = sight;
+        } else if sight != Sight::Spec && *seen != sight {
+            *seen = Sight::Unclear("its containers were given different devices".to_owned());
+        }
     }
-    seen
+    sights
 }

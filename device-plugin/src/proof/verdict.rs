@@ -4,7 +4,7 @@
 //! device's sums change. The other pod must not see the devices that it would give away. Longer permutations are resolved
 //! by exchanges of two, each of which makes at least one pod right.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proto::memory_unit::MemoryUnit;
 
@@ -12,10 +12,11 @@ use crate::fleet::{Fleet, Unavailable};
 use crate::identity::Ledger;
 use crate::identity::checkpoint::Allocated;
 use crate::inventory::GpuUuid;
-use crate::pods::{NodePod, PodUid, Pods, Stage};
+use crate::pods::{NodePod, Placement, PodUid, Pods, Stage, Unplaced};
+use crate::served::Served;
 
 use super::room::{self, NoRoom};
-use super::sight::{self, Sight};
+use super::sight::{self, Sight, Sights};
 
 /// What is to be done.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,7 +37,7 @@ pub enum Refusal {
     /// The pod has no usable record.
     #[error("{0}")]
     Unplaced(String),
-    /// Its record names a GPU that it cannot have.
+    /// Its record names a device that it cannot have.
     #[error(transparent)]
     Unavailable(#[from] Unavailable),
     /// There is no room for it.
@@ -69,7 +70,7 @@ impl Refusal {
 pub struct Evidence<'a> {
     /// The pods with their effective records.
     pub pods: &'a Pods,
-    /// The GPUs.
+    /// The devices.
     pub fleet: &'a Fleet,
     /// What has been answered.
     pub ledger: &'a Ledger,
@@ -85,42 +86,65 @@ pub struct Evidence<'a> {
     pub unit: MemoryUnit,
 }
 
+/// Devices by type.
+type DevicesByType = BTreeMap<&'static str, BTreeSet<GpuUuid>>;
+
 impl Evidence<'_> {
-    /// Judges the start of a container of this pod that sees `seen`, if the answer for it says anything of devices.
-    pub fn judge(&self, pod: &NodePod, seen: Option<&Sight>) -> Verdict {
+    /// Judges the start of a container of this pod, whose containers see `seen`, as far as the answers for them say.
+    pub fn judge(&self, pod: &NodePod, seen: &Sights) -> Verdict {
         self.try_judge(pod, seen).unwrap_or_else(Verdict::Refuse)
     }
 
-    fn try_judge(&self, pod: &NodePod, seen: Option<&Sight>) -> Result<Verdict, Refusal> {
+    fn try_judge(&self, pod: &NodePod, seen: &Sights) -> Result<Verdict, Refusal> {
         let placement = pod.placement.as_ref().map_err(|unplaced| Refusal::Unplaced(unplaced.to_string()))?;
-        let recorded: BTreeSet<GpuUuid> =
-            self.gpus(pod).ok_or_else(|| Refusal::Unplaced(format!("its record names {placement}, which this node does not have")))?;
-        let verdict = match seen {
-            None | Some(Sight::Spec) => Verdict::Confirm,
-            Some(Sight::Gpus(seen)) if *seen == recorded => Verdict::Confirm,
-            Some(Sight::Unclear(problem)) => {
-                return Err(Refusal::Mismatch { seen: problem.clone(), recorded: placement.to_string() });
+        let recorded = self.recorded(pod, placement)?;
+        let mismatch = |seen: String| Refusal::Mismatch { seen, recorded: placement.to_string() };
+        let mut certain = DevicesByType::new();
+        for (device_type, sight) in seen.iter().filter(|(device_type, _)| recorded.contains_key(*device_type)) {
+            match sight {
+                Sight::Unclear(problem) => return Err(mismatch(problem.clone())),
+                Sight::Devices(devices) => drop(certain.insert(*device_type, devices.clone())),
+                Sight::Spec => {}
             }
-            Some(Sight::Gpus(seen)) => self.partner(pod, seen, &recorded).ok_or_else(|| Refusal::Mismatch {
-                seen: seen.iter().map(GpuUuid::as_str).collect::<Vec<_>>().join(","),
-                recorded: placement.to_string(),
-            })?,
-        };
-        if verdict == Verdict::Confirm {
-            self.fleet.resolve(&placement.gpus)?;
-            let may_run = |uid: &PodUid| self.is_young && *uid != pod.uid && self.ledger.is_from_before(uid);
-            let is_started = |uid: &PodUid| self.ledger.is_confirmed(uid) || may_run(uid);
-            room::check(self.pods, self.fleet, self.unit, is_started, &pod.uid)?;
         }
-        Ok(verdict)
+        if certain.iter().any(|(device_type, devices)| recorded.get(device_type) != Some(devices)) {
+            let ids = || certain.values().flatten().map(GpuUuid::as_str).collect::<Vec<_>>().join(",");
+            return self.partner(pod, &certain, &recorded).ok_or_else(|| mismatch(ids()));
+        }
+        for resource in self.asked(pod) {
+            match self.fleet.resolve(resource, placement.names(resource)) {
+                // It was before the operator chose otherwise.
+                Err(Unavailable::NotShared(_)) if pod.stage == Stage::Running => {}
+                resolved => drop(resolved?),
+            }
+        }
+        let may_run = |uid: &PodUid| self.is_young && *uid != pod.uid && self.ledger.is_from_before(uid);
+        let is_started = |uid: &PodUid| self.ledger.is_confirmed(uid) || may_run(uid);
+        room::check(self.pods, self.fleet, self.unit, is_started, &pod.uid)?;
+        Ok(Verdict::Confirm)
     }
 
-    /// The GPUs of a pod's record, sick ones included; none if one of them is not on this node.
-    fn gpus(&self, pod: &NodePod) -> Option<BTreeSet<GpuUuid>> {
-        let placement = pod.placement.as_ref().ok()?;
-        let named =
-            |name: &crate::pods::GpuName| self.fleet.gpus.iter().find(|entry| name.names(&entry.gpu)).map(|entry| entry.gpu.uuid.clone());
-        placement.gpus.iter().map(named).collect()
+    /// What kubelet asks this plugin for on behalf of the pod.
+    fn asked(&self, pod: &NodePod) -> impl Iterator<Item = Served> {
+        self.ledger.serves().iter().copied().filter(|resource| pod.asks_for(*resource))
+    }
+
+    /// The devices of a pod's record of the types that it asks for, sick ones included.
+    ///
+    /// # Errors
+    /// It names none of a type, or one that is not on this node.
+    fn recorded(&self, pod: &NodePod, placement: &Placement) -> Result<DevicesByType, Refusal> {
+        let mut recorded = DevicesByType::new();
+        for resource in self.asked(pod) {
+            let names = placement.names(resource);
+            if names.is_empty() {
+                return Err(Refusal::Unplaced(Unplaced::NoDevice(resource.device_type()).to_string()));
+            }
+            let ids: Option<BTreeSet<GpuUuid>> = names.iter().map(|name| self.fleet.find(resource, name).map(|key| key.id)).collect();
+            let absent = || Refusal::Unplaced(format!("its record names {placement}, which this node does not have"));
+            recorded.insert(resource.device_type(), ids.ok_or_else(absent)?);
+        }
+        Ok(recorded)
     }
 
     /// Whether a container of the pod may be running, by what this process knows.
@@ -130,22 +154,27 @@ impl Evidence<'_> {
 
     /// Whom the pod can change places with: one whose record is what this one sees and that does not see it itself; best
     /// one that sees what this one's record says.
-    fn partner(&self, pod: &NodePod, seen: &BTreeSet<GpuUuid>, recorded: &BTreeSet<GpuUuid>) -> Option<Verdict> {
+    fn partner(&self, pod: &NodePod, seen: &DevicesByType, recorded: &DevicesByType) -> Option<Verdict> {
         let is_alike = |other: &&NodePod| other.uid != pod.uid && other.stage != Stage::Terminal && pod.asks_like(other);
-        let has_record = |other: &&NodePod| self.gpus(other).as_ref() == Some(seen);
+        let has_record = |other: &&NodePod| {
+            let others = other.placement.as_ref().ok().and_then(|placement| self.recorded(other, placement).ok());
+            others.is_some_and(|others| seen.iter().all(|(device_type, devices)| others.get(device_type) == Some(devices)))
+        };
+        let wrong = || seen.iter().filter(|(device_type, devices)| recorded.get(*device_type) != Some(*devices));
         let others = self.pods.iter().filter(is_alike).filter(has_record).filter_map(|other| {
-            let sight = sight::of_pod(self.written, &other.uid, self.variable, self.fleet);
-            let rank = match &sight {
-                Some(Sight::Gpus(own)) if own == seen => return None,
-                Some(Sight::Gpus(own)) if own == recorded => 0,
-                Some(Sight::Gpus(_)) => 1,
+            let sights = sight::of_pod(self.written, &other.uid, self.variable, self.fleet);
+            let rank = |(device_type, devices): (&&'static str, &BTreeSet<GpuUuid>)| match sights.get(*device_type) {
+                Some(Sight::Devices(own)) if own == devices => None,
+                Some(Sight::Devices(own)) if Some(own) == recorded.get(device_type) => Some(0),
+                Some(Sight::Devices(_)) => Some(1),
                 // Its containers see the devices of its record, for all that is known.
-                _ if self.may_have_started(other) => return None,
-                Some(_) => 1,
-                None if !self.is_written_known || self.ledger.is_answered_unproven(&other.uid) => 3,
-                None => 2,
+                _ if self.may_have_started(other) => None,
+                Some(_) => Some(1),
+                None if !self.is_written_known || self.ledger.is_answered_unproven(&other.uid) => Some(3),
+                None => Some(2),
             };
-            Some((rank, other.assumed_at(), &other.uid))
+            let ranks: Option<Vec<u8>> = wrong().map(rank).collect();
+            Some((ranks?.into_iter().max()?, other.assumed_at(), &other.uid))
         });
         let (rank, _, uid) = others.min()?;
         Some(if rank == 3 { Verdict::LookAgain(uid.clone()) } else { Verdict::Exchange(uid.clone()) })

@@ -16,8 +16,8 @@ use crate::pods::Pods;
 /// What makes this daemon ready.
 #[derive(Clone, Debug)]
 pub(super) struct Readiness {
-    /// Whether kubelet knows each resource.
-    pub(super) registered: [watch::Receiver<bool>; 2],
+    /// Whether kubelet knows each resource that this node has.
+    pub(super) registered: Vec<watch::Receiver<bool>>,
     /// The pods of this node.
     pub(super) pods: watch::Receiver<Pods>,
 }
@@ -65,7 +65,7 @@ mod tests {
     #[case::kubelet_knows_one(true, [true, false], StatusCode::SERVICE_UNAVAILABLE)]
     #[case::pods_unknown(false, [true, true], StatusCode::SERVICE_UNAVAILABLE)]
     #[case::all_there(true, [true, true], StatusCode::OK)]
-    fn ready_when_pods_are_known_and_both_resources_registered(
+    fn ready_when_pods_are_known_and_all_resources_registered(
         #[case] is_synced: bool,
         #[case] registered: [bool; 2],
         #[case] expected: StatusCode,
@@ -76,7 +76,7 @@ mod tests {
         }
         let (_pods, pods) = watch::channel(known);
         let senders = registered.map(watch::Sender::new);
-        let readiness = Readiness { registered: senders.each_ref().map(watch::Sender::subscribe), pods };
+        let readiness = Readiness { registered: senders.iter().map(watch::Sender::subscribe).collect(), pods };
         assert_eq!(readiness.answer().0, expected);
     }
 }

@@ -12,8 +12,10 @@ use proto::memory_unit::MemoryUnit;
 use proto::resource::ResourceNames;
 use serde_json::{Value, json};
 
+use super::offer::unit_published;
 use super::*;
 use crate::config::Args;
+use crate::plugin::Settings;
 
 /// A unit that has been changed must not be counted in the one before; once seen, it does not matter who is away.
 #[tokio::test]

@@ -82,6 +82,7 @@ fn of_container(namespace: &str, name: &str, container: ContainerResources) -> V
         container: container.name.clone(),
         resource,
         device_ids,
+        is_by_record: false,
     };
     by_resource.into_iter().map(allocation).collect()
 }

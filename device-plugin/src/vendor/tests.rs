@@ -29,7 +29,7 @@ fn uuid(minor: u32) -> String {
 
 fn allocation(pod: PodName, ids: &[&str]) -> Allocation {
     let device_ids = ids.iter().map(|id| (*id).to_owned()).collect();
-    Allocation { pod, container: "c".to_owned(), resource: NVIDIA.to_owned(), device_ids }
+    Allocation { pod, container: "c".to_owned(), resource: NVIDIA.to_owned(), device_ids, is_by_record: false }
 }
 
 fn named(name: &str) -> PodName {
@@ -38,7 +38,7 @@ fn named(name: &str) -> PodName {
 
 /// A pod of which our scheduler wrote nothing.
 fn stranger(name: &str) -> NodePod {
-    NodePod { placement: Err(Unplaced::NoGpu), stage: Stage::Running, ..pod(name, 1, [whole(1)]) }
+    NodePod { placement: Err(Unplaced::NoDevice("gpu")), stage: Stage::Running, ..pod(name, 1, [whole(1)]) }
 }
 
 fn published(allocations: &[Allocation], known: impl IntoIterator<Item = NodePod>) -> Vec<(String, Vec<String>)> {
@@ -160,7 +160,13 @@ fn told(name: &str, resource: &str, ids: &[&[&str]]) -> PodResources {
 }
 
 fn settings(dir: &std::path::Path) -> Settings {
-    Settings { resources: [NVIDIA.to_owned()].into(), socket: dir.join("kubelet.sock"), device_plugin_dir: dir.to_owned() }
+    Settings {
+        resources: [NVIDIA.to_owned()].into(),
+        ours: None,
+        visible_devices_env: "NVIDIA_VISIBLE_DEVICES".to_owned(),
+        socket: dir.join("kubelet.sock"),
+        device_plugin_dir: dir.to_owned(),
+    }
 }
 
 /// The devices that are published once they are these.
@@ -215,11 +221,11 @@ async fn reads_the_checkpoint_where_there_is_no_api() {
 #[tokio::test]
 async fn without_either_nothing_is_claimed() {
     let dir = tempfile::tempdir().unwrap();
-    let error = read(&settings(dir.path())).await.unwrap_err();
+    let error = read(&settings(dir.path()), &fleet(1)).await.unwrap_err();
     assert!(matches!(error, VendorError::Neither { .. }), "{error}");
     // A socket that nobody listens on any more is not a missing API: kubelet is restarting.
     drop(UnixListener::bind(dir.path().join("kubelet.sock")).unwrap());
-    let error = read(&settings(dir.path())).await.unwrap_err();
+    let error = read(&settings(dir.path()), &fleet(1)).await.unwrap_err();
     assert!(matches!(error, VendorError::PodResources(PodResourcesError::Connect(_))), "{error}");
 }
 

@@ -11,8 +11,8 @@ use proto::kubelet::HEALTHY;
 use proto::kubelet::deviceplugin::device_plugin_client::DevicePluginClient;
 use proto::kubelet::deviceplugin::registration_server::{Registration, RegistrationServer};
 use proto::kubelet::deviceplugin::{
-    AllocateRequest, ContainerAllocateRequest, ContainerPreferredAllocationRequest, Device, Empty, ListAndWatchResponse,
-    PreferredAllocationRequest, RegisterRequest,
+    AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse, ContainerPreferredAllocationRequest, Device, Empty,
+    ListAndWatchResponse, PreferredAllocationRequest, RegisterRequest,
 };
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
@@ -52,6 +52,8 @@ pub(crate) struct Plugin {
     pub(crate) stream: Streaming<ListAndWatchResponse>,
     pub(crate) devices: Vec<Device>,
     pub(crate) used: BTreeSet<String>,
+    /// Every answer to Allocate.
+    pub(crate) answers: Vec<ContainerAllocateResponse>,
 }
 
 impl FakeKubelet {
@@ -83,7 +85,7 @@ impl FakeKubelet {
         let options = client.get_device_plugin_options(Empty {}).await.unwrap().into_inner();
         assert!(options.get_preferred_allocation_available && options.pre_start_required);
         let stream = client.list_and_watch(Empty {}).await.unwrap().into_inner();
-        let mut plugin = Plugin { client, stream, devices: Vec::new(), used: BTreeSet::new() };
+        let mut plugin = Plugin { client, stream, devices: Vec::new(), used: BTreeSet::new(), answers: Vec::new() };
         plugin.next_list().await;
         self.plugins.insert(request.resource_name.clone(), plugin);
         request.resource_name
@@ -145,6 +147,7 @@ impl Plugin {
     pub(crate) async fn allocate(&mut self, ids: &[String]) -> Result<BTreeMap<String, String>, Status> {
         let request = AllocateRequest { container_requests: vec![ContainerAllocateRequest { device_ids: ids.to_vec() }] };
         let answer = timeout(SOON, self.client.allocate(request)).await.expect("no answer")?.into_inner();
+        self.answers.push(answer.container_responses[0].clone());
         Ok(answer.container_responses[0].envs.clone().into_iter().collect())
     }
 }

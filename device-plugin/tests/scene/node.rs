@@ -1,19 +1,22 @@
 //! A node with GPUs and pods, whose plugin serves a directory. There is no API server: pods are told.
 
+use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use device_plugin::fleet::Fleet;
-use device_plugin::inventory::{Gpu, Inventory};
+use device_plugin::inventory::{Gpu, Inventory, OtherDevice};
 use device_plugin::plugin::ids::IdScheme;
-use device_plugin::plugin::registration::{KubeletDir, keep_registered};
+use device_plugin::plugin::offer::keep_offered;
+use device_plugin::plugin::registration::KubeletDir;
 use device_plugin::plugin::{NodeState, Settings};
 use device_plugin::pods::{NodePod, Pods};
-use device_plugin::served::Served;
+use device_plugin::served::{Served, ServedNames};
 use device_plugin::stop::Stopper;
 use proto::memory_unit::MemoryUnit;
+use proto::quantity::Quantity;
 use proto::resource::ResourceNames;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -24,6 +27,35 @@ use crate::kubelet::FakeKubelet;
 
 pub(crate) const UNITS: &str = "aliyun.com/gpu-mem";
 pub(crate) const SHARES: &str = "koordinator.sh/gpu.shared";
+pub(crate) const WHOLE: &str = "nvidia.com/gpu";
+
+/// What a node has.
+#[derive(Clone)]
+pub(crate) struct Equipment {
+    pub(crate) n_gpus: u32,
+    /// How many of them are shared, from the first.
+    pub(crate) n_shared: u32,
+    pub(crate) others: Vec<OtherDevice>,
+    /// Whether whole GPUs are served.
+    pub(crate) serves_whole: bool,
+    pub(crate) memory_unit: MemoryUnit,
+}
+
+impl Default for Equipment {
+    fn default() -> Self {
+        Self { n_gpus: 1, n_shared: 1, others: Vec::new(), serves_whole: false, memory_unit: MemoryUnit::GIB }
+    }
+}
+
+impl Equipment {
+    pub(crate) fn fleet(&self) -> Fleet {
+        let gpus: Vec<Gpu> = (0..self.n_gpus).map(gpu).collect();
+        let shared: Vec<Gpu> = (0..self.n_shared).map(gpu).collect();
+        let ids = IdScheme::new(&shared, 100, self.memory_unit).unwrap();
+        let vendor = "nvidia".to_owned();
+        Fleet::new(Inventory { gpus, others: self.others.clone(), excluded: Vec::new(), driver_version: None, vendor }, ids)
+    }
+}
 
 /// The node; dropping it leaves no files behind.
 pub(crate) struct Node {
@@ -38,26 +70,29 @@ pub(crate) struct Node {
 impl Node {
     /// So many GPUs of 16 GiB, in GiB units, served at once; nobody is registered yet.
     pub(crate) fn new(n_gpus: u32) -> Self {
-        Self::with_unit(n_gpus, MemoryUnit::GIB)
+        Self::with(&Equipment { n_gpus, n_shared: n_gpus, ..Equipment::default() })
     }
 
     pub(crate) fn with_unit(n_gpus: u32, memory_unit: MemoryUnit) -> Self {
-        let gpus: Vec<Gpu> = (0..n_gpus).map(gpu).collect();
-        let ids = IdScheme::new(&gpus, 100, memory_unit).unwrap();
-        let inventory = Inventory { gpus, others: Vec::new(), excluded: Vec::new(), driver_version: None, vendor: "nvidia".to_owned() };
-        let (fleet, fleet_seen) = watch::channel(Arc::new(Fleet::new(inventory, ids)));
+        Self::with(&Equipment { n_gpus, n_shared: n_gpus, memory_unit, ..Equipment::default() })
+    }
+
+    pub(crate) fn with(equipment: &Equipment) -> Self {
+        let (fleet, fleet_seen) = watch::channel(Arc::new(equipment.fleet()));
         let mut known = Pods::default();
         known.reset([]);
         let (pods, pods_seen) = watch::channel(known);
-        let settings = Settings::plain(ResourceNames::default(), memory_unit, Duration::from_millis(200));
+        let names = ServedNames { whole: equipment.serves_whole.then(|| WHOLE.to_owned()), ..ServedNames::default() };
+        let plain = Settings::plain(ResourceNames::default(), equipment.memory_unit, Duration::from_millis(200));
+        let settings = Settings { names: names.clone(), ..plain };
         let (dir, mut tasks) = (tempfile::tempdir().unwrap(), JoinSet::new());
         let state = Arc::new(NodeState::beside_kubelet(settings, fleet_seen, pods_seen, dir.path()));
-        state.ledger().inherit(&pods.borrow());
+        state.inherit(&pods.borrow());
         let (stopper, stop) = Stopper::new();
         let kubelet_dir = KubeletDir { path: dir.path().to_owned(), interval: Duration::from_millis(10), patience: Duration::from_secs(5) };
-        for resource in Served::ALL {
+        for resource in Served::ALL.into_iter().filter(|resource| names.of(*resource).is_some()) {
             let (is_registered, _) = watch::channel(false);
-            tasks.spawn(keep_registered(kubelet_dir.clone(), resource, Arc::clone(&state), stop.clone(), is_registered));
+            tasks.spawn(keep_offered(kubelet_dir.clone(), resource, Arc::clone(&state), stop.clone(), is_registered));
         }
         Self { fleet, pods, state, stopper, tasks, dir }
     }
@@ -112,6 +147,22 @@ fn gpu(minor: u32) -> Gpu {
         numa_node: None,
         pcie_root: None,
         device_node: "/dev/null".into(),
+    }
+}
+
+/// A whole device of a type.
+pub(crate) fn device(device_type: &str, minor: u32, nodes: &[&str]) -> OtherDevice {
+    OtherDevice {
+        device_type: device_type.to_owned(),
+        id: format!("0000:{minor:02x}:00.0").parse().unwrap(),
+        minor,
+        resources: [(format!("koordinator.sh/{device_type}"), Quantity::from_unsigned(100))].into(),
+        labels: BTreeMap::new(),
+        bus_id: None,
+        numa_node: None,
+        pcie_root: None,
+        vf_groups: Vec::new(),
+        device_nodes: nodes.iter().map(PathBuf::from).collect(),
     }
 }
 

@@ -235,7 +235,7 @@ impl Node {
             let found = self.answer(call).ok();
             self.scene.ledger.prefer(found);
         }
-        let asked = Call { resource: call.resource, count: call.count, gpus: &[] };
+        let asked = Call { resource: call.resource, count: call.count, devices: &[] };
         let answer = preferred(&self.scene.pods, &self.scene.ledger, &asked).map_or_else(|| self.answer(call), Ok);
         match (&pod.placement, answer) {
             (Ok(own), Ok(found)) => {
@@ -265,7 +265,7 @@ fn any_pod() -> impl Strategy<Value = NodePod> {
         let container =
             |(idx, (kind, memory_units, shared))| ContainerRequest { name: format!("c{idx}"), kind, memory_units, ..shares(shared) };
         let pod = pod("", 0, kinds.into_iter().enumerate().map(container).collect::<Vec<_>>()).on([minor]);
-        if is_placed { pod } else { NodePod { placement: Err(Unplaced::NoGpu), ..pod } }
+        if is_placed { pod } else { NodePod { placement: Err(Unplaced::NoDevice("gpu")), ..pod } }
     })
 }
 

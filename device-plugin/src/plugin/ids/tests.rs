@@ -36,11 +36,11 @@ fn ids_name_their_gpu_and_others_are_nobodys() {
     let scheme = IdScheme::new(&found, 2, MemoryUnit::GIB).unwrap();
     assert_eq!(scheme.ids(Served::Shared, &found[0].uuid).collect::<Vec<_>>(), ["GPU-a-1::0", "GPU-a-1::1"]);
     assert_eq!(scheme.ids(Served::Memory, &found[1].uuid).collect::<Vec<_>>(), ["c8a15d95-0", "c8a15d95-1", "c8a15d95-2"]);
-    assert_eq!(scheme.gpu_of(Served::Memory, "74d9f81d-2"), Some(&found[0].uuid));
+    assert_eq!(scheme.device_of(Served::Memory, "74d9f81d-2"), Some(&found[0].uuid));
     for stranger in ["c8a15d95-3", "c8a15d95-", "c8a15d95", "b-0", "", "é", "GPU-a::0", "c8a15d95-99999999999999999999"] {
-        assert_eq!(scheme.gpu_of(Served::Memory, stranger), None, "{stranger}");
+        assert_eq!(scheme.device_of(Served::Memory, stranger), None, "{stranger}");
     }
-    assert_eq!(scheme.gpu_of(Served::Shared, "GPU-a::2"), None);
+    assert_eq!(scheme.device_of(Served::Shared, "GPU-a::2"), None);
 }
 
 /// 8 GPUs of 80 GiB by the MiB: the smallest unit that fits is named, and does fit where one less does not.
@@ -93,7 +93,7 @@ proptest! {
             let ids: Vec<_> = found.iter().flat_map(|gpu| scheme.ids(resource, &gpu.uuid).map(|id| (id, gpu.uuid.clone()))).collect();
             prop_assert_eq!(ids.iter().map(|(id, _)| id).collect::<BTreeSet<_>>().len(), ids.len());
             for (id, uuid) in &ids {
-                prop_assert_eq!(scheme.gpu_of(resource, id), Some(uuid));
+                prop_assert_eq!(scheme.device_of(resource, id), Some(uuid));
             }
         }
         found.reverse();

@@ -29,7 +29,7 @@ fn judge_with(pods: &Pods, written: &[Allocated], ledger: &Ledger, at: usize) ->
     let evidence =
         Evidence { pods, fleet: &fleet, ledger, written, is_written_known: true, is_young: false, variable, unit: MemoryUnit::GIB };
     let pod = pods.get(&PodUid::from(format!("p{at}").as_str())).unwrap();
-    evidence.judge(pod, sight::of_pod(written, &pod.uid, variable, &fleet).as_ref())
+    evidence.judge(pod, &sight::of_pod(written, &pod.uid, variable, &fleet))
 }
 
 fn judge(records: &[u32], sees: &[Option<u32>], at: usize) -> Verdict {
@@ -81,7 +81,7 @@ fn looks_again_while_the_other_is_being_answered() {
     let mut ledger = Ledger::default();
     ledger.learn(&written, &pods);
     for _ in 0..2 {
-        let found = identify(&pods, &ledger, &Call { resource: Served::Memory, count: 2, gpus: &[] }, Patience::Over).unwrap();
+        let found = identify(&pods, &ledger, &Call { resource: Served::Memory, count: 2, devices: &[] }, Patience::Over).unwrap();
         ledger.record(found, &pods);
     }
     assert_eq!(judge_with(&pods, &written, &ledger, 0), Verdict::LookAgain(PodUid::from("p1")));
@@ -127,7 +127,7 @@ fn verdict_of(pods: &Pods, written: &[Allocated], ledger: &Ledger, is_written_kn
     let fleet = fleet(4);
     let variable = "NVIDIA_VISIBLE_DEVICES";
     let evidence = Evidence { pods, fleet: &fleet, ledger, written, is_written_known, is_young: false, variable, unit: MemoryUnit::GIB };
-    evidence.judge(pods.get(&PodUid::from("p0")).unwrap(), Some(&Sight::Gpus([gpu(1).uuid].into())))
+    evidence.judge(pods.get(&PodUid::from("p0")).unwrap(), &[("gpu", Sight::Devices([gpu(1).uuid].into()))].into())
 }
 
 /// What cannot be read does not say that a running pod sees nothing yet.
@@ -163,7 +163,7 @@ fn answers_of_both_manners_agree() {
     for _ in 0..2 {
         written.reverse();
         let seen = sight::of_pod(&written, &PodUid::from("p0"), "NVIDIA_VISIBLE_DEVICES", &fleet(4));
-        assert_eq!(seen, Some(Sight::Gpus([gpu(2).uuid].into())));
+        assert_eq!(seen, Sights::from([("gpu", Sight::Devices([gpu(2).uuid].into()))]));
     }
 }
 
@@ -190,7 +190,7 @@ fn a_young_process_starts_neither_of_two_that_do_not_fit() {
             variable,
             unit: MemoryUnit::GIB,
         };
-        evidence.judge(pods.get(&PodUid::from(name)).unwrap(), None)
+        evidence.judge(pods.get(&PodUid::from(name)).unwrap(), &Sights::new())
     };
     assert!(matches!(judge(true, "p0"), Verdict::Refuse(Refusal::NoRoom(_))));
     assert!(matches!(judge(true, "p1"), Verdict::Refuse(Refusal::NoRoom(_))));

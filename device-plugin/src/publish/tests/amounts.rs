@@ -69,7 +69,7 @@ fn nothing_left_is_removed_not_zeroed() {
 #[test]
 fn requests_of_pods_that_cannot_be_admitted_do_not_count() {
     let asking = |name: &str, stage| NodePod { stage, requests: Requests::of_device(1), ..pod(name, 1, [units(1)]) };
-    let unplaced = NodePod { placement: Err(crate::pods::Unplaced::NoGpu), ..asking("c", Stage::Bound) };
+    let unplaced = NodePod { placement: Err(crate::pods::Unplaced::NoDevice("gpu")), ..asking("c", Stage::Bound) };
     let all =
         [asking("a", Stage::Bound), asking("b", Stage::Running), asking("d", Stage::Admitted), unplaced, asking("e", Stage::Terminal)];
     let three = (0..3).fold(Requests::default(), |sum, _| sum.plus(Requests::of_device(1)));

@@ -1,0 +1,190 @@
+//! What is decided of starts, by what kubelet has written down.
+
+use proto::device::TYPE_RDMA;
+use proto::kubelet::deviceplugin::ContainerAllocateResponse;
+use proto::memory_unit::MemoryUnit;
+use proto::quantity::Quantity;
+use proto::record::{DeviceAllocation, Record};
+use proto::resource::{RDMA, ResourceNames};
+use rstest::rstest;
+use tokio::sync::watch;
+
+use super::*;
+use crate::builders::{adapter, fleet, gpu, pod, pods, rdma, shares, units, whole};
+use crate::fleet::Fleet;
+use crate::identity::Ledger;
+use crate::inject::cdi_answer;
+use crate::inventory::Inventory;
+use crate::plugin::Settings;
+use crate::pods::Placement;
+use crate::served::ServedNames;
+
+const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
+
+/// An answer that sets one variable.
+fn says(variable: &str, value: &str) -> ContainerAllocateResponse {
+    ContainerAllocateResponse { envs: [(variable.to_owned(), value.to_owned())].into(), ..ContainerAllocateResponse::default() }
+}
+
+/// What kubelet has written down of the only container of a pod.
+fn entry(pod: &NodePod, resource: Served, ids: &[&str], answer: ContainerAllocateResponse) -> Allocated {
+    let ids = ids.iter().map(|id| (*id).to_owned()).collect();
+    Allocated { pod: pod.uid.clone(), container: pod.containers[0].name.clone(), resource, ids, answer }
+}
+
+/// Two GPUs, two adapters, and a plugin that serves whole GPUs too and has answered nothing.
+fn judged(all: Vec<NodePod>, written: &[Allocated], of: usize, resource: Served, ids: &[&str]) -> Judged {
+    let gpus = fleet(2);
+    let inventory = Inventory {
+        gpus: gpus.gpus.iter().map(|entry| entry.gpu.clone()).collect(),
+        others: vec![adapter(0), adapter(1)],
+        ..Inventory::default()
+    };
+    let (_fleet, fleet) = watch::channel(Arc::new(Fleet::new(inventory, gpus.ids)));
+    let uid = all[of].uid.clone();
+    let (_pods, pods) = watch::channel(pods(all));
+    let plain = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::ZERO);
+    let settings = Settings { names: ServedNames { whole: Some("nvidia.com/gpu".to_owned()), ..ServedNames::default() }, ..plain };
+    let node = NodeState::new(settings, fleet, pods, Ledger::default());
+    let known = node.pods.borrow().clone();
+    node.inherit(&known);
+    let ids: Vec<String> = ids.iter().map(|id| (*id).to_owned()).collect();
+    let knowledge = Knowledge { is_written_known: true, is_young: false };
+    judge(&node, written, knowledge, &Start { resource, ids: &ids, uid }).unwrap_or_else(|held| panic!("{held}"))
+}
+
+fn running(pod: NodePod) -> NodePod {
+    NodePod { stage: Stage::Running, ..pod }
+}
+
+fn unplaced(pod: NodePod) -> NodePod {
+    NodePod { placement: Err(crate::pods::Unplaced::NoDevice("gpu")), ..pod }
+}
+
+/// How the start of a container ends.
+fn ending(judged: &Judged, resource: Served) -> String {
+    match &judged.verdict {
+        Verdict::Confirm => "starts".to_owned(),
+        Verdict::Refuse(refusal) if judged.is_inherited && survives(resource, refusal) => "starts again".to_owned(),
+        Verdict::Refuse(refusal) => refusal.to_string(),
+        other => format!("{other:?}"),
+    }
+}
+
+/// What the old gpushare plugin gave, under IDs of its own and by index; this process knows nothing of it but kubelet's file.
+#[rstest]
+#[case::by_index(running(pod("a", 1, [units(1)]).on([1])), Some("1"), "starts")]
+#[case::by_uuid(running(pod("a", 1, [units(1)]).on([1])), Some("GPU-00000001-aaaa-bbbb-cccc-000000000001"), "starts")]
+#[case::the_only_gpu_and_no_record(running(unplaced(pod("a", 1, [units(1)]))), Some("0"), "starts again")]
+#[case::no_record_and_never_run(unplaced(pod("a", 1, [units(1)])), Some("0"), "annotation scheduling.koordinator.sh/device-allocated names no GPU")]
+#[case::no_file(running(pod("a", 1, [units(1)]).on([1])), None, "starts again")]
+#[case::no_file_and_never_run(pod("a", 1, [units(1)]).on([1]), None, "what kubelet has given it is not known")]
+#[case::another_gpu(running(pod("a", 1, [units(1)]).on([1])), Some("0"), "kubelet has given it GPU-00000000")]
+fn containers_of_the_old_plugin(#[case] pod: NodePod, #[case] visible: Option<&str>, #[case] expected: &str) {
+    let ids = ["GPU-00000001-aaaa-bbbb-cccc-000000000001-_-3"];
+    let written: Vec<_> = visible.map(|value| entry(&pod, Served::Memory, &ids, says(VISIBLE, value))).into_iter().collect();
+    let found = ending(&judged(vec![pod], &written, 0, Served::Memory, &ids), Served::Memory);
+    assert!(found.starts_with(expected), "{found}");
+}
+
+/// The vendor's plugin picked the GPUs, whatever our scheduler had written down; what it gave is counted by kubelet's books.
+#[rstest]
+#[case::as_recorded(running(pod("a", 1, [whole(1)]).on([1])), 1, "starts")]
+#[case::another(running(pod("a", 1, [whole(1)]).on([1])), 0, "starts again")]
+#[case::not_recorded(running(unplaced(pod("a", 1, [whole(1)]))), 0, "starts again")]
+#[case::another_and_never_run(pod("a", 1, [whole(1)]).on([1]), 0, "kubelet has given it GPU-00000000")]
+fn containers_of_the_vendors_plugin(#[case] pod: NodePod, #[case] seen: u32, #[case] expected: &str) {
+    let uuid = gpu(seen).uuid.to_string();
+    let written = [entry(&pod, Served::Whole, &[&uuid], says(VISIBLE, &uuid))];
+    let found = ending(&judged(vec![pod], &written, 0, Served::Whole, &[&uuid]), Served::Whole);
+    assert!(found.starts_with(expected), "{found}");
+}
+
+/// Answers by CDI are our own, so nobody else's are taken for them.
+#[test]
+fn a_running_pod_that_lost_its_record_does_not_see_just_anything() {
+    let pod = running(unplaced(pod("a", 1, [whole(1)])));
+    let ids = [gpu(0).uuid.to_string()];
+    let written = [entry(&pod, Served::Whole, &[&ids[0]], cdi_answer(Served::Whole, &ids))];
+    let judged = judged(vec![pod], &written, 0, Served::Whole, &[&ids[0]]);
+    assert!(judged.is_by_spec && !judged.is_inherited && matches!(judged.verdict, Verdict::Refuse(Refusal::Unplaced(_))));
+}
+
+/// A pod with so many percent of this adapter, and a share of a GPU if it has one.
+fn with_adapter(name: &str, assumed_at: u64, minor: u32, percent: u64, gpu_minor: Option<u32>) -> NodePod {
+    let resources = [(RDMA.to_owned(), Quantity::from_unsigned(percent))].into();
+    let one = |minor: u32| DeviceAllocation { minor: i32::try_from(minor).unwrap(), ..DeviceAllocation::default() };
+    let mut allocations = std::collections::BTreeMap::from([(TYPE_RDMA.to_owned(), vec![DeviceAllocation { resources, ..one(minor) }])]);
+    allocations.extend(gpu_minor.map(|minor| ("gpu".to_owned(), vec![one(minor)])));
+    let record = Record { allocations, assumed_at: Some(assumed_at), gpushare: None };
+    let mut container = rdma(percent);
+    container.shared = gpu_minor.map_or(0, |_| 1);
+    NodePod { placement: Ok(Placement::of_record(record, assumed_at).unwrap()), ..pod(name, assumed_at, [container]) }
+}
+
+fn sees_adapter(pod: &NodePod, minor: u32) -> Allocated {
+    entry(pod, Served::Rdma, &[&format!("{}-id", pod.name)], says("GPUSHARE_RDMA_DEVICES", &format!("0000:{minor:02x}:00.0")))
+}
+
+#[test]
+fn an_adapter_is_proven_as_gpus_are() {
+    let (a, b) = (with_adapter("a", 1, 0, 60, None), with_adapter("b", 2, 1, 60, None));
+    let start = |written: &[Allocated], all: Vec<NodePod>| ending(&judged(all, written, 0, Served::Rdma, &["a-id"]), Served::Rdma);
+    assert_eq!(start(&[sees_adapter(&a, 0)], vec![a.clone(), b.clone()]), "starts");
+    assert_eq!(start(&[sees_adapter(&a, 1), sees_adapter(&b, 0)], vec![a.clone(), b.clone()]), r#"Exchange("b")"#);
+    let other = with_adapter("b", 2, 1, 70, None);
+    let found = start(&[sees_adapter(&a, 1), sees_adapter(&other, 0)], vec![a.clone(), other]);
+    assert!(found.starts_with("kubelet has given it 0000:01:00.0, but minor 0 is counted for it"), "{found}");
+    let before = running(with_adapter("b", 2, 0, 60, None));
+    let found = start(&[sees_adapter(&a, 0)], vec![a.clone(), before]);
+    assert_eq!(found, "rdma 0000:00:00.0 has no room for it: 60 of 100 percent are held by pods that came before, and it asks for 60");
+    let nothing = NodePod { placement: pod("x", 1, [shares(1)]).placement, ..a };
+    let found = start(&[sees_adapter(&nothing, 0)], vec![nothing.clone()]);
+    assert_eq!(found, "annotation scheduling.koordinator.sh/device-allocated names no rdma");
+}
+
+/// The two may have each other's adapter and both the same GPU; then only the whole records fit.
+#[test]
+fn who_changes_places_does_so_with_all_devices() {
+    let pair = |gpu_of_b: u32| [with_adapter("a", 1, 0, 40, Some(0)), with_adapter("b", 2, 1, 40, Some(gpu_of_b))];
+    let sees_gpu = |pod: &NodePod, minor: u32| entry(pod, Served::Shared, &["s"], says(VISIBLE, gpu(minor).uuid.as_str()));
+    for (gpu_of_b, expected) in [(0, r#"Exchange("b")"#), (1, "kubelet has given it")] {
+        let [a, b] = pair(gpu_of_b);
+        let written = [sees_adapter(&a, 1), sees_gpu(&a, 0), sees_adapter(&b, 0), sees_gpu(&b, gpu_of_b)];
+        let found = ending(&judged(vec![a, b], &written, 0, Served::Rdma, &["a-id"]), Served::Rdma);
+        assert!(found.starts_with(expected), "{found}");
+    }
+}
+
+/// The operator's choice holds for new pods; one that runs on such a GPU goes on.
+#[test]
+fn a_gpu_that_is_not_shared_takes_no_new_sharer() {
+    let gpus = fleet(2);
+    let only_first = crate::plugin::ids::IdScheme::new(&[gpu(0)], 100, MemoryUnit::GIB).unwrap();
+    let inventory = Inventory { gpus: gpus.gpus.iter().map(|entry| entry.gpu.clone()).collect(), ..Inventory::default() };
+    let fleet = Fleet::new(inventory, only_first);
+    let verdict = |pod: NodePod| {
+        let pods = pods([pod.clone()]);
+        let ledger = Ledger::default();
+        let (written, unit) = (&[][..], MemoryUnit::GIB);
+        let evidence = Evidence {
+            pods: &pods,
+            fleet: &fleet,
+            ledger: &ledger,
+            written,
+            is_written_known: true,
+            is_young: false,
+            variable: VISIBLE,
+            unit,
+        };
+        evidence.judge(&pod, &sight::Sights::new())
+    };
+    let Verdict::Refuse(refusal) = verdict(pod("a", 1, [shares(1)]).on([1])) else { panic!("it starts") };
+    assert_eq!(
+        refusal.to_string(),
+        "GPU GPU-00000001-aaaa-bbbb-cccc-000000000001 of this node is not shared: --shared-devices of its plugin leaves it to pods that \
+         take whole GPUs"
+    );
+    assert_eq!(verdict(running(pod("a", 1, [shares(1)]).on([1]))), Verdict::Confirm);
+    assert_eq!(verdict(pod("a", 1, [shares(1)]).on([0])), Verdict::Confirm);
+}

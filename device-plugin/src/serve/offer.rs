@@ -1,0 +1,82 @@
+//! What is waited for before a resource is served to kubelet.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use proto::node::Node;
+use tokio::sync::watch;
+use tokio::time::timeout;
+use tracing::{info, warn};
+
+use crate::cdi;
+use crate::inject::Manner;
+use crate::plugin::offer::keep_offered;
+use crate::plugin::registration::KubeletDir;
+use crate::plugin::{NodeState, Settings};
+use crate::pods::Pods;
+use crate::publish::unit;
+use crate::served::Served;
+use crate::stop::Stop;
+
+/// How long the first registration waits for the pods of this node to be known.
+const SYNC_WAIT: Duration = Duration::from_secs(5);
+
+/// How long the first registration waits for the Node object.
+const NODE_WAIT: Duration = Duration::from_secs(10);
+
+/// Serves a resource until the end is asked for: memory once the node says what a unit is, so that no unit is counted as
+/// another.
+pub(super) async fn serve(
+    dir: KubeletDir,
+    resource: Served,
+    node: Arc<NodeState>,
+    known_node: watch::Receiver<Option<Node>>,
+    mut stop: Stop,
+    is_registered: watch::Sender<bool>,
+) {
+    tokio::select! {
+        () = stop.requested() => return,
+        () = prepare(resource, &node, known_node) => {}
+    }
+    keep_offered(dir, resource, node, stop, is_registered).await;
+}
+
+async fn prepare(resource: Served, node: &NodeState, known_node: watch::Receiver<Option<Node>>) {
+    let mut pods = node.pods.clone();
+    if timeout(SYNC_WAIT, pods.wait_for(Pods::is_synced)).await.is_err() {
+        warn!("the API server has not told the pods of this node yet; serving kubelet all the same");
+    }
+    settle_manner(known_node.clone(), node).await;
+    if resource == Served::Memory {
+        unit_published(known_node, &node.settings).await;
+    }
+}
+
+/// Returns when the node's annotation has been seen to tell our unit. From then on the publisher keeps it so.
+pub(super) async fn unit_published(mut node: watch::Receiver<Option<Node>>, settings: &Settings) {
+    let is_told =
+        |node: &Option<Node>| node.as_ref().is_some_and(|node| unit::patch(node, &settings.names.cluster, settings.memory_unit).is_none());
+    if !is_told(&node.borrow()) {
+        info!(resource = settings.names.cluster.memory, unit = %settings.memory_unit, "registering once the node's annotation tells the memory unit");
+    }
+    if node.wait_for(is_told).await.is_err() {
+        // Without a watch of the node nobody will tell; the end of that task ends the process.
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Finds out how containers are to be given their devices, unless the operator has said it.
+async fn settle_manner(mut known_node: watch::Receiver<Option<Node>>, node: &NodeState) {
+    let injection = &node.settings.injection;
+    if injection.manner.is_some() {
+        return;
+    }
+    let runtime = match timeout(NODE_WAIT, known_node.wait_for(Option::is_some)).await {
+        Ok(Ok(found)) => found.as_ref().map(|node| node.status.node_info.container_runtime_version.clone()).unwrap_or_default(),
+        _ => String::new(),
+    };
+    let (manner, reason) = Manner::of_runtime(&runtime, cdi::is_writable(&injection.cdi_dir));
+    if node.settle_manner(manner) {
+        info!(?manner, reason, runtime, "how containers are given their devices");
+    }
+}
