@@ -17,10 +17,10 @@ use crate::replicas::Replicas;
 
 /// Pods that are on their way while a leader is killed.
 const N_PODS: usize = 12;
-/// How many of their bindings have been sent and not been written.
+/// How many of their bindings that happens to.
 const N_LATE: u64 = 3;
-/// How often.
-const N_KILLS: usize = 2;
+/// What becomes of bindings that the leader has sent when it dies: not written yet, or written and not answered.
+const LATE: [Fault; 2] = [Fault::Delay(Duration::from_millis(500)), Fault::DropReply];
 /// Pause between pods that arrive during a rollout.
 const ARRIVAL: Duration = Duration::from_millis(250);
 /// Pause between two looks at something.
@@ -72,11 +72,10 @@ fn leader_killed<'a>(world: &'a mut World, replicas: &'a mut Replicas) -> BoxFut
     async move {
         let faults = world.cluster()?.api().faults().clone();
         let mut names = Vec::new();
-        for kill in 0..N_KILLS {
+        for (kill, fault) in LATE.into_iter().enumerate() {
             let leader = replicas.until_led_by_another_than("").await?;
-            // Bindings that the leader has sent and the API server has not written when it dies.
-            let on_bind = || Matching::anything().verb("create").resource("pods").subresource("binding").times(N_LATE);
-            let late = faults.inject(on_bind(), Fault::Delay(Duration::from_millis(500)));
+            let on_bind = Matching::anything().verb("create").resource("pods").subresource("binding").times(N_LATE);
+            let late = faults.inject(on_bind, fault);
             names.extend(world.create_many(&format!("pod-{kill}"), N_PODS, &[(GPU_MEM, "1")]).await?);
             until(&format!("{N_LATE} bindings to be under way"), || late.hits() >= N_LATE).await?;
             replicas.kill(&leader).await?;
