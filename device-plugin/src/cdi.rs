@@ -7,7 +7,7 @@
 
 pub mod vendor;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -92,11 +92,30 @@ pub fn write(dir: &Path, name: &str, edits: &Edits) -> io::Result<bool> {
     fs::create_dir_all(dir)?;
     // A name that no runtime takes for a spec.
     let temporary = dir.join(format!(".{}{name}.tmp", FILE.0));
-    let mut file = fs::File::create(&temporary)?;
+    let written = write_whole(&temporary, &text).and_then(|()| fs::rename(&temporary, &path));
+    if written.is_err() {
+        // On a full disk it would only take more room.
+        let _ = fs::remove_file(&temporary);
+    }
+    written.map(|()| before.is_some())
+}
+
+fn write_whole(path: &Path, text: &str) -> io::Result<()> {
+    let mut file = fs::File::create(path)?;
     file.write_all(text.as_bytes())?;
-    file.sync_data()?;
-    fs::rename(&temporary, &path)?;
-    Ok(before.is_some())
+    file.sync_data()
+}
+
+/// Whether there is a spec of the device.
+pub fn exists(dir: &Path, name: &str) -> bool {
+    path(dir, name).exists()
+}
+
+/// The variables that the spec of a device sets, if there is one that this plugin wrote.
+pub fn env(dir: &Path, name: &str) -> Option<HashMap<String, String>> {
+    let spec: Value = serde_json::from_str(&fs::read_to_string(path(dir, name)).ok()?).ok()?;
+    let pairs = spec.pointer("/devices/0/containerEdits/env")?.as_array()?.iter();
+    Some(pairs.filter_map(|pair| pair.as_str()?.split_once('=')).map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
 }
 
 /// Removes specs of devices that are not among `kept`, except young ones; how many.

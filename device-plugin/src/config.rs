@@ -15,7 +15,7 @@ use proto::resource::{GPU_MEM, GPU_SHARED, ResourceNames, VENDOR_GPUS};
 
 use crate::fleet::sharing::SharedDevices;
 use crate::gate::{self, OnMismatch, Unplaced};
-use crate::health::{IgnoredXids, Policy};
+use crate::health::{Policy, Xids};
 use crate::inject::{Injection, Manner};
 use crate::inventory::{FileSource, NvmlSource, Source};
 use crate::plugin::Settings;
@@ -125,9 +125,17 @@ pub struct Args {
     #[arg(long, env = "GPUSHARE_UNPLACED", default_value = "refuse", value_enum)]
     unplaced: Unplaced,
 
-    /// Critical XIDs that do not make a GPU unhealthy: numbers separated by commas, all, or none
-    #[arg(long, env = "GPUSHARE_IGNORE_XIDS", default_value_t = IgnoredXids::default(), value_name = "XIDS")]
-    ignore_xids: IgnoredXids,
+    /// Critical XIDs that nobody is told of: numbers separated by commas, all, or none
+    #[arg(long, env = "GPUSHARE_IGNORE_XIDS", default_value_t = Xids::none(), value_name = "XIDS")]
+    ignore_xids: Xids,
+
+    /// Critical XIDs that an application causes: the pods on the GPU are told, and it stays healthy
+    #[arg(long, env = "GPUSHARE_APPLICATION_XIDS", default_value_t = Xids::of_applications(), value_name = "XIDS")]
+    application_xids: Xids,
+
+    /// Evict pods from a device that has been unhealthy for a minute; the plugin's role must allow it
+    #[arg(long, env = "GPUSHARE_EVICT_FROM_SICK_DEVICES")]
+    evict_from_sick_devices: bool,
 
     /// How often each GPU is probed; for simulated ones, how often their file is read
     #[arg(long, env = "GPUSHARE_PROBE_INTERVAL", default_value = "10s", value_parser = duration, value_name = "DURATION")]
@@ -181,6 +189,8 @@ pub struct Config {
     pub starts: gate::Policy,
     /// What makes a GPU sick and well.
     pub health: Policy,
+    /// Whether pods of a sick device are evicted.
+    pub evicts_from_sick_devices: bool,
     /// Configuration for the API server, in-cluster if none.
     pub kubeconfig: Option<PathBuf>,
     /// Where to answer health requests.
@@ -244,7 +254,13 @@ impl From<Args> for Config {
             settings,
             identity: args.identity,
             starts,
-            health: Policy { ignored_xids: args.ignore_xids, quiet: args.recovery_quiet, ..Policy::default() },
+            health: Policy {
+                ignored_xids: args.ignore_xids,
+                application_xids: args.application_xids,
+                quiet: args.recovery_quiet,
+                ..Policy::default()
+            },
+            evicts_from_sick_devices: args.evict_from_sick_devices,
             kubeconfig: args.kubeconfig,
             health_listen: args.health_listen,
             log_format: args.log_format,

@@ -159,9 +159,53 @@ impl Exchange {
         Ok(())
     }
 
+    /// Gives one pod another record than it has: that of the devices which it is known to use. False if something else was
+    /// there than is known, which has been taken in.
+    ///
+    /// # Errors
+    /// It was not done, or nobody knows.
+    pub async fn put(&mut self, uid: &PodUid, record: DeviceAllocations) -> Result<bool, ExchangeFailed> {
+        let mut wanted = self.pods.borrow().exchanged().cloned().unwrap_or_default();
+        wanted.insert(uid.clone(), record);
+        let is_written = self.write(&wanted).await?;
+        if is_written {
+            self.pods.send_modify(|pods| pods.exchange(wanted));
+        }
+        Ok(is_written)
+    }
+
+    /// Writes what has been exchanged once more if the object does not say it: it may have been made anew, or somebody may
+    /// have emptied it. Whether that was necessary.
+    ///
+    /// # Errors
+    /// It is not known what the object says, or it was not written.
+    pub async fn verify(&mut self) -> Result<bool, ExchangeFailed> {
+        self.load().await?;
+        let known = self.pods.borrow().exchanged().cloned().unwrap_or_default();
+        if known.is_empty() {
+            return Ok(false);
+        }
+        let text = text_of(&known)?;
+        for _ in 0..TRIES {
+            let (devices, name) = (self.devices.clone(), self.node_name.clone());
+            // It is made again by whoever publishes the devices.
+            let Some(device) = self.limited("read", devices.get_opt(&name)).await? else { return Ok(false) };
+            let read = exchange::read(device.metadata.annotations.as_ref());
+            if read.is_ok_and(|there| known.keys().all(|uid| there.contains_key(uid.as_str()))) {
+                return Ok(false);
+            }
+            if let Some(version) = device.resource_version()
+                && self.patch(&version, &text).await?
+            {
+                return Ok(true);
+            }
+        }
+        Err(ExchangeFailed::Contended(self.node_name.clone()))
+    }
+
     /// Writes what is exchanged; false if something else was there than is known, which has been taken in.
     async fn write(&mut self, wanted: &BTreeMap<PodUid, DeviceAllocations>) -> Result<bool, ExchangeFailed> {
-        let text = exchange::write(&wanted.iter().map(|(uid, record)| (uid.as_str().to_owned(), record.clone())).collect())?;
+        let text = text_of(wanted)?;
         for _ in 0..TRIES {
             let Some(version) = self.version.clone() else {
                 self.is_loaded = false;
@@ -179,22 +223,28 @@ impl Exchange {
             self.version = None;
             self.is_loaded = false;
             self.in_doubt = differing(self.pods.borrow().exchanged(), wanted);
-            let patch = json!({"metadata": {"resourceVersion": version, "annotations": {EXCHANGED_RECORDS: text}}});
-            let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
-            let (devices, name) = (self.devices.clone(), self.node_name.clone());
-            match self.limited("write", devices.patch(&name, &params, &Patch::Merge(&patch))).await {
-                Ok(device) => {
-                    self.version = device.resource_version();
-                    self.is_loaded = true;
-                    self.in_doubt.clear();
-                    return Ok(true);
-                }
-                // The object has changed since: read it and try again.
-                Err(ExchangeFailed::Request { source, .. }) if matches!(&*source, kube::Error::Api(status) if status.code == 409) => {}
-                Err(error) => return Err(error),
+            if self.patch(&version, &text).await? {
+                return Ok(true);
             }
         }
         Err(ExchangeFailed::Contended(self.node_name.clone()))
+    }
+
+    /// Writes the annotation over this version of the object; false if there is another one by now.
+    async fn patch(&mut self, version: &str, text: &str) -> Result<bool, ExchangeFailed> {
+        let patch = json!({"metadata": {"resourceVersion": version, "annotations": {EXCHANGED_RECORDS: text}}});
+        let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        let (devices, name) = (self.devices.clone(), self.node_name.clone());
+        match self.limited("write", devices.patch(&name, &params, &Patch::Merge(&patch))).await {
+            Ok(device) => {
+                self.version = device.resource_version();
+                self.is_loaded = true;
+                self.in_doubt.clear();
+                Ok(true)
+            }
+            Err(ExchangeFailed::Request { source, .. }) if matches!(&*source, kube::Error::Api(status) if status.code == 409) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Drops the entries of these pods.
@@ -221,6 +271,11 @@ impl Exchange {
         self.rest_until = None;
         answer.map_err(|source| ExchangeFailed::Request { what, name: self.node_name.clone(), source: Box::new(source) })
     }
+}
+
+/// The annotation that says this.
+fn text_of(exchanged: &BTreeMap<PodUid, DeviceAllocations>) -> Result<String, ExchangeError> {
+    exchange::write(&exchanged.iter().map(|(uid, record)| (uid.as_str().to_owned(), record.clone())).collect())
 }
 
 /// The pods of which the two say different things.
@@ -384,6 +439,33 @@ mod tests {
         loaded.unwrap();
         assert_eq!(minors(&node), ["minor 1", "minor 0", "minor 2"]);
         exchange.load_for(&b).await.unwrap();
+    }
+
+    /// Somebody has deleted the object, and the publisher has made it anew, before the pods' annotations followed.
+    #[tokio::test(start_paused = true)]
+    async fn what_is_gone_from_the_object_is_written_again() {
+        let (node, mut exchange, mut requests) = scene();
+        let (a, b) = (uid("a"), uid("b"));
+        let server = async {
+            assert_eq!(answer(&mut requests, 200, &device("1")).await, "GET");
+            assert_eq!(answer(&mut requests, 200, &device("2")).await, "PATCH");
+            assert_eq!(answer(&mut requests, 200, &device("7")).await, "GET");
+            let (request, response) = requests.next_request().await.unwrap();
+            let body = request.into_body().collect_bytes().await.unwrap();
+            let patch: Value = serde_json::from_slice(&body).unwrap();
+            response.send_response(Response::builder().body(Body::from(device("8").to_string().into_bytes())).unwrap());
+            patch["metadata"].clone()
+        };
+        let client = async {
+            exchange.load().await.unwrap();
+            exchange.swap(&node, &a, &b).await.unwrap();
+            exchange.verify().await.unwrap()
+        };
+        let (is_restored, patch) = tokio::join!(client, server);
+        assert!(is_restored);
+        assert_eq!(patch["resourceVersion"], "7");
+        assert!(patch["annotations"][EXCHANGED_RECORDS].as_str().unwrap().contains("\"a\""), "{patch}");
+        assert_eq!(minors(&node), ["minor 1", "minor 0", "minor 2"]);
     }
 
     #[tokio::test(start_paused = true)]

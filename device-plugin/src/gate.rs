@@ -4,6 +4,7 @@
 //! is tried again by kubelet, with the reason in the pod's events.
 
 mod adopt;
+mod reconcile;
 mod specs;
 
 use std::fmt;
@@ -12,13 +13,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use kube::api::{DeleteParams, EvictParams, Preconditions};
-use kube::{Api, Client};
+use kube::Client;
 use tokio::sync::Mutex;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout_at};
 use tracing::{info, warn};
 
 use crate::events::Recorder;
+use crate::eviction::evict;
 use crate::exchange::{Exchange, ExchangeFailed};
 use crate::identity::checkpoint::{Allocated, Checkpoint};
 use crate::metrics::{Metrics, Outcome};
@@ -32,7 +33,7 @@ use crate::proof::verdict::{Evidence, Refusal, Verdict};
 use crate::served::Served;
 use crate::watching::one_line;
 
-pub use specs::keep_specs;
+pub use reconcile::keep_reconciled;
 
 /// Least time between two questions to kubelet, which answers a hundred a second in all.
 const PACE: Duration = Duration::from_millis(15);
@@ -48,9 +49,6 @@ const YOUTH: Duration = Duration::from_secs(30);
 
 /// Most exchanges that one start may need.
 const MOST_EXCHANGES: usize = 16;
-
-/// How long an eviction may take.
-const EVICTION_LIMIT: Duration = Duration::from_secs(5);
 
 /// What to do with a pod that sees other devices than its record names, for as long as it lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -289,20 +287,18 @@ impl Gate {
         }
         self.metrics.count(Outcome::Impossible);
         if self.policy.on_mismatch == OnMismatch::Evict {
-            let api: Api<k8s_openapi::api::core::v1::Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
-            let preconditions = Preconditions { uid: Some(uid.as_str().to_owned()), ..Preconditions::default() };
-            let delete_options = Some(DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() });
-            let params = EvictParams { delete_options, ..EvictParams::default() };
-            match timeout(EVICTION_LIMIT, api.evict(&pod.name, &params)).await {
-                Ok(Ok(_)) => {
-                    self.metrics.count(Outcome::Evicted);
-                    info!(pod = pod.display_name(), "evicted, as it sees devices that are not counted for it");
-                }
-                Ok(Err(error)) => {
-                    warn!(pod = pod.display_name(), error = one_line(&error), "cannot evict a pod, trying again at its next start");
-                }
-                Err(_) => warn!(pod = pod.display_name(), "cannot evict a pod: no answer"),
+            self.evict(&pod).await;
+        }
+    }
+
+    /// Evicts a pod that sees devices which are not counted for it.
+    async fn evict(&self, pod: &NodePod) {
+        match evict(&self.client, pod).await {
+            Ok(()) => {
+                self.metrics.count(Outcome::Evicted);
+                info!(pod = pod.display_name(), "evicted, as it sees devices that are not counted for it");
             }
+            Err(error) => warn!(pod = pod.display_name(), error = one_line(&error), "trying again at its next start"),
         }
     }
 }

@@ -5,8 +5,9 @@
 //!
 //! The rules:
 //!
-//! * A critical XID makes its device unhealthy, unless the policy ignores that XID: those that an
-//!   application causes by its own fault say nothing about the device.
+//! * A critical XID makes its device unhealthy, unless it is of another class by the policy: those that an
+//!   application causes by its own fault say nothing about the device, and only its pods are told of them; those that
+//!   are ignored say nothing to anybody.
 //! * A device that is lost, or fails a probe in another way, is unhealthy at once.
 //! * An XID whose device cannot be told, or is not one of ours, changes nothing by itself. The watch
 //!   answers it by probing every device: those that fail are unhealthy, the others stay as they are.
@@ -21,13 +22,13 @@
 //! * Health outlives the process in the node's Device object. A device that it says is unhealthy by an
 //!   XID begins as if that XID had just come ([`Health::recall`]); what probes can tell is left to them.
 
-mod ignored;
 #[cfg(test)]
 mod tests;
+mod xids;
 
 use std::{collections::BTreeMap, fmt, num::NonZeroU32, time::Duration};
 
-pub use ignored::{IgnoredXids, InvalidXidList};
+pub use xids::{InvalidXidList, XidClass, Xids};
 
 use crate::inventory::GpuUuid;
 
@@ -53,6 +54,15 @@ pub enum ObservationKind {
     Failed(String),
     /// The source now describes other devices, or the same ones otherwise: discover again.
     InventoryChanged,
+}
+
+/// An XID that an application causes, and that leaves the device in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// The device.
+    pub uuid: GpuUuid,
+    /// The XID.
+    pub xid: u64,
 }
 
 /// Why a device is in the state it is in.
@@ -104,18 +114,21 @@ pub struct HealthChange {
 /// What counts as illness and what as recovery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// The critical XIDs that do not make a device unhealthy.
-    pub ignored_xids: IgnoredXids,
+    /// The critical XIDs that mean nothing.
+    pub ignored_xids: Xids,
+    /// Those that an application causes: they do not make a device unhealthy.
+    pub application_xids: Xids,
     /// How many probes in a row a sick device must answer.
     pub answers: NonZeroU32,
     /// How long it must have been without trouble, before the first relapse.
     pub quiet: Duration,
 }
 
-/// Three answers over at least a minute, and the XIDs that applications cause are ignored.
+/// Three answers over at least a minute; no XID is ignored, and some are known to be caused by applications.
 impl Default for Policy {
     fn default() -> Self {
-        Self { ignored_xids: IgnoredXids::default(), answers: NonZeroU32::MIN.saturating_add(2), quiet: Duration::from_secs(60) }
+        let (ignored_xids, application_xids) = (Xids::none(), Xids::of_applications());
+        Self { ignored_xids, application_xids, answers: NonZeroU32::MIN.saturating_add(2), quiet: Duration::from_secs(60) }
     }
 }
 
@@ -198,6 +211,13 @@ impl Health {
         Some(HealthChange { message, ..change })
     }
 
+    /// The fault of an application that an observation tells of, if it is one of a device of ours.
+    pub fn fault(&self, seen: &Observation) -> Option<Fault> {
+        let ObservationKind::Xid(xid) = seen.kind else { return None };
+        let uuid = seen.device.clone().filter(|uuid| self.devices.contains_key(uuid))?;
+        (self.policy.class_of(xid) == XidClass::Application).then_some(Fault { uuid, xid })
+    }
+
     /// Takes in one observation made at `now` and says what changes.
     ///
     /// Observations of devices that are not ours, or of no device, change nothing.
@@ -218,7 +238,7 @@ impl Health {
                 let uuid = uuid.clone();
                 return Some(HealthChange { uuid, healthy: true, reason: Reason::Recovered, message });
             }
-            ObservationKind::Xid(xid) if self.policy.ignored_xids.contains(*xid) => return None,
+            ObservationKind::Xid(xid) if self.policy.class_of(*xid) != XidClass::Device => return None,
             ObservationKind::Xid(xid) => (Reason::Xid(*xid), format!("the driver reported critical error XID {xid}")),
             ObservationKind::Lost => (Reason::Lost, "the device fell off the bus or is not listed any more".to_owned()),
             ObservationKind::Failed(how) => (Reason::ProbeFailed, format!("the device does not answer: {how}")),
@@ -234,6 +254,17 @@ impl Health {
 }
 
 impl Policy {
+    /// What an XID says; what is ignored is ignored in any case.
+    pub fn class_of(&self, xid: u64) -> XidClass {
+        if self.ignored_xids.contains(xid) {
+            XidClass::Ignored
+        } else if self.application_xids.contains(xid) {
+            XidClass::Application
+        } else {
+            XidClass::Device
+        }
+    }
+
     /// How long a device must be without trouble after so many relapses.
     fn quiet_after(&self, relapses: u32) -> Duration {
         let doubled = self.quiet.saturating_mul(2_u32.saturating_pow(relapses));

@@ -3,9 +3,11 @@
 pub mod assigned;
 #[cfg(test)]
 mod builders;
+pub mod casualties;
 pub mod cdi;
 pub mod config;
 pub mod events;
+pub mod eviction;
 pub mod exchange;
 pub mod fleet;
 pub mod gate;

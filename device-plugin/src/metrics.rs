@@ -23,6 +23,14 @@ pub enum Outcome {
     Impossible,
     /// The pod was evicted.
     Evicted,
+    /// The record of a running pod was made to say what it has.
+    Recorded,
+    /// The Device object had forgotten what was exchanged, and was told again.
+    Restored,
+    /// A pod that kubelet has given nothing was marked assigned, and is not any more.
+    Unflagged,
+    /// A running pod and its record do not agree, and nothing could be done.
+    Reported,
 }
 
 impl Outcome {
@@ -34,6 +42,10 @@ impl Outcome {
             Self::Refused => "refused",
             Self::Impossible => "impossible",
             Self::Evicted => "evicted",
+            Self::Recorded => "recorded",
+            Self::Restored => "restored",
+            Self::Unflagged => "unflagged",
+            Self::Reported => "reported",
         }
     }
 }

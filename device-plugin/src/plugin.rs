@@ -64,6 +64,8 @@ pub struct NodeState {
     pub pods: watch::Receiver<Pods>,
     /// Told when a call has been answered.
     pub answered: Notify,
+    /// Told before kubelet is told of this plugin again.
+    pub resumed: Notify,
     /// Lets containers start; without it every container starts.
     pub gate: OnceLock<Gate>,
     ledger: Mutex<Ledger>,
@@ -83,6 +85,7 @@ impl NodeState {
             fleet,
             pods,
             answered: Notify::new(),
+            resumed: Notify::new(),
             gate: OnceLock::new(),
             ledger: Mutex::new(ledger),
             checkpoint: None,
@@ -148,6 +151,7 @@ impl NodeState {
             ledger.serve(self.offered());
             ledger.resume(&before, &pods);
         }
+        self.resumed.notify_one();
     }
 
     /// The books of answered calls. Never held across an await.

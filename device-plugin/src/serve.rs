@@ -18,21 +18,22 @@ use proto::checkpoints::DevicesCheckpoints;
 use proto::node::Node;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{Mutex, watch};
+use tokio::sync::{Mutex, mpsc, watch};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{sleep, timeout};
 use tower::timeout::TimeoutLayer;
 use tracing::{info, warn};
 
 use crate::assigned::mark_assigned;
+use crate::casualties::{self, look_after};
 use crate::config::{Config, Identity, NoGpu, VendorServer};
-use crate::events;
+use crate::events::{self, Recorder};
 use crate::exchange::{self, Exchange};
 use crate::fleet::Fleet;
 use crate::fleet::recall::recall;
-use crate::fleet::watch::{Number, discover, watch_devices};
-use crate::gate::{Gate, keep_specs};
-use crate::health::Health;
+use crate::fleet::watch::{Number, Told, discover, watch_devices};
+use crate::gate::{Gate, keep_reconciled};
+use crate::health::{Fault, Health};
 use crate::inventory::{Inventory, InventoryError};
 use crate::metrics::Metrics;
 use crate::plugin::NodeState;
@@ -57,6 +58,9 @@ const LOOK_AGAIN: Duration = Duration::from_secs(30);
 
 /// How long a connection to the API server may take.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+
+/// How many faults of applications may wait to be told; more are dropped.
+const MOST_FAULTS: usize = 64;
 
 /// How long the end may take.
 const ENDING: Duration = Duration::from_secs(5);
@@ -96,17 +100,21 @@ async fn run(config: Config) -> anyhow::Result<()> {
     describe(&config, &fleet);
     let mut health = Health::new(config.health.clone(), inventory.ids().cloned());
     let fleet = recall(&Api::all(client.clone()), config.node_name.as_str(), &mut health, fleet).await;
-    let fleet = parts.watch_devices(&config, inventory, fleet, health, number);
+    let (tell_fault, faults) = mpsc::channel(MOST_FAULTS);
+    let fleet = parts.watch_devices(&config, inventory, fleet, health, number, tell_fault);
     // Read before registration, after which kubelet writes down what this process answers.
     let node = NodeState::beside_kubelet(config.settings.clone(), fleet, pods.subscribe(), &config.device_plugin_dir);
     let node = Arc::new(node);
+    let recorder = parts.write_events(&config, &client);
     if config.identity == Identity::Proof {
-        parts.guard_starts(&config, &client, &node, pods.clone(), metrics);
+        parts.guard_starts(&config, &client, &node, pods.clone(), recorder.clone(), metrics);
     } else {
         warn!("containers start without proof of whose they are");
     }
     parts.watch_pods(&config, &client, pods);
     let known_node = parts.publish(&config, &client, node.fleet.clone(), node.pods.clone());
+    let sources = casualties::Sources { fleet: node.fleet.clone(), pods: node.pods.clone(), faults, recorder };
+    parts.watches.spawn(look_after(client.clone(), sources, config.evicts_from_sick_devices));
     parts.watches.spawn(inherit_pods(Arc::clone(&node)));
     parts.watches.spawn(mark_assigned(client, Arc::clone(&node)));
     for (resource, is_registered) in registered {
@@ -134,9 +142,10 @@ impl Parts {
         fleet: Fleet,
         health: Health,
         number: Number,
+        faults: mpsc::Sender<Fault>,
     ) -> watch::Receiver<Arc<Fleet>> {
         let (sender, receiver) = watch::channel(Arc::new(fleet));
-        self.watches.spawn(watch_devices(config.source.clone(), inventory, health, number, sender));
+        self.watches.spawn(watch_devices(config.source.clone(), inventory, health, number, Told { fleet: sender, faults }));
         receiver
     }
 
@@ -197,15 +206,27 @@ impl Parts {
         checkpoints
     }
 
-    /// Lets containers start only with their own devices.
-    fn guard_starts(&mut self, config: &Config, client: &Client, node: &Arc<NodeState>, pods: watch::Sender<Pods>, metrics: Metrics) {
+    fn write_events(&mut self, config: &Config, client: &Client) -> Recorder {
         let (recorder, writer) = events::recorder(client.clone(), config.node_name.to_string());
+        self.watches.spawn(writer.run());
+        recorder
+    }
+
+    /// Lets containers start only with their own devices.
+    fn guard_starts(
+        &mut self,
+        config: &Config,
+        client: &Client,
+        node: &Arc<NodeState>,
+        pods: watch::Sender<Pods>,
+        recorder: Recorder,
+        metrics: Metrics,
+    ) {
         let exchange = Arc::new(Mutex::new(Exchange::new(client, config.node_name.to_string(), pods)));
         let gate = Gate::new(client.clone(), config.starts.clone(), Arc::clone(&exchange), recorder, metrics);
         node.gate.get_or_init(|| gate);
-        self.watches.spawn(writer.run());
         self.watches.spawn(exchange::follow(client.clone(), Arc::clone(node), exchange));
-        self.watches.spawn(keep_specs(Arc::clone(node)));
+        self.watches.spawn(keep_reconciled(Arc::clone(node)));
     }
 
     async fn serve_health(&mut self, config: &Config, readiness: Readiness, registry: Arc<Registry>) -> anyhow::Result<()> {

@@ -16,7 +16,7 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{error, info, warn};
 
-use crate::health::{Health, HealthChange, Observation, ObservationKind};
+use crate::health::{Fault, Health, HealthChange, Observation, ObservationKind};
 use crate::inventory::{GpuUuid, Inventory, InventoryError, Source};
 use crate::plugin::ids::IdScheme;
 use crate::watching::one_line;
@@ -39,10 +39,19 @@ pub type Number = Box<dyn Fn(&Inventory) -> anyhow::Result<IdScheme> + Send + Sy
 /// idle GPUs takes NVML seconds for each.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
+/// Who is told what becomes of devices.
+#[derive(Debug)]
+pub struct Told {
+    /// The devices and their health.
+    pub fleet: watch::Sender<Arc<Fleet>>,
+    /// Faults of applications; those for which there is no room are dropped.
+    pub faults: mpsc::Sender<Fault>,
+}
+
 /// Follows the devices of `source` until the task is dropped.
-pub async fn watch_devices(source: Source, inventory: Inventory, health: Health, number: Number, fleet: watch::Sender<Arc<Fleet>>) {
+pub async fn watch_devices(source: Source, inventory: Inventory, health: Health, number: Number, told: Told) {
     let discovery = Discovery { source: source.clone(), running: None };
-    let mut follower = Follower { discovery, inventory, health, number, fleet, began: Instant::now() };
+    let mut follower = Follower { discovery, inventory, health, number, told, began: Instant::now() };
     loop {
         match source.watch(&follower.inventory) {
             // The feed goes on with the devices it knows, and so does their health as long as no others are adopted.
@@ -62,7 +71,7 @@ struct Follower {
     inventory: Inventory,
     health: Health,
     number: Number,
-    fleet: watch::Sender<Arc<Fleet>>,
+    told: Told,
     began: Instant,
 }
 
@@ -78,7 +87,7 @@ impl Follower {
             let next = tokio::select! {
                 // What has been said counts before silence.
                 biased;
-                next = take_in(&mut seen, &mut self.health, self.began, &self.fleet) => {
+                next = take_in(&mut seen, &mut self.health, self.began, &self.told) => {
                     silent_at = Instant::now() + limit;
                     next
                 }
@@ -104,13 +113,13 @@ impl Follower {
         let (now, health) = (self.began.elapsed(), &mut self.health);
         let failed = |uuid: &GpuUuid| Observation { device: Some(uuid.clone()), kind: ObservationKind::Failed(how.clone()) };
         let changes = self.inventory.ids().filter_map(|id| health.observe(now, &failed(id))).collect::<Vec<_>>();
-        tell(&self.fleet, &changes);
+        tell(&self.told.fleet, &changes);
     }
 
     /// Adopts the devices that are there now; false if that is not possible.
     async fn look_again(&mut self) -> bool {
         match self.discovery.run().await {
-            Ok(found) => adopt(found, &mut self.inventory, &mut self.health, &self.number, &self.fleet),
+            Ok(found) => adopt(found, &mut self.inventory, &mut self.health, &self.number, &self.told.fleet),
             Err(error) => {
                 warn!(error = %format!("{error:#}"), "cannot look at the devices again, keeping what is known");
                 false
@@ -158,7 +167,7 @@ pub async fn discover(source: &Source) -> anyhow::Result<Inventory> {
 }
 
 /// Takes in what was observed since.
-async fn take_in(seen: &mut mpsc::Receiver<Observation>, health: &mut Health, began: Instant, fleet: &watch::Sender<Arc<Fleet>>) -> Seen {
+async fn take_in(seen: &mut mpsc::Receiver<Observation>, health: &mut Health, began: Instant, told: &Told) -> Seen {
     let Some(mut observation) = seen.recv().await else { return Seen::End };
     let mut changes = Vec::new();
     let goes_on = loop {
@@ -166,13 +175,17 @@ async fn take_in(seen: &mut mpsc::Receiver<Observation>, health: &mut Health, be
             info!("the devices of this node have changed");
             break Seen::OtherDevices;
         }
+        if let Some(fault) = health.fault(&observation) {
+            warn!(device = %fault.uuid, xid = fault.xid, "an application has made a mistake on a device");
+            let _ = told.faults.try_send(fault);
+        }
         changes.extend(health.observe(began.elapsed(), &observation));
         match seen.try_recv() {
             Ok(next) => observation = next,
             Err(_) => break Seen::Health,
         }
     };
-    tell(fleet, &changes);
+    tell(&told.fleet, &changes);
     goes_on
 }
 

@@ -3,16 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use proto::request::ContainerRequest;
-use tokio::time::sleep;
 use tracing::{info, warn};
 
 use crate::cdi;
 use crate::fleet::DeviceKey;
-use crate::identity::checkpoint::{Allocated, Checkpoint};
+use crate::identity::checkpoint::Allocated;
 use crate::inject::{self, Given, Known};
 use crate::metrics::Outcome;
 use crate::plugin::NodeState;
@@ -20,9 +18,6 @@ use crate::pods::{NodePod, PodUid, Pods, Stage};
 use crate::served::Served;
 
 use super::{Gate, Held, Start};
-
-/// How often specs are compared with kubelet's checkpoint.
-const INTERVAL: Duration = Duration::from_secs(60);
 
 impl Gate {
     /// Writes the spec that the container's answer names: the runtime reads it after this.
@@ -52,23 +47,8 @@ fn write(node: &NodeState, pod: &NodePod, resource: Served, ids: &[String]) -> i
     cdi::write(&node.settings.injection.cdi_dir, &cdi::device_name(resource, ids), &edits)
 }
 
-/// Keeps the specs in step with kubelet's checkpoint until the task is dropped.
-pub async fn keep_specs(node: Arc<NodeState>) {
-    loop {
-        {
-            let pods = node.pods.borrow();
-            if let Some(written) = node.checkpoint().and_then(Checkpoint::read)
-                && pods.is_synced()
-                && pods.exchanged().is_some()
-            {
-                rebuild(&node, &pods, &written);
-            }
-        }
-        sleep(INTERVAL).await;
-    }
-}
-
-fn is_by_spec(entry: &Allocated) -> bool {
+/// Whether the container sees what its CDI spec says.
+pub(super) fn is_by_spec(entry: &Allocated) -> bool {
     entry.answer.cdi_devices.iter().any(|device| device.name.starts_with(cdi::PREFIX))
 }
 
@@ -83,11 +63,14 @@ fn sole_holders<'a>(pods: &'a Pods, entries: impl Iterator<Item = &'a Allocated>
     sole.filter_map(|(_, entry)| Some((pods.get(&entry.pod)?, entry))).collect()
 }
 
-fn rebuild(node: &NodeState, pods: &Pods, written: &[Allocated]) {
+/// Brings the specs in step with kubelet's checkpoint. One that is there is left alone: a container that runs saw what it
+/// says, and it is written anew before the next start.
+pub(super) fn rebuild(node: &NodeState, pods: &Pods, written: &[Allocated]) {
     let dir = &node.settings.injection.cdi_dir;
     let by_spec = || written.iter().filter(|entry| is_by_spec(entry));
     let kept: BTreeSet<String> = by_spec().map(|entry| cdi::device_name(entry.resource, &entry.ids)).collect();
-    for (pod, entry) in sole_holders(pods, by_spec()) {
+    let is_missing = |entry: &Allocated| !cdi::exists(dir, &cdi::device_name(entry.resource, &entry.ids));
+    for (pod, entry) in sole_holders(pods, by_spec()).into_iter().filter(|(_, entry)| is_missing(entry)) {
         if let Err(error) = write(node, pod, entry.resource, &entry.ids) {
             warn!(pod = pod.display_name(), dir = %dir.display(), %error, "cannot write a CDI spec");
         }

@@ -236,7 +236,7 @@ fn model(policy: &Policy, history: &[(Duration, ObservationKind)]) -> Option<Rea
 /// after the quiet time.
 fn first_illness(policy: &Policy, history: &[(Duration, ObservationKind)]) -> Option<Reason> {
     let reason = |kind: &ObservationKind| match kind {
-        ObservationKind::Xid(xid) if !policy.ignored_xids.contains(*xid) => Some(Reason::Xid(*xid)),
+        ObservationKind::Xid(xid) if policy.class_of(*xid) == XidClass::Device => Some(Reason::Xid(*xid)),
         ObservationKind::Lost => Some(Reason::Lost),
         ObservationKind::Failed(_) => Some(Reason::ProbeFailed),
         _ => None,
@@ -268,6 +268,7 @@ proptest! {
     ) {
         let policy = Policy {
             ignored_xids: ignored.parse().unwrap(),
+            application_xids: Xids::none(),
             answers: NonZeroU32::new(answers).unwrap(),
             quiet: seconds(quiet),
         };
@@ -296,4 +297,20 @@ proptest! {
             }
         }
     }
+}
+
+/// What an application causes is told to its pods and no sign of illness; what is ignored is neither.
+#[rstest]
+#[case::application(31, Some(31), false)]
+#[case::device(79, None, true)]
+#[case::ignored_though_an_application_causes_it(13, None, false)]
+fn xids_by_class(#[case] xid: u64, #[case] fault: Option<u64>, #[case] is_sick: bool) {
+    let policy = Policy { ignored_xids: "13".parse().unwrap(), ..Policy::default() };
+    let mut health = Health::new(policy, [uuid(A)]);
+    let seen = |device: Option<GpuUuid>| Observation { device, kind: ObservationKind::Xid(xid) };
+    assert_eq!(health.fault(&seen(Some(uuid(A)))).map(|fault| fault.xid), fault);
+    assert_eq!(health.fault(&seen(None)), None, "of no device");
+    assert_eq!(health.fault(&seen(Some(uuid("GPU-c")))), None, "of another's device");
+    health.observe(Duration::ZERO, &seen(Some(uuid(A))));
+    assert_eq!(health.is_healthy(&uuid(A)), !is_sick);
 }

@@ -328,6 +328,11 @@ impl Ledger {
         self.confirmed.contains(uid)
     }
 
+    /// Whether a call was accounted to the pod.
+    pub fn is_answered(&self, uid: &PodUid) -> bool {
+        !self.steps(uid).is_empty()
+    }
+
     /// Whether the pod has been answered for, as far as this process can tell, and kubelet has not said that it was this pod.
     pub fn is_answered_unproven(&self, uid: &PodUid) -> bool {
         !self.steps(uid).is_empty() && !self.proven.contains(uid) && !self.answered_before.contains(uid)

@@ -59,6 +59,7 @@ fn kinds() -> Vec<(&'static str, &'static str, Known)> {
 #[case::samples(render("attach/second-scheduler/samples"))]
 #[case::webhooks(render_with("base", &["components/webhooks", "components/guard-bindings"]))]
 #[case::webhooks_cert_manager(render_base_with("components/webhooks-cert-manager"))]
+#[case::evict_pods(render_base_with("components/evict-pods"))]
 #[case::runtime_class(render_base_with("components/nvidia-runtime-class"))]
 fn every_field_is_known(#[case] objects: Vec<Value>) {
     for object in objects {

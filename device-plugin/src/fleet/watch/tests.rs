@@ -13,16 +13,22 @@ fn seen(minor: u32, kind: ObservationKind) -> Observation {
     Observation { device: Some(builders::gpu(minor).uuid), kind }
 }
 
+/// Faults are nobody's business here.
+fn told(fleet: watch::Sender<Arc<Fleet>>) -> Told {
+    Told { fleet, faults: mpsc::channel(1).0 }
+}
+
 /// What is seen at once makes one new value.
 #[tokio::test]
 async fn changes_that_come_together_are_one_change() {
     let (fleet, mut changed) = watch::channel(Arc::new(builders::fleet(3)));
+    let told = told(fleet);
     let mut health = Health::new(Policy::default(), (0..3).map(|minor| builders::gpu(minor).uuid));
     let (sender, mut receiver) = mpsc::channel(8);
     for minor in 0..3 {
         sender.try_send(seen(minor, ObservationKind::Lost)).unwrap();
     }
-    assert_eq!(take_in(&mut receiver, &mut health, Instant::now(), &fleet).await, Seen::Health);
+    assert_eq!(take_in(&mut receiver, &mut health, Instant::now(), &told).await, Seen::Health);
     assert!(receiver.is_empty());
     let now = changed.borrow_and_update();
     assert!(now.gpus.iter().all(|entry| !entry.is_healthy && entry.reason == Some(Reason::Lost)));
@@ -31,13 +37,14 @@ async fn changes_that_come_together_are_one_change() {
 #[tokio::test]
 async fn no_change_wakes_nobody() {
     let (fleet, changed) = watch::channel(Arc::new(builders::fleet(1)));
+    let told = told(fleet);
     let mut health = Health::new(Policy::default(), [builders::gpu(0).uuid]);
     let (sender, mut receiver) = mpsc::channel(8);
     sender.try_send(seen(0, ObservationKind::Answered)).unwrap();
-    assert_eq!(take_in(&mut receiver, &mut health, Instant::now(), &fleet).await, Seen::Health);
+    assert_eq!(take_in(&mut receiver, &mut health, Instant::now(), &told).await, Seen::Health);
     assert!(!changed.has_changed().unwrap());
     drop(sender);
-    assert_eq!(take_in(&mut receiver, &mut health, Instant::now(), &fleet).await, Seen::End);
+    assert_eq!(take_in(&mut receiver, &mut health, Instant::now(), &told).await, Seen::End);
 }
 
 fn write(path: &std::path::Path, gpus: &Value) {
@@ -57,7 +64,7 @@ async fn other_devices_are_adopted_and_health_is_kept() {
     let first = Fleet::new(inventory.clone(), number(&inventory).unwrap());
     let health = Health::new(Policy::default(), inventory.gpus.iter().map(|gpu| gpu.uuid.clone()));
     let (sender, mut fleet) = watch::channel(Arc::new(first));
-    tokio::spawn(watch_devices(source, inventory, health, number, sender));
+    tokio::spawn(watch_devices(source, inventory, health, number, told(sender)));
     let mut wait = async |is_so: fn(&Arc<Fleet>) -> bool| {
         timeout(Duration::from_secs(20), fleet.wait_for(is_so)).await.expect("no change").unwrap().clone()
     };
@@ -79,7 +86,7 @@ async fn health_goes_on_beside_devices_that_cannot_be_adopted() {
     let first = Fleet::new(inventory.clone(), number(&inventory).unwrap());
     let health = Health::new(Policy::default(), inventory.gpus.iter().map(|gpu| gpu.uuid.clone()));
     let (sender, mut fleet) = watch::channel(Arc::new(first));
-    tokio::spawn(watch_devices(source, inventory, health, number, sender));
+    tokio::spawn(watch_devices(source, inventory, health, number, told(sender)));
     let huge = json!({"uuid": "GPU-b", "minor": 1, "memory": "4Ti"});
     write(&path, &json!([{"uuid": "GPU-a", "minor": 0, "memory": "4Gi", "health": "Xid 79"}, huge]));
     let sick = timeout(Duration::from_secs(20), fleet.wait_for(|fleet| !fleet.gpus[0].is_healthy)).await;
@@ -97,7 +104,7 @@ fn follower(discovery: Discovery) -> (Follower, watch::Receiver<Arc<Fleet>>) {
     let number: Number = Box::new(|inventory| Ok(IdScheme::new(&inventory.gpus, 100, MemoryUnit::GIB)?));
     let health = Health::new(Policy::default(), inventory.gpus.iter().map(|gpu| gpu.uuid.clone()));
     let (fleet, seen) = watch::channel(Arc::new(Fleet::new(inventory.clone(), number(&inventory).unwrap())));
-    (Follower { discovery, inventory, health, number, fleet, began: Instant::now() }, seen)
+    (Follower { discovery, inventory, health, number, told: told(fleet), began: Instant::now() }, seen)
 }
 
 fn no_file() -> Source {
@@ -140,7 +147,7 @@ async fn feed_that_is_late_is_noticed() {
     let health = Health::new(Policy::default(), inventory.gpus.iter().map(|gpu| gpu.uuid.clone()));
     let (sender, mut fleet) = watch::channel(Arc::new(Fleet::new(inventory.clone(), number(&inventory).unwrap())));
     let began = Instant::now();
-    tokio::spawn(watch_devices(source, inventory, health, number, sender));
+    tokio::spawn(watch_devices(source, inventory, health, number, told(sender)));
     fleet.wait_for(|fleet| !fleet.gpus[0].is_healthy).await.unwrap();
     assert!(began.elapsed() >= Duration::from_secs(3660), "{:?}", began.elapsed());
 }

@@ -1,13 +1,24 @@
-//! The XIDs that say nothing about a device's health.
+//! Sets of XIDs, and what an XID says by the set that it is in.
 
 use std::{collections::BTreeSet, fmt, num::ParseIntError, str::FromStr};
 
-/// Which critical XIDs are ignored: a list, or all of them.
+/// What an XID says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum XidClass {
+    /// Nothing.
+    Ignored,
+    /// An application has made a mistake; the device is in order.
+    Application,
+    /// The device is not in order.
+    Device,
+}
+
+/// Some critical XIDs: a list, or all of them.
 ///
 /// Written as `13,31`, `all` or `none`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum IgnoredXids {
-    /// XIDs are no sign of illness; only probes count.
+pub enum Xids {
+    /// Every one.
     All,
     /// Exactly these.
     List(BTreeSet<u64>),
@@ -22,8 +33,20 @@ pub struct InvalidXidList {
     source: ParseIntError,
 }
 
-impl IgnoredXids {
-    /// Whether this XID is ignored.
+impl Xids {
+    /// Not a single one.
+    pub const fn none() -> Self {
+        Self::List(BTreeSet::new())
+    }
+
+    /// Those that an application causes by its own fault, and that leave the device in order: graphics engine exception
+    /// (13), memory page fault (31), stopped processing (43), preemptive cleanup (45), video processor exception (68) and
+    /// compute preemption timeout (109).
+    pub fn of_applications() -> Self {
+        Self::List(BTreeSet::from([13, 31, 43, 45, 68, 109]))
+    }
+
+    /// Whether this XID is one of them.
     pub fn contains(&self, xid: u64) -> bool {
         match self {
             Self::All => true,
@@ -32,22 +55,13 @@ impl IgnoredXids {
     }
 }
 
-/// Those that an application causes by its own fault, and that leave the device in order: graphics
-/// engine exception (13), memory page fault (31), stopped processing (43), preemptive cleanup (45),
-/// video processor exception (68) and compute preemption timeout (109).
-impl Default for IgnoredXids {
-    fn default() -> Self {
-        Self::List(BTreeSet::from([13, 31, 43, 45, 68, 109]))
-    }
-}
-
-impl FromStr for IgnoredXids {
+impl FromStr for Xids {
     type Err = InvalidXidList;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text.trim() {
             "all" => Ok(Self::All),
-            "none" => Ok(Self::List(BTreeSet::new())),
+            "none" => Ok(Self::none()),
             list => list.split(',').map(parse_xid).collect::<Result<_, _>>().map(Self::List),
         }
     }
@@ -57,7 +71,7 @@ fn parse_xid(entry: &str) -> Result<u64, InvalidXidList> {
     entry.trim().parse().map_err(|source| InvalidXidList { entry: entry.to_owned(), source })
 }
 
-impl fmt::Display for IgnoredXids {
+impl fmt::Display for Xids {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::All => f.write_str("all"),
@@ -84,7 +98,7 @@ mod tests {
     #[case::negative("-1", "-1")]
     #[case::all_in_a_list("13,all", "all")]
     fn refuses(#[case] text: &str, #[case] entry: &str) {
-        assert_eq!(text.parse::<IgnoredXids>().unwrap_err().entry, entry);
+        assert_eq!(text.parse::<Xids>().unwrap_err().entry, entry);
     }
 
     #[rstest]
@@ -94,19 +108,19 @@ mod tests {
     #[case::all("all", 79, true)]
     #[case::none("none", 13, false)]
     fn reads(#[case] text: &str, #[case] xid: u64, #[case] expected: bool) {
-        assert_eq!(text.parse::<IgnoredXids>().unwrap().contains(xid), expected);
+        assert_eq!(text.parse::<Xids>().unwrap().contains(xid), expected);
     }
 
     #[test]
     fn default_is_the_usual_list() {
-        assert_eq!(IgnoredXids::default().to_string(), "13,31,43,45,68,109");
+        assert_eq!(Xids::of_applications().to_string(), "13,31,43,45,68,109");
     }
 
     proptest! {
         #[test]
         fn what_is_shown_reads_back(xids in prop::collection::btree_set(any::<u64>(), 0..6)) {
-            let ignored = IgnoredXids::List(xids);
-            prop_assert_eq!(ignored.to_string().parse::<IgnoredXids>().unwrap(), ignored);
+            let ignored = Xids::List(xids);
+            prop_assert_eq!(ignored.to_string().parse::<Xids>().unwrap(), ignored);
         }
     }
 }

@@ -1,0 +1,95 @@
+//! Days in the ward.
+
+use crate::builders::{fleet, pod, pods, units};
+
+use super::*;
+
+const FIRST: &str = "GPU-00000000-aaaa-bbbb-cccc-000000000000";
+
+fn with(healthy: &[(bool, &str)]) -> Fleet {
+    let mut fleet = fleet(u32::try_from(healthy.len()).unwrap());
+    for (entry, (is_healthy, message)) in fleet.gpus.iter_mut().zip(healthy) {
+        (entry.is_healthy, entry.message) = (*is_healthy, (*message).to_owned());
+    }
+    fleet
+}
+
+fn shown(deeds: &[Deed]) -> Vec<String> {
+    let show = |deed: &Deed| match deed {
+        Deed::TellNode(weight, reason, text) => format!("node {weight:?} {reason}: {text}"),
+        Deed::TellPod(uid, reason, text) => format!("{} {reason}: {text}", uid.as_str()),
+        Deed::Evict(uid) => format!("evict {}", uid.as_str()),
+    };
+    deeds.iter().map(|deed| show(deed).replace(FIRST, "GPU-0")).collect()
+}
+
+#[test]
+fn each_change_is_told_once_and_whoever_comes_later_too() {
+    let mut ward = Ward::new(false);
+    let now = Instant::now();
+    let a = || pod("a", 1, [units(2)]);
+    let others = || pod("b", 1, [units(2)]).on([1]);
+    let (well, sick) = ([(true, "fine"), (true, "fine")], [(false, "XID 79"), (true, "fine")]);
+    assert!(ward.look(&with(&well), &pods([a(), others()]), now).is_empty(), "nothing is new at first");
+    let told = ward.look(&with(&sick), &pods([a(), others()]), now);
+    assert_eq!(
+        shown(&told),
+        ["node Warning GPUUnhealthy: GPU GPU-0 is unhealthy: XID 79", "a GPUUnhealthy: GPU GPU-0, which this pod holds: XID 79"]
+    );
+    assert!(ward.look(&with(&sick), &pods([a(), others()]), now).is_empty());
+    let late = pod("late", 2, [units(2)]);
+    assert_eq!(shown(&ward.look(&with(&sick), &pods([a(), late]), now)), ["late GPUUnhealthy: GPU GPU-0, which this pod holds: XID 79"]);
+    let told = ward.look(&with(&well), &pods([a()]), now);
+    assert_eq!(shown(&told), ["node Normal GPUHealthy: GPU GPU-0 is healthy again: fine"]);
+}
+
+#[test]
+fn a_device_that_goes_and_comes_back() {
+    let mut ward = Ward::new(false);
+    let (now, here) = (Instant::now(), pods([pod("a", 1, [units(2)]), pod("ended", 1, [units(2)])]));
+    let mut here = here;
+    here.apply(NodePod { stage: Stage::Terminal, ..pod("ended", 1, [units(2)]) });
+    ward.look(&with(&[(true, "fine")]), &here, now);
+    let told = ward.look(&with(&[]), &here, now);
+    assert_eq!(
+        shown(&told),
+        [
+            "node Warning GPUGone: GPU GPU-0 is no longer on this node",
+            "a GPUUnhealthy: GPU GPU-0, which this pod holds: is no longer on this node"
+        ]
+    );
+    assert!(ward.look(&with(&[]), &here, now).is_empty());
+    assert_eq!(shown(&ward.look(&with(&[(true, "fine")]), &here, now)), ["node Normal GPUHealthy: GPU GPU-0 is healthy again: fine"]);
+    let told = ward.look(&with(&[(true, "fine"), (true, "fine")]), &here, now);
+    assert_eq!(told.len(), 1, "another one: {told:?}");
+}
+
+/// Off unless it is asked for; not before the trouble has lasted; again while it is refused, but not all the time.
+#[test]
+fn eviction() {
+    let sick = || with(&[(false, "XID 79")]);
+    let evictions = |deeds: Vec<Deed>| deeds.into_iter().filter(|deed| matches!(deed, Deed::Evict(_))).count();
+    let now = Instant::now();
+    let here = pods([pod("a", 1, [units(2)])]);
+    let mut never = Ward::new(false);
+    never.look(&sick(), &here, now);
+    assert_eq!((evictions(never.look(&sick(), &here, now + 2 * GRACE)), never.next(now)), (0, None));
+    let mut ward = Ward::new(true);
+    assert_eq!(evictions(ward.look(&sick(), &here, now)), 0);
+    assert_eq!(ward.next(now), Some(now + GRACE));
+    assert_eq!(evictions(ward.look(&sick(), &here, now + GRACE)), 1);
+    assert_eq!(evictions(ward.look(&sick(), &here, now + GRACE + AGAIN / 2)), 0);
+    assert_eq!(evictions(ward.look(&sick(), &here, now + GRACE + AGAIN)), 1);
+    let leaving = pods([NodePod { deleting: true, ..pod("a", 1, [units(2)]) }]);
+    assert_eq!(evictions(ward.look(&sick(), &leaving, now + 2 * GRACE)), 0);
+}
+
+#[test]
+fn faults_of_applications_are_told_to_whoever_runs_there() {
+    let running = NodePod { stage: Stage::Running, ..pod("a", 1, [units(2)]) };
+    let elsewhere = NodePod { stage: Stage::Running, ..pod("b", 1, [units(2)]).on([1]) };
+    let here = pods([running, elsewhere, pod("waiting", 2, [units(2)])]);
+    let fault = Fault { uuid: FIRST.parse().unwrap(), xid: 31 };
+    let told = Ward::fault(&fault, &here, &fleet(2));
+    assert!(matches!(told.as_slice(), [Deed::TellPod(uid, "GPUApplicationFault", _)] if uid.as_str() == "a"), "{told:?}");
+}

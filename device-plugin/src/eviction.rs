@@ -1,0 +1,48 @@
+//! Asks the API server to evict a pod. Whether that is allowed is up to disruption budgets and the cluster's roles: by
+//! default the plugin may not.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{DeleteParams, EvictParams, Preconditions};
+use kube::{Api, Client};
+use tokio::time::timeout;
+
+use crate::pods::NodePod;
+
+/// How long an eviction may take.
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// An eviction that was not done.
+#[derive(Debug, thiserror::Error)]
+pub enum EvictionFailed {
+    /// The API server refuses it, for now or for good.
+    #[error("cannot evict pod {pod}")]
+    Refused {
+        /// The pod.
+        pod: String,
+        /// What it said.
+        #[source]
+        source: Box<kube::Error>,
+    },
+    /// No answer.
+    #[error("cannot evict pod {0}: no answer within {LIMIT:?}")]
+    Slow(String),
+}
+
+/// Evicts exactly this pod, not another one of its name.
+///
+/// # Errors
+/// It was not done, or nobody knows.
+pub async fn evict(client: &Client, pod: &NodePod) -> Result<(), EvictionFailed> {
+    let api: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace);
+    let preconditions = Preconditions { uid: Some(pod.uid.as_str().to_owned()), ..Preconditions::default() };
+    let delete_options = Some(DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() });
+    let params = EvictParams { delete_options, ..EvictParams::default() };
+    match timeout(LIMIT, api.evict(&pod.name, &params)).await {
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(()),
+        Ok(Err(source)) => Err(EvictionFailed::Refused { pod: pod.display_name(), source: Box::new(source) }),
+        Err(_) => Err(EvictionFailed::Slow(pod.display_name())),
+    }
+}

@@ -1,0 +1,104 @@
+//! What is found of running pods, and what their records become.
+
+use std::sync::Arc;
+
+use proto::memory_unit::MemoryUnit;
+use proto::resource::ResourceNames;
+use serde_json::json;
+use tokio::sync::watch;
+
+use super::*;
+use crate::builders::{fleet, gpu, pod, pods, units};
+use crate::inject::cdi_answer;
+use crate::plugin::Settings;
+use crate::served::Served;
+
+fn running(name: &str, minor: u32) -> NodePod {
+    NodePod { stage: Stage::Running, ..pod(name, u64::from(minor), [units(2)]).on([minor]) }
+}
+
+fn entry(name: &str, answer: ContainerAllocateResponse) -> Allocated {
+    let ids = vec![format!("id-of-{name}")];
+    Allocated { pod: PodUid::from(name), container: "u2".to_owned(), resource: Served::Memory, ids, answer }
+}
+
+fn by_variable(name: &str, minor: u32) -> Allocated {
+    let envs = [("NVIDIA_VISIBLE_DEVICES".to_owned(), gpu(minor).uuid.to_string())].into();
+    entry(name, ContainerAllocateResponse { envs, ..ContainerAllocateResponse::default() })
+}
+
+fn node(all: Vec<NodePod>, cdi_dir: &std::path::Path) -> NodeState {
+    let (_, fleet) = watch::channel(Arc::new(fleet(3)));
+    let (_, pods) = watch::channel(pods(all));
+    let mut settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(2));
+    settings.injection.cdi_dir = cdi_dir.to_owned();
+    NodeState::new(settings, fleet, pods, Ledger::default())
+}
+
+fn verdict(node: &NodeState, written: &[Allocated], name: &str) -> Option<Verdict> {
+    judge_running(node, written, &PodUid::from(name)).map(|(_, _, verdict)| verdict)
+}
+
+#[test]
+fn records_that_were_changed_under_running_pods() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = node(vec![running("a", 0), running("b", 1), running("c", 2)], dir.path());
+    let right = [by_variable("a", 0), by_variable("b", 1)];
+    assert_eq!(verdict(&node, &right, "a"), Some(Verdict::Confirm));
+    assert_eq!(verdict(&node, &right, "c"), None, "nothing is known of it");
+    let crossed = [by_variable("a", 1), by_variable("b", 0), by_variable("c", 2)];
+    assert_eq!(verdict(&node, &crossed, "a"), Some(Verdict::Exchange(PodUid::from("b"))));
+    let doubled = [by_variable("a", 1), by_variable("b", 1)];
+    assert!(matches!(verdict(&node, &doubled, "a"), Some(Verdict::Refuse(Refusal::Mismatch { .. }))));
+}
+
+/// A container that runs sees what its spec said, whatever its record says now.
+#[test]
+fn what_a_spec_said_counts() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = node(vec![running("a", 0), running("b", 1)], dir.path());
+    let written = ["a", "b"].map(|name| entry(name, cdi_answer(Served::Memory, &[format!("id-of-{name}")])));
+    let spec = |name: &str, minor: u32| {
+        let env = [("NVIDIA_VISIBLE_DEVICES".to_owned(), gpu(minor).uuid.to_string())].into();
+        let device = cdi::device_name(Served::Memory, &[format!("id-of-{name}")]);
+        cdi::write(dir.path(), &device, &cdi::Edits { env, ..cdi::Edits::default() }).unwrap();
+    };
+    assert_eq!(verdict(&node, &written, "a"), Some(Verdict::Confirm), "there is no spec to say otherwise");
+    spec("a", 1);
+    spec("b", 0);
+    assert_eq!(verdict(&node, &written, "a"), Some(Verdict::Exchange(PodUid::from("b"))));
+    spec("b", 1);
+    assert!(matches!(verdict(&node, &written, "a"), Some(Verdict::Refuse(Refusal::Mismatch { .. }))));
+}
+
+#[test]
+fn the_truth_keeps_amounts_and_what_was_right() {
+    let record: DeviceAllocations = serde_json::from_value(json!({"gpu": [
+        {"minor": 0, "id": gpu(0).uuid.to_string(), "resources": {"koordinator.sh/gpu-core": "10"}},
+        {"minor": 1, "id": gpu(1).uuid.to_string(), "resources": {"koordinator.sh/gpu-core": "20"}},
+    ]}))
+    .unwrap();
+    let placement = pod("a", 1, [units(2)]).on([0, 1]).placement.unwrap();
+    let seen = [gpu(1).uuid, gpu(2).uuid].into();
+    let truth = on_gpus(&placement, record.clone(), &seen, &fleet(3)).unwrap();
+    let shown: Vec<_> =
+        truth["gpu"].iter().map(|entry| (entry.minor, entry.id.clone(), entry.resources["koordinator.sh/gpu-core"].unsigned())).collect();
+    assert_eq!(shown, [(2, gpu(2).uuid.to_string(), Some(10)), (1, gpu(1).uuid.to_string(), Some(20))]);
+    assert_eq!(on_gpus(&placement, record, &[gpu(1).uuid].into(), &fleet(3)), None, "it has another number of them");
+}
+
+#[test]
+fn flags_of_pods_that_kubelet_has_not_taken_on() {
+    let marked = |name: &str, stage: Stage| {
+        let mut pod = NodePod { stage, ..pod(name, 1, [units(2)]) };
+        pod.placement.as_mut().unwrap().gpushare.as_mut().unwrap().assigned = true;
+        pod
+    };
+    let pods =
+        pods([marked("copied", Stage::Bound), marked("given", Stage::Bound), marked("runs", Stage::Running), pod("new", 1, [units(2)])]);
+    let stale = stale_flags(&pods, &Ledger::default(), &[by_variable("given", 0)]);
+    assert_eq!(stale.iter().map(|pod| &*pod.name).collect::<Vec<_>>(), ["copied"]);
+    let mut ledger = Ledger::default();
+    ledger.confirm(&PodUid::from("copied"));
+    assert!(stale_flags(&pods, &ledger, &[by_variable("given", 0)]).is_empty());
+}
