@@ -17,7 +17,7 @@ use crate::exchange::annotate;
 use crate::identity::checkpoint::Allocated;
 use crate::inventory::{Gpu, GpuUuid};
 use crate::plugin::NodeState;
-use crate::pods::{NodePod, Placement, Pods, WHOLE_DEVICE_PERCENT};
+use crate::pods::{NodePod, Placement, PodUid, Pods, WHOLE_DEVICE_PERCENT};
 use crate::proof::room;
 use crate::proof::sight::{self, Sight};
 use crate::served::Served;
@@ -70,7 +70,12 @@ fn plan(node: &NodeState, pod: &NodePod, written: &[Allocated], start: &Start<'_
         let ledger = node.ledger();
         with.iter().map(|pod| pod.uid.clone()).filter(|uid| ledger.is_confirmed(uid)).collect()
     };
-    room::check(&with, &fleet, node.settings.memory_unit, |uid| confirmed.contains(uid), &pod.uid).map_err(|error| error.to_string())?;
+    let seen = |uid: &PodUid| match sight::of_pod(written, uid, &node.settings.visible_devices_env, &fleet).remove(TYPE_GPU) {
+        Some(Sight::Devices(gpus)) => gpus,
+        _ => BTreeSet::new(),
+    };
+    let room = room::check(&with, &fleet, node.settings.memory_unit, |uid| confirmed.contains(uid), seen, &pod.uid);
+    room.map_err(|error| error.to_string())?;
     Ok(record)
 }
 

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use proto::device::TYPE_GPU;
 use proto::memory_unit::MemoryUnit;
 
 use crate::fleet::{Fleet, Unavailable};
@@ -120,7 +121,11 @@ impl Evidence<'_> {
         }
         let may_run = |uid: &PodUid| self.is_young && *uid != pod.uid && self.ledger.is_from_before(uid);
         let is_started = |uid: &PodUid| self.ledger.is_confirmed(uid) || may_run(uid);
-        room::check(self.pods, self.fleet, self.unit, is_started, &pod.uid)?;
+        let seen = |uid: &PodUid| match sight::of_pod(self.written, uid, self.variable, self.fleet).remove(TYPE_GPU) {
+            Some(Sight::Devices(gpus)) => gpus,
+            _ => BTreeSet::new(),
+        };
+        room::check(self.pods, self.fleet, self.unit, is_started, seen, &pod.uid)?;
         Ok(Verdict::Confirm)
     }
 
