@@ -208,8 +208,11 @@ impl Publisher {
 
     /// Touches the node once the API server has shown everybody the Device object as it is to be.
     async fn wake_scheduler(&self, wanted: &Device, held: &Held, node: &Node) -> Result<(), PublishError> {
-        let is_shown = matches!(held, Held::Object(held) if device_object::says(held, wanted));
-        let Some(patch) = wake::patch(node, wanted).filter(|_| is_shown) else { return Ok(()) };
+        let Held::Object(shown) = held else { return Ok(()) };
+        if !device_object::says(shown, wanted) {
+            return Ok(());
+        }
+        let Some(patch) = wake::patch(node, shown) else { return Ok(()) };
         self.patch_node("what wakes kube-scheduler", &patch, false).await
     }
 

@@ -14,8 +14,6 @@ use crate::pod::null_as_default;
 pub const DEVICES_CHECKPOINTS: &str = "node.koordinator.sh/devices-checkpoints";
 /// What the proposal's example calls the same annotation; read where the other one is absent.
 pub const GPU_CHECKPOINTS: &str = "node.koordinator.sh/gpu-checkpoints";
-/// Annotation of the node that changes with the other one, so that kube-scheduler looks again at pods which had to wait for it.
-pub const CHECKPOINTS_HASH: &str = "gpushare/devices-checkpoints-hash";
 
 /// Longest annotation that is read or written, in bytes; the API server allows 256 KiB of annotations in all.
 pub const MAX_BYTES: usize = 128 * 1024;

@@ -39,6 +39,9 @@ pub const SHARING_LABEL: &str = "gpushare/sharing";
 /// The value of [`SHARING_LABEL`].
 pub const SHARING_DISABLED: &str = "disabled";
 
+/// Annotation of the node that changes with its Device object, so that kube-scheduler looks again at pods that wait for devices.
+pub const DEVICES_REVISION: &str = "gpushare/devices-revision";
+
 /// The condition that says whether a device works.
 pub const CONDITION_HEALTHY: &str = "Healthy";
 

@@ -65,6 +65,15 @@ impl PodSpec {
         self
     }
 
+    /// With one label.
+    #[must_use]
+    pub fn labelled(mut self, key: &str, value: &str) -> Self {
+        if let Some(metadata) = self.0.get_mut("metadata") {
+            set(metadata, "labels", json!({key: value}));
+        }
+        self
+    }
+
     /// For another scheduler than the default one.
     #[must_use]
     pub fn scheduler(mut self, name: &str) -> Self {

@@ -25,6 +25,7 @@ pub use stage::Stage;
 
 mod all_devices;
 mod daemon_faults;
+mod isolation;
 mod kubelet_books;
 mod migration;
 mod network_faults;
@@ -70,7 +71,7 @@ type Entry = (&'static str, &'static str, Body);
 
 /// Every scenario, harmless ones first.
 pub fn all() -> Vec<Scenario> {
-    let harmless: [&[Entry]; 3] = [sharing::SCENARIOS, requests::SCENARIOS, all_devices::SCENARIOS];
+    let harmless: [&[Entry]; 4] = [sharing::SCENARIOS, requests::SCENARIOS, all_devices::SCENARIOS, isolation::SCENARIOS];
     let faults: [&[Entry]; 5] =
         [daemon_faults::SCENARIOS, node_faults::SCENARIOS, kubelet_books::SCENARIOS, network_faults::SCENARIOS, old_nodes::SCENARIOS];
     let mixed: [&[Entry]; 4] = [vendors::SCENARIOS, migration::SCENARIOS, nonsense::SCENARIOS, other_types::SCENARIOS];
@@ -266,7 +267,8 @@ impl World {
 
     /// Checks every invariant on what the API server shows now.
     async fn verify(&self) -> Result<()> {
-        let mut snapshot = self.observer.now();
+        // Watches run ahead of each other.
+        let mut snapshot = self.cluster.as_ref().map_or_else(|| self.observer.now(), |cluster| Snapshot::of(cluster.api().cluster()));
         let mut problems = invariants::accounts(&snapshot, &self.excused).violations;
         snapshot.pods.retain(|key, _| key.starts_with(&format!("{}/", self.namespace)) && !self.excused.contains(key));
         let sights = invariants::sights(&self.client.0, &snapshot).await?;

@@ -1,60 +1,55 @@
-//! The node annotation that changes with what the Device object says of devices that kubelet gave to pods of others.
+//! The node annotation that changes with the Device object.
 //!
-//! kube-scheduler does not watch Device objects: a pod that our scheduler refused because of those devices is looked at again
-//! only when a node or a pod changes.
+//! kube-scheduler does not watch Device objects: a pod that our scheduler refused for what the object said is looked at again only
+//! when a node or a pod changes.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use kube::ResourceExt;
-use proto::checkpoints::{CHECKPOINTS_HASH, DEVICES_CHECKPOINTS};
-use proto::device::Device;
+use proto::checkpoints::DEVICES_CHECKPOINTS;
+use proto::device::{DEVICES_REVISION, RawDevice};
 use proto::node::Node;
 use serde_json::{Value, json};
 
-/// The merge patch of the node, if it speaks of another state of the Device object.
-pub fn patch(node: &Node, device: &Device) -> Option<Value> {
-    let wanted = device.annotations().get(DEVICES_CHECKPOINTS).map(|text| hash(text));
-    (node.annotations().get(CHECKPOINTS_HASH) != wanted.as_ref()).then(|| json!({"metadata": {"annotations": {CHECKPOINTS_HASH: wanted}}}))
+/// The merge patch of the node, if it speaks of another state of the object, which everybody can see now.
+pub fn patch(node: &Node, shown: &RawDevice) -> Option<Value> {
+    let revision = revision(shown);
+    (node.annotations().get(DEVICES_REVISION) != Some(&revision))
+        .then(|| json!({"metadata": {"annotations": {DEVICES_REVISION: revision}}}))
 }
 
-fn hash(text: &str) -> String {
+/// Another one for every change of the devices, undone ones included, and of who else holds some.
+fn revision(device: &RawDevice) -> String {
     let mut hasher = DefaultHasher::new();
-    text.hash(&mut hasher);
+    (&device.metadata.uid, device.metadata.generation, device.annotations().get(DEVICES_CHECKPOINTS)).hash(&mut hasher);
     format!("{:016x}", hasher.finish())
 }
 
 #[cfg(test)]
 mod tests {
-    use proto::device::DeviceSpec;
+    use rstest::rstest;
 
     use super::*;
 
-    fn device(checkpoints: Option<&str>) -> Device {
-        let mut device = Device::new("n1", DeviceSpec::default());
-        device.annotations_mut().extend(checkpoints.map(|text| (DEVICES_CHECKPOINTS.to_owned(), text.to_owned())));
-        device
+    fn device(uid: &str, generation: i64, checkpoints: Option<&str>) -> RawDevice {
+        let object = json!({"metadata": {"uid": uid, "generation": generation, "annotations": {DEVICES_CHECKPOINTS: checkpoints}}});
+        serde_json::from_value(object).unwrap_or_default()
     }
 
-    /// What the node says once the patch is applied.
-    fn after(node: &Node, device: &Device) -> Node {
-        let mut node = node.clone();
-        let Some(patch) = patch(&node, device) else { return node };
-        match patch["metadata"]["annotations"][CHECKPOINTS_HASH].as_str() {
-            Some(value) => node.annotations_mut().insert(CHECKPOINTS_HASH.to_owned(), value.to_owned()),
-            None => node.annotations_mut().remove(CHECKPOINTS_HASH),
-        };
-        node
-    }
-
-    #[test]
-    fn changes_with_the_checkpoints_and_goes_with_them() {
-        let nothing = Node::default();
-        assert_eq!(patch(&nothing, &device(None)), None);
-        let one = after(&nothing, &device(Some("[1]")));
-        assert!(one.annotations().contains_key(CHECKPOINTS_HASH));
-        assert_eq!(patch(&one, &device(Some("[1]"))), None);
-        let other = after(&one, &device(Some("[2]")));
-        assert_ne!(one.annotations(), other.annotations());
-        assert!(after(&other, &device(None)).annotations().is_empty());
+    #[rstest]
+    #[case::the_same(("u", 1, Some("[1]")), false)]
+    #[case::other_devices(("u", 2, Some("[1]")), true)]
+    #[case::another_object(("v", 1, Some("[1]")), true)]
+    #[case::other_checkpoints(("u", 1, Some("[2]")), true)]
+    #[case::no_checkpoints(("u", 1, None), true)]
+    fn touches_the_node_when_the_object_has_changed(
+        #[case] (uid, generation, checkpoints): (&str, i64, Option<&str>),
+        #[case] touches: bool,
+    ) {
+        let mut node = Node::default();
+        let first = patch(&node, &device("u", 1, Some("[1]"))).unwrap();
+        let value = first["metadata"]["annotations"][DEVICES_REVISION].as_str().unwrap();
+        node.annotations_mut().insert(DEVICES_REVISION.to_owned(), value.to_owned());
+        assert_eq!(patch(&node, &device(uid, generation, checkpoints)).is_some(), touches);
     }
 }

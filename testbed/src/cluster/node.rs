@@ -227,6 +227,12 @@ impl SimulatedNode {
         write_inventory(&self.inventory, &self.spec)
     }
 
+    /// Adds and removes GPUs; the plugin notices by its inventory file.
+    pub fn set_gpus(&mut self, gpus: Vec<GpuSpec>) -> Result<()> {
+        self.spec.gpus = gpus;
+        write_inventory(&self.inventory, &self.spec)
+    }
+
     /// Whether the API server shows everything that the plugin offers, and every GPU.
     pub fn is_offered(&self, snapshot: &Snapshot) -> bool {
         let device = snapshot.devices.get(&self.spec.name);

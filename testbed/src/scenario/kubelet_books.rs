@@ -1,12 +1,13 @@
-//! What kubelet holds against a node's resources when it starts again: a sick GPU, and a checkpoint that is lost.
+//! What kubelet holds against a node's resources when it starts again: a sick GPU, devices that go, and a checkpoint that is lost.
 
 use anyhow::{Context, Result, ensure};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use proto::resource::{GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
+use serde_json::json;
 
 use super::node_faults::until_registered;
-use super::{Body, World};
+use super::{Body, DEADLINE, World};
 use crate::cluster::Health;
 use crate::observer::Snapshot;
 use crate::pods::PodSpec;
@@ -14,6 +15,7 @@ use crate::pods::PodSpec;
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
     ("sick-and-restarted", "a sick GPU and a kubelet that restarts fail no pod for want of resources", sick_and_restarted),
+    ("devices-gone", "what a node offers goes away with its devices, and comes back with them", devices_gone),
     ("checkpoint-lost", "a kubelet that has lost its checkpoint sets resources to zero, and the plugin restores them", checkpoint_lost),
 ];
 
@@ -52,6 +54,63 @@ fn sick_and_restarted(world: &mut World) -> BoxFuture<'_, Result<()>> {
         world.until("the GPU to recover", |snapshot| is_sick(snapshot).is_none().then_some(())).await?;
         world.clear().await?;
         world.start(PodSpec::new("after", &[(GPU_MEM, "1")]).on(&node.name)).await.map(|_| ())
+    }
+    .boxed()
+}
+
+/// Waits until a node offers so many GPUs' worth of what is written into node status; nothing at all of none.
+async fn until_worth(world: &World, node: &str, n_gpus: usize) -> Result<()> {
+    let percent = (n_gpus * 100).to_string();
+    let wanted = (n_gpus > 0).then_some(percent);
+    let is_worth = |snapshot: &Snapshot| {
+        let is_there = offered(snapshot, node, GPU_MEMORY).is_some();
+        let percents = [GPU_CORE, GPU_MEMORY_RATIO].map(|resource| offered(snapshot, node, resource));
+        (is_there == (n_gpus > 0) && percents.iter().all(|percent| *percent == wanted)).then_some(())
+    };
+    world.until(&format!("{node} to offer {n_gpus} GPUs"), is_worth).await
+}
+
+/// Waits until kubelet counts so many shares of a node's GPUs as healthy.
+async fn until_shares(world: &mut World, node: &str, n_shares: usize) -> Result<()> {
+    let kubelet = world.cluster()?.node(node)?.kubelet();
+    let counts = |kubelet: &crate::kubelet::Kubelet| kubelet.capacity().get(GPU_SHARED).map_or(0, |(_, healthy)| *healthy) == n_shares;
+    ensure!(kubelet.until(DEADLINE, counts).await, "{node} offers {:?}, not {n_shares} shares", kubelet.capacity());
+    Ok(())
+}
+
+fn devices_gone(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        let node = world.gpu_node(2)?;
+        let name = &node.name;
+        let gpus = world.cluster()?.node(name)?.gpus().to_vec();
+        let (first, all) = (gpus.iter().take(1).cloned().collect::<Vec<_>>(), gpus.len());
+        for (left, n_left) in [(first, 1), (gpus.clone(), all)] {
+            world.cluster()?.node(name)?.set_gpus(left)?;
+            until_worth(world, name, n_left).await?;
+            until_shares(world, name, 100 * n_left).await?;
+        }
+        for gpu in &gpus {
+            world.cluster()?.node(name)?.set_health(gpu.minor, Health::Lost)?;
+        }
+        until_worth(world, name, 0).await?;
+        until_shares(world, name, 0).await?;
+        world.create(PodSpec::new("waits", &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "100"), (GPU_CORE, "100")]).on(name)).await?;
+        world.until_refused("waits", "nodes are available").await?;
+        // A plugin that starts without devices takes back what its predecessor may have left.
+        let node = world.cluster()?.node(name)?;
+        node.remove_plugin().await;
+        node.set_gpus(Vec::new())?;
+        let api = world.cluster()?.api().cluster().clone();
+        let left = json!({GPU_CORE: "100", GPU_MEMORY_RATIO: "100", GPU_MEMORY: "16Gi"});
+        api.patch_status("nodes", "", name, &json!({"capacity": left, "allocatable": left}))?;
+        world.cluster()?.node(name)?.start_plugin(&["--no-gpu", "wait"])?;
+        until_worth(world, name, 0).await?;
+        let node = world.cluster()?.node(name)?;
+        node.set_gpus(gpus)?;
+        node.restart_plugin().await?;
+        until_worth(world, name, all).await?;
+        world.until_running(&["waits"]).await?;
+        world.cluster()?.until_ready(DEADLINE).await
     }
     .boxed()
 }
