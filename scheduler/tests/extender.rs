@@ -8,6 +8,8 @@ mod api;
 mod bind_outcomes;
 #[path = "extender/bind_races.rs"]
 mod bind_races;
+#[path = "extender/bodies.rs"]
+mod bodies;
 #[path = "extender/devices.rs"]
 mod devices;
 #[path = "extender/golden.rs"]

@@ -1,5 +1,6 @@
 //! Flags: what is accepted, what is refused and in which words.
 
+use proptest::prelude::*;
 use rstest::rstest;
 
 use super::*;
@@ -97,4 +98,18 @@ fn socket_of_pod_resources_is_beside_the_plugins() {
     let config = parse(&["--pod-resources-socket", "/a.sock", "--sysfs-root", "/host/sys"]).unwrap();
     assert_eq!(config.pod_resources_socket, PathBuf::from("/a.sock"));
     assert!(matches!(config.source, Source::Nvml(nvml) if nvml.sysfs == std::path::Path::new("/host/sys")));
+}
+
+proptest! {
+    /// Whatever a flag is given, it is taken or refused; what is taken is printed as something that is taken for the same.
+    #[test]
+    fn no_value_panics(flag in 0..8_usize, value in "([a-z0-9.=/,_ -]{0,20}|\\PC{0,12}|-?[0-9]{1,22}(ms|s|m|h|Mi|Gi)?)", named in "[a-z./]{0,12}=(vendor|ours|ignore)") {
+        let flags = ["memory-unit", "memory-resource", "slots", "shared-devices", "probe-interval", "ignore-xids", "inventory", "log-level"];
+        let _ = parse(&[&format!("--{}={value}", flags[flag])]);
+        for text in [value, named] {
+            if let Ok(resource) = text.parse::<VendorResource>() {
+                prop_assert_eq!(resource.to_string().parse::<VendorResource>().ok(), Some(resource));
+            }
+        }
+    }
 }

@@ -2,6 +2,7 @@
 
 use clap::{CommandFactory, Parser};
 use placement::{DevicePolicy, NodePolicy};
+use proptest::prelude::*;
 use rstest::rstest;
 
 use super::{Args, Config};
@@ -116,4 +117,17 @@ fn prefixes(#[case] text: &str, #[case] expected: &str) {
 #[test]
 fn help() {
     insta::assert_snapshot!(Args::command().term_width(100).render_long_help());
+}
+
+proptest! {
+    /// Whatever a flag is given, it is taken within its bounds or refused.
+    #[test]
+    fn no_value_panics(flag in 0..8_usize, value in "([a-z0-9.=/,_ {}-]{0,20}|\\PC{0,12}|-?[0-9]{1,22}(ms|s|m|h|Mi|Gi)?)") {
+        let flags = ["prefix", "memory-resource", "score-weights", "bind-timeout", "hint-ttl", "max-body", "concurrency", "log-level"];
+        if let Ok(config) = parse(&[&format!("--{}={value}", flags[flag])]) {
+            prop_assert!(!config.scheduling.bind_timeout.is_zero() && config.serving.max_body <= 1 << 30);
+            prop_assert!(config.serving.prefix.is_empty() || config.serving.prefix.starts_with('/') && !config.serving.prefix.ends_with('/'));
+            prop_assert!(config.scheduling.names.memory.contains('/'));
+        }
+    }
 }

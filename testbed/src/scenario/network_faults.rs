@@ -106,15 +106,15 @@ fn patch_errors(world: &mut World) -> BoxFuture<'_, Result<()>> {
 fn bad_bodies(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let url = world.cluster()?.scheduler_url();
-        let client = world.cluster()?.scheduler_client()?;
         let huge = format!("{{\"Pod\":{{}},\"NodeNames\":[\"{}\"]}}", "n".repeat(40 << 20));
         for verb in ["filter", "prioritize", "bind"] {
             let url = format!("{url}/gpushare-scheduler/{verb}");
+            // The scheduler may close a connection after a body that it has not read.
+            let client = world.cluster()?.scheduler_client()?;
             for body in ["", "{", "[]", "null", "{\"Pod\":7}", "{\"PodName\":1}", "\u{0}"] {
                 let (status, answer) = client.post(&url, body.to_owned()).await?;
                 ensure!(says_error(status, &answer), "{verb} answers {status} to {body:?}: {}", String::from_utf8_lossy(&answer));
             }
-            // The connection may be closed before the whole body is sent.
             if let Ok((status, _)) = client.post(&url, huge.clone()).await {
                 ensure!(status == StatusCode::PAYLOAD_TOO_LARGE, "{verb} answers {status} to a body of 40 MiB");
             }
