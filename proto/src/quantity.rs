@@ -68,8 +68,8 @@ impl FromStr for Quantity {
         let scale = Scale::parse(suffix).ok_or_else(|| fail("the suffix is none of n u m k M G T P E Ki Mi Gi Ti Pi Ei or an exponent"))?;
         let nanos = scale.nanos_of(number).map_err(fail)?;
         let nanos = if negative { -nanos } else { nanos };
-        let limit = i128::from(i64::MAX) * NANOS;
-        if nanos.abs() > limit {
+        let [least, most] = [i64::MIN, i64::MAX].map(|units| i128::from(units) * NANOS);
+        if nanos < least || nanos > most {
             return Err(fail("the value is out of range"));
         }
         Ok(Self { nanos })

@@ -8,11 +8,12 @@ use std::time::Duration;
 use chrono::DateTime;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::BodyExt;
+use kube::ResourceExt;
 use kube::client::Body;
 use serde_json::json;
 use tower_test::mock::{Handle, SendResponse};
 
-use proto::device::{DeviceSpec, RawDevice};
+use proto::device::{DEVICES_REVISION, DeviceSpec, RawDevice};
 
 use super::*;
 use crate::builders::{fleet, pod, pods, units};
@@ -139,7 +140,7 @@ impl Server {
         [self.accept().await, self.accept().await, self.accept().await, self.accept().await]
     }
 
-    /// Settles, and the node tells what was written into it.
+    /// Settles, and the node tells what was written into it, last of all that the Device object is there.
     async fn come_to_rest(&mut self) -> Node {
         self.settle().await;
         let held = json!({
@@ -151,6 +152,11 @@ impl Server {
         settled.metadata.labels = object(&fleet(1)).metadata.labels;
         self.node.send_replace(Some(settled.clone()));
         self.device.send_replace(held_by_all());
+        let (line, body, answer) = self.next().await;
+        let revision = body["metadata"]["annotations"][DEVICES_REVISION].as_str().expect(&line).to_owned();
+        settled.annotations_mut().insert(DEVICES_REVISION.to_owned(), revision);
+        self.node.send_replace(Some(settled.clone()));
+        answer.send_response(response(StatusCode::OK, &json!(settled)));
         assert!(self.is_silent(60).await);
         settled
     }
@@ -278,7 +284,7 @@ async fn checkpoints_of_before_stand_until_others_are_known() {
     before.metadata.annotations = Some([(DEVICES_CHECKPOINTS.to_owned(), text.to_owned())].into());
     let annotation = |device: &Device| device.metadata.annotations.as_ref().and_then(|all| all.get(DEVICES_CHECKPOINTS)).cloned();
     let mut server = Server::holding(held(&before));
-    for _ in 0..2 {
+    for _ in 0..3 {
         server.accept().await;
     }
     assert_eq!(annotation(&server.written().await).as_deref(), Some(text));

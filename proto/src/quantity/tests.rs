@@ -65,6 +65,12 @@ fn json_takes_strings_and_numbers() {
     assert_eq!(serde_json::to_string(&values).unwrap(), r#"["16Gi","100","500m"]"#);
 }
 
+#[test]
+fn the_least_number_is_printed_as_it_is_read() {
+    let least = Quantity::from_integer(i64::MIN);
+    assert_eq!(least.to_string().parse(), Ok(least));
+}
+
 proptest! {
     #[test]
     fn displaying_loses_nothing(nanos in any::<i64>()) {
