@@ -20,7 +20,7 @@ use crate::pods::PodSpec;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    ("from-vendor", "installed beside the vendor's plugin while its pods run: no GPU is handed out twice", from_vendor),
+    ("from-vendor", "installed beside the vendor's plugin while its pods run, then in its place: no GPU is handed out twice", from_vendor),
     ("from-koordinator", "pods of Koordinator, with records that know minors only, keep what they hold", from_koordinator),
 ];
 
@@ -43,6 +43,13 @@ async fn until_told(world: &World, told: &[&Pod], untold: &[&Pod]) -> Result<()>
         (told.iter().all(is_there) && !untold.iter().any(is_there)).then_some(())
     };
     world.until("the Device object to tell which GPUs the vendor's pods hold", agrees).await
+}
+
+/// What a container sees, by its environment.
+async fn seen(world: &World, pod: &str) -> Result<Vec<String>> {
+    let log = world.log(pod, "main").await?;
+    let value = log.lines().find_map(|line| line.strip_prefix(invariants::VISIBLE_DEVICES)?.strip_prefix('='));
+    Ok(invariants::devices_of(value.unwrap_or_default()))
 }
 
 fn from_vendor(world: &mut World) -> BoxFuture<'_, Result<()>> {
@@ -72,9 +79,33 @@ fn from_vendor(world: &mut World) -> BoxFuture<'_, Result<()>> {
         world.delete("theirs-0").await?;
         until_told(world, &[&pods[1]], &[&pods[0]]).await?;
         world.until_running(&["ours-1"]).await?;
-        world.verify().await
+        world.verify().await?;
+        in_its_place(world).await
     }
     .boxed()
+}
+
+/// The vendor's plugin goes, ours serves its resource; a pod of its time still runs.
+async fn in_its_place(world: &mut World) -> Result<()> {
+    let old = seen(world, "theirs-1").await?;
+    let node = world.cluster()?.node(MOVING)?;
+    node.stop_vendor_plugin();
+    node.remove_plugin().await;
+    until_offered(world, MOVING, 0).await?;
+    let node = world.cluster()?.node(MOVING)?;
+    node.start_plugin(&["--vendor-resource", "nvidia.com/gpu=ours"])?;
+    world.cluster()?.until_ready(DEADLINE).await?;
+    until_offered(world, MOVING, 3).await?;
+    world.until_running(&["theirs-1", "ours-0", "ours-1"]).await?;
+    // All three GPUs are taken: `theirs-2` waits until a sharer goes.
+    ensure!(world.pod("theirs-2").is_ok_and(|pod| crate::observer::node_of(&pod).is_none()), "a GPU was handed out twice");
+    world.delete("ours-0").await?;
+    world.until_running(&["theirs-2"]).await?;
+    let new = seen(world, "theirs-2").await?;
+    ensure!(old.len() == 1 && new.len() == 1 && old != new, "theirs-1 sees {old:?}, theirs-2 {new:?}");
+    world.verify().await?;
+    world.delete("theirs-1").await?;
+    world.start(share("ours-2", "60", MOVING)).await.map(|_| ())
 }
 
 /// A record as Koordinator's scheduler writes it without UUIDs.

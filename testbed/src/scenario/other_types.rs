@@ -1,4 +1,4 @@
-//! Devices of other types than GPUs: one that nobody compiled in.
+//! Devices of other types than GPUs: one that nobody compiled in, and those that the plugin serves.
 
 use std::collections::BTreeSet;
 
@@ -8,19 +8,30 @@ use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use proto::record::{DEVICE_ALLOCATED, DeviceAllocations};
-use serde_json::json;
+use proto::resource::{FPGA, GPU_MEMORY_RATIO, GPU_SHARED, RDMA};
+use serde_json::{Value, json};
 
-use super::{Body, World};
+use super::{Body, DEADLINE, World};
 use crate::pods::PodSpec;
 
 /// Name, promise, body.
-pub(super) const SCENARIOS: &[(&str, &str, Body)] =
-    &[("unknown-type", "a type of device that only a Device object knows is scheduled and accounted", unknown_type)];
+pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
+    ("unknown-type", "a type of device that only a Device object knows is scheduled and accounted", unknown_type),
+    ("rdma-and-fpga", "network adapters and programmable cards, alone and beside a GPU", rdma_and_fpga),
+];
 
 /// What the made-up type is asked for by; kube-scheduler's configuration has to name it.
 pub(super) const NPU: &str = "example.com/npu";
 /// Node without our plugin.
 pub(super) const NPU_NODE: &str = "npu";
+/// Node with devices of three types.
+pub(super) const MANIFOLD: &str = "manifold";
+
+/// The devices of other types that [`MANIFOLD`] has.
+pub(super) fn others() -> Vec<Value> {
+    let device = |kind: &str, id: &str, minor: u32| json!({"type": kind, "id": id, "minor": minor});
+    vec![device("rdma", "0000:1f:00.0", 0), device("rdma", "0000:2f:00.0", 1), device("fpga", "0000:3f:00.0", 0)]
+}
 
 /// Minors and amounts of one type that a pod's record names.
 fn held(pod: &Pod, kind: &str, resource: &str) -> Vec<(i32, u64)> {
@@ -54,6 +65,33 @@ fn unknown_type(world: &mut World) -> BoxFuture<'_, Result<()>> {
         world.clear().await?;
         api.delete("devices.scheduling.koordinator.sh", "", NPU_NODE, None)?;
         Ok(())
+    }
+    .boxed()
+}
+
+fn rdma_and_fpga(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        let kubelet = world.cluster()?.node(MANIFOLD)?.kubelet();
+        let serves = |kubelet: &crate::kubelet::Kubelet| {
+            let capacity = kubelet.capacity();
+            [(RDMA, 200), (FPGA, 100)].iter().all(|(name, count)| capacity.get(*name).is_some_and(|(_, healthy)| healthy == count))
+        };
+        ensure!(kubelet.until(DEADLINE, serves).await, "the plugin serves {:?}", kubelet.capacity());
+        let whole = world.start(PodSpec::new("two-adapters", &[(RDMA, "200")]).on(MANIFOLD)).await?;
+        ensure!(held(&whole, "rdma", RDMA) == [(0, 100), (1, 100)], "{:?}", held(&whole, "rdma", RDMA));
+        world.create(PodSpec::new("adapter", &[(RDMA, "50")]).on(MANIFOLD)).await?;
+        world.until_refused("adapter", "nodes are available").await?;
+        world.verify().await?;
+        world.delete("two-adapters").await?;
+        world.until_running(&["adapter"]).await?;
+        let all = [(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "50"), (RDMA, "100"), (FPGA, "100")];
+        let beside = world.start(PodSpec::new("beside", &all).on(MANIFOLD)).await?;
+        let (adapter, card) = (held(&beside, "rdma", RDMA), held(&beside, "fpga", FPGA));
+        let half = held(&world.pod("adapter")?, "rdma", RDMA);
+        let is_apart = matches!((&*adapter, &*half), (&[(whole, 100)], &[(part, 50)]) if whole != part);
+        ensure!(is_apart && card == [(0, 100)], "{adapter:?} {card:?} {half:?}");
+        world.create(PodSpec::new("card", &[(FPGA, "1")]).on(MANIFOLD)).await?;
+        world.until_refused("card", "nodes are available").await
     }
     .boxed()
 }

@@ -66,11 +66,13 @@ fn mixed_nodes() -> Vec<NodeSpec> {
     let with = |node: NodeSpec, args: [&str; 2]| NodeSpec { plugin_args: args.map(str::to_owned).to_vec(), ..node };
     let bare = |node: NodeSpec| NodeSpec { has_plugin: false, ..node };
     vec![
+        with(three(vendors::OURS), ["--vendor-resource", "nvidia.com/gpu=ours"]),
         three(vendors::THEIRS),
         with(three(vendors::DIVIDED), ["--shared-devices", "0,1"]),
         bare(three(migration::MOVING)),
         bare(NodeSpec::new(migration::KOORDINATOR, &[16384; 2])),
         NodeSpec::new(nonsense::EDITED, &[16384; 2]),
         bare(NodeSpec::new(other_types::NPU_NODE, &[])),
+        NodeSpec { others: other_types::others(), ..NodeSpec::new(other_types::MANIFOLD, &[16384]) },
     ]
 }

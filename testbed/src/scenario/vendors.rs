@@ -1,20 +1,26 @@
-//! Whole GPUs in a vendor's name beside pods that share: served by the vendor's plugin, and divided between them.
+//! Whole GPUs in a vendor's name beside pods that share: served by our plugin, by the vendor's, and divided between them.
+
+use std::collections::BTreeSet;
 
 use anyhow::{Result, ensure};
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use proto::resource::{GPU_MEMORY_RATIO, GPU_SHARED};
+use proto::resource::{GPU_MEM, GPU_MEMORY_RATIO, GPU_SHARED};
 
 use super::{Body, DEADLINE, World};
+use crate::invariants;
 use crate::pods::PodSpec;
 use crate::vendor_plugin::NVIDIA_GPU;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
+    ("vendor-ours", "our plugin serves nvidia.com/gpu: whole and shared pods on one node, each on GPUs of its own", ours),
     ("vendor-theirs", "the vendor's plugin serves it: no GPU is handed out twice, whoever comes first", theirs),
     ("vendor-divided", "a node divided between both plugins takes both kinds at once", divided),
 ];
 
+/// Node whose plugin serves the vendor's resource.
+pub(super) const OURS: &str = "ours";
 /// Node with the vendor's plugin.
 pub(super) const THEIRS: &str = "theirs";
 /// Node whose first two GPUs are shared and whose last one is the vendor's.
@@ -39,6 +45,30 @@ pub(super) async fn until_offered(world: &mut World, node: &str, n_gpus: usize) 
         allocatable.get(NVIDIA_GPU).is_some_and(|amount| amount.0 == text).then_some(())
     };
     world.until(&format!("{node} to offer {n_gpus} {NVIDIA_GPU}"), shows).await
+}
+
+fn ours(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        until_offered(world, OURS, 3).await?;
+        world.start(share("share-0", "60", OURS)).await?;
+        world.start(whole("whole-0", 1, OURS)).await?;
+        world.start(share("share-1", "60", OURS)).await?;
+        world.verify().await?;
+        let recorded = |name: &str| world.pod(name).map(|pod| invariants::record(&pod).unwrap_or_default());
+        let of_all = [recorded("share-0")?, recorded("whole-0")?, recorded("share-1")?].concat();
+        let distinct: BTreeSet<i32> = of_all.iter().map(|(minor, _)| *minor).collect();
+        ensure!(of_all.len() == 3 && distinct.len() == 3, "three GPUs for three pods: {of_all:?}");
+        world.create(whole("whole-1", 1, OURS)).await?;
+        world.until_refused("whole-1", "nodes are available").await?;
+        world.create(PodSpec::new("units", &[(GPU_MEM, "8")]).on(OURS)).await?;
+        world.until_refused("units", "nodes are available").await?;
+        world.delete("share-0").await?;
+        world.until_running(&["whole-1"]).await?;
+        world.verify().await?;
+        world.delete("whole-0").await?;
+        world.until_running(&["units"]).await
+    }
+    .boxed()
 }
 
 fn theirs(world: &mut World) -> BoxFuture<'_, Result<()>> {
