@@ -113,6 +113,10 @@ pub struct Args {
     #[arg(long, env = "GPUSHARE_PASS_DEVICE_SPECS")]
     pass_device_specs: bool,
 
+    /// The container runtime's socket for plugins (NRI): each container then gets the devices of its pod's record when it is made
+    #[arg(long, env = "GPUSHARE_NRI_SOCKET", value_name = "SOCKET")]
+    nri_socket: Option<PathBuf>,
+
     /// Where the node's root is seen from here, for device nodes
     #[arg(long, env = "GPUSHARE_DEVICE_ROOT", default_value = "/", value_name = "DIR")]
     device_root: PathBuf,
@@ -181,6 +185,8 @@ pub struct Config {
     pub vendor_resources: Vec<VendorResource>,
     /// kubelet's pod-resources socket.
     pub pod_resources_socket: PathBuf,
+    /// The container runtime's socket for plugins, if its hook is wanted.
+    pub nri_socket: Option<PathBuf>,
     /// What Allocate answers depend on.
     pub settings: Settings,
     /// How it is told whose a container is.
@@ -244,6 +250,7 @@ impl From<Args> for Config {
         let starts = gate::Policy { pod_resources: pod_resources_socket.clone(), on_mismatch: args.on_mismatch, unplaced: args.unplaced };
         Self {
             pod_resources_socket,
+            nri_socket: args.nri_socket,
             node_name: args.node_name,
             device_plugin_dir: args.device_plugin_dir,
             source,

@@ -21,6 +21,7 @@ pub mod plugin;
 pub mod pods;
 pub mod proof;
 pub mod publish;
+pub mod runtime_hook;
 pub mod serve;
 pub mod served;
 pub mod stop;

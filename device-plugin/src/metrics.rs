@@ -5,6 +5,7 @@ use std::time::Duration;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
@@ -50,6 +51,30 @@ impl Outcome {
     }
 }
 
+/// What the runtime hook did with a container that was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hooked {
+    /// It is none of ours.
+    Left,
+    /// It had its devices already.
+    Confirmed,
+    /// It was given the devices of its pod's record in place of others.
+    Adjusted,
+    /// It was not made.
+    Refused,
+}
+
+impl Hooked {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Left => "left",
+            Self::Confirmed => "confirmed",
+            Self::Adjusted => "adjusted",
+            Self::Refused => "refused",
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Label {
     outcome: &'static str,
@@ -60,6 +85,8 @@ struct Label {
 pub struct Metrics {
     mismatches: Family<Label, Counter>,
     pre_start: Histogram,
+    hooked: Family<Label, Counter>,
+    hook_connected: Gauge,
 }
 
 impl Metrics {
@@ -67,7 +94,12 @@ impl Metrics {
     pub fn register(registry: &mut Registry) -> Self {
         // From 1 ms, doubled each time, to 16 s; kubelet waits 30 s.
         let bounds = (0..15_u32).map(|n| 0.001 * f64::from(1_u32 << n));
-        let metrics = Self { mismatches: Family::default(), pre_start: Histogram::new(bounds) };
+        let metrics = Self {
+            mismatches: Family::default(),
+            pre_start: Histogram::new(bounds),
+            hooked: Family::default(),
+            hook_connected: Gauge::default(),
+        };
         registry.register(
             "gpushare_device_plugin_identity_mismatch",
             "Container starts that were not simply right, by what was done",
@@ -78,12 +110,32 @@ impl Metrics {
             "Time that a container's start was delayed",
             metrics.pre_start.clone(),
         );
+        registry.register(
+            "gpushare_device_plugin_runtime_hook",
+            "Containers that the runtime was about to make, by what the hook did with them",
+            metrics.hooked.clone(),
+        );
+        registry.register(
+            "gpushare_device_plugin_runtime_hook_connected",
+            "Whether the container runtime asks before it makes a container",
+            metrics.hook_connected.clone(),
+        );
         metrics
     }
 
     /// Counts one.
     pub fn count(&self, outcome: Outcome) {
         self.mismatches.get_or_create(&Label { outcome: outcome.as_str() }).inc();
+    }
+
+    /// Counts a container that the runtime was about to make.
+    pub fn hooked(&self, outcome: Hooked) {
+        self.hooked.get_or_create(&Label { outcome: outcome.as_str() }).inc();
+    }
+
+    /// Notes whether the runtime asks; whether it did before.
+    pub fn hook_connected(&self, is_connected: bool) -> bool {
+        self.hook_connected.set(i64::from(is_connected)) != 0
     }
 
     /// Enters how long one call took.
@@ -102,9 +154,13 @@ mod tests {
         let metrics = Metrics::register(&mut registry);
         metrics.count(Outcome::Exchanged);
         metrics.pre_started(Duration::from_millis(3));
+        metrics.hooked(Hooked::Adjusted);
+        assert!(!metrics.hook_connected(true) && metrics.hook_connected(true));
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
         assert!(text.contains("gpushare_device_plugin_identity_mismatch_total{outcome=\"exchanged\"} 1"), "{text}");
+        assert!(text.contains("gpushare_device_plugin_runtime_hook_total{outcome=\"adjusted\"} 1"), "{text}");
+        assert!(text.contains("gpushare_device_plugin_runtime_hook_connected 1"), "{text}");
         assert!(text.contains("gpushare_device_plugin_pre_start_seconds_bucket{le=\"0.004\"} 1"), "{text}");
     }
 }

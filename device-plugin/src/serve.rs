@@ -44,6 +44,8 @@ use crate::pods::watch::watch_pods;
 use crate::publish::device_watch::{Held, watch_device};
 use crate::publish::node_watch::watch_node;
 use crate::publish::{Facts, Publisher, Sources};
+use crate::runtime_hook::seen::Seen;
+use crate::runtime_hook::{Hook, serve_runtime};
 use crate::served::Served;
 use crate::stop::{Stop, Stopper};
 use crate::vendor::{self, watch_vendor};
@@ -107,12 +109,13 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let node = Arc::new(node);
     let recorder = parts.write_events(&config, &client);
     if config.identity == Identity::Proof {
-        parts.guard_starts(&config, &client, &node, pods.clone(), recorder.clone(), metrics);
+        parts.guard_starts(&config, &client, &node, pods.clone(), recorder.clone(), metrics.clone());
     } else {
         warn!("containers start without proof of whose they are");
     }
     parts.watch_pods(&config, &client, pods);
-    let known_node = parts.publish(&config, &client, node.fleet.clone(), node.pods.clone());
+    let seen = parts.serve_runtime(&config, &node, metrics);
+    let known_node = parts.publish(&config, &client, node.fleet.clone(), node.pods.clone(), seen);
     let sources = casualties::Sources { fleet: node.fleet.clone(), pods: node.pods.clone(), faults, recorder };
     parts.watches.spawn(look_after(client.clone(), sources, config.evicts_from_sick_devices));
     parts.watches.spawn(inherit_pods(Arc::clone(&node)));
@@ -160,7 +163,7 @@ impl Parts {
         let (fleet, none) = watch::channel(Arc::new(Fleet::new(nothing.clone(), number(config)(&nothing)?)));
         let (pods, pods_seen) = watch::channel(Pods::default());
         parts.watch_pods(config, client, pods);
-        parts.publish(config, client, none, pods_seen);
+        parts.publish(config, client, none, pods_seen, watch::channel(Seen::default()).1);
         parts.watches.spawn(async move { fleet.closed().await });
         Ok(parts)
     }
@@ -171,12 +174,14 @@ impl Parts {
         client: &Client,
         fleet: watch::Receiver<Arc<Fleet>>,
         pods: watch::Receiver<Pods>,
+        seen: watch::Receiver<Seen>,
     ) -> watch::Receiver<Option<Node>> {
         let (sender, node) = watch::channel(None);
         self.watches.spawn(watch_node(client.clone(), config.node_name.to_string(), sender));
         let (sender, device) = watch::channel(Held::default());
         self.watches.spawn(watch_device(client.clone(), config.node_name.to_string(), sender));
-        let checkpoints = self.watch_vendor(config, &fleet, &pods);
+        let sources = vendor::Sources { fleet: fleet.clone(), pods: pods.clone(), seen };
+        let checkpoints = self.watch_vendor(config, sources);
         let sources = Sources { fleet, pods, node: node.clone(), device, checkpoints };
         let facts = Facts {
             node_name: config.node_name.to_string(),
@@ -188,22 +193,27 @@ impl Parts {
         node
     }
 
-    fn watch_vendor(
-        &mut self,
-        config: &Config,
-        fleet: &watch::Receiver<Arc<Fleet>>,
-        pods: &watch::Receiver<Pods>,
-    ) -> watch::Receiver<Option<DevicesCheckpoints>> {
+    fn watch_vendor(&mut self, config: &Config, sources: vendor::Sources) -> watch::Receiver<Option<DevicesCheckpoints>> {
         let settings = vendor::Settings {
             resources: config.served_by(VendorServer::Vendor).map(str::to_owned).collect(),
             ours: config.settings.names.whole.clone(),
             visible_devices_env: config.settings.visible_devices_env.clone(),
             socket: config.pod_resources_socket.clone(),
             device_plugin_dir: config.device_plugin_dir.clone(),
+            has_hook: config.nri_socket.is_some(),
         };
         let (sender, checkpoints) = watch::channel(None);
-        self.watches.spawn(watch_vendor(settings, fleet.clone(), pods.clone(), sender));
+        self.watches.spawn(watch_vendor(settings, sources, sender));
         checkpoints
+    }
+
+    /// Answers the container runtime, if its hook is wanted; which GPUs containers see, as it tells.
+    fn serve_runtime(&mut self, config: &Config, node: &Arc<NodeState>, metrics: Metrics) -> watch::Receiver<Seen> {
+        let (sender, seen) = watch::channel(Seen::default());
+        if let Some(socket) = config.nri_socket.clone() {
+            self.watches.spawn(serve_runtime(Hook::new(Arc::clone(node), metrics, sender), socket));
+        }
+        seen
     }
 
     fn write_events(&mut self, config: &Config, client: &Client) -> Recorder {

@@ -15,7 +15,7 @@ use prost::Message;
 use proto::checkpoints::{ContainerDevices, DevicesCheckpoints, physical_id};
 use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{info, warn};
 
 use crate::fleet::Fleet;
@@ -23,6 +23,7 @@ use crate::inventory::{Gpu, GpuUuid};
 use crate::kubelet_checkpoint::{self, CheckpointError};
 use crate::pods::{NodePod, PodUid, Pods, Stage};
 use crate::proof::sight::{self, Sight};
+use crate::runtime_hook::seen::Seen;
 use crate::served::Served;
 use crate::watching::one_line;
 
@@ -33,6 +34,9 @@ const PERIOD: Duration = Duration::from_secs(60);
 
 /// Events that come together are one; kubelet answers a limited number of questions a second.
 const SETTLE: Duration = Duration::from_millis(500);
+
+/// How long the first word waits for the runtime: what it tells corrects what kubelet tells.
+const HOOK_WAIT: Duration = Duration::from_secs(5);
 
 /// Where to read and what to look for.
 #[derive(Clone, Debug)]
@@ -47,6 +51,8 @@ pub struct Settings {
     pub socket: PathBuf,
     /// kubelet's device plugin directory, with its checkpoint.
     pub device_plugin_dir: PathBuf,
+    /// Whether a container runtime is to tell what containers really see.
+    pub has_hook: bool,
 }
 
 /// Devices of one resource that kubelet gave to one container.
@@ -126,7 +132,8 @@ pub fn foreign(allocations: &[Allocation], pods: &Pods, fleet: &Fleet) -> Device
     DevicesCheckpoints { entries }
 }
 
-fn find<'a>(pods: &'a Pods, name: &PodName) -> Option<&'a NodePod> {
+/// The pod that kubelet means.
+pub fn find<'a>(pods: &'a Pods, name: &PodName) -> Option<&'a NodePod> {
     match name {
         PodName::Uid(uid) => pods.get(uid),
         PodName::Named { namespace, name } => pods.iter().find(|pod| pod.name == *name && pod.namespace == *namespace),
@@ -156,28 +163,42 @@ fn is_on_record(pod: &NodePod, device_ids: &BTreeSet<String>, fleet: &Fleet) -> 
     device_ids.iter().all(|id| gpu(id).is_some_and(|gpu| placement.gpus.iter().any(|name| name.names(gpu))))
 }
 
+/// What is published is made of this.
+#[derive(Debug)]
+pub struct Sources {
+    /// The devices.
+    pub fleet: watch::Receiver<Arc<Fleet>>,
+    /// The pods.
+    pub pods: watch::Receiver<Pods>,
+    /// What containers really see.
+    pub seen: watch::Receiver<Seen>,
+}
+
 /// Keeps `checkpoints` up to date until the task is dropped; it stays as it is while kubelet does not tell.
-pub async fn watch_vendor(
-    settings: Settings,
-    fleet: watch::Receiver<Arc<Fleet>>,
-    mut pods: watch::Receiver<Pods>,
-    checkpoints: watch::Sender<Option<DevicesCheckpoints>>,
-) {
-    if settings.resources.is_empty() && settings.ours.is_none() {
+pub async fn watch_vendor(settings: Settings, sources: Sources, checkpoints: watch::Sender<Option<DevicesCheckpoints>>) {
+    let Sources { fleet, mut pods, mut seen } = sources;
+    if settings.resources.is_empty() && settings.ours.is_none() && !settings.has_hook {
         checkpoints.send_replace(Some(DevicesCheckpoints::default()));
         return std::future::pending().await;
     }
     if pods.wait_for(Pods::is_synced).await.is_err() {
         return std::future::pending().await;
     }
+    if settings.has_hook {
+        // What was published stands meanwhile. A runtime without hook never tells.
+        let _ = timeout(HOOK_WAIT, seen.wait_for(Seen::is_synced)).await;
+    }
     let mut complaint = None;
     loop {
-        let seen = progress(&pods.borrow_and_update());
+        let before = progress(&pods.borrow_and_update());
         let now = fleet.borrow().clone();
         match read(&settings, &now).await {
             Ok(allocations) => {
                 complaint = None;
-                let now = foreign(&allocations, &pods.borrow(), &fleet.borrow());
+                let now = {
+                    let (pods, fleet) = (pods.borrow(), fleet.borrow());
+                    foreign(&seen.borrow_and_update().correct(allocations, &pods, &fleet), &pods, &fleet)
+                };
                 publish(now, &checkpoints);
             }
             Err(error) => {
@@ -189,7 +210,7 @@ pub async fn watch_vendor(
             }
         }
         sleep(SETTLE).await;
-        until_progress(&mut pods, &seen).await;
+        until_progress(&mut pods, &before, &mut seen).await;
     }
 }
 
@@ -206,6 +227,9 @@ fn publish(now: DevicesCheckpoints, checkpoints: &watch::Sender<Option<DevicesCh
 
 /// What kubelet allocated of the vendors' resources.
 async fn read(settings: &Settings, fleet: &Fleet) -> Result<Vec<Allocation>, VendorError> {
+    if settings.resources.is_empty() && settings.ours.is_none() {
+        return Ok(Vec::new());
+    }
     let answered = settings.ours.as_ref().map(|ours| answered(settings, ours, fleet).ok());
     let is_asked = |allocation: &Allocation| {
         // Without the answers the IDs have to do.
@@ -261,15 +285,21 @@ fn progress(pods: &Pods) -> Vec<(PodUid, Stage, Option<String>)> {
     pods.iter().filter(asks).map(|pod| (pod.uid.clone(), pod.stage, record(pod))).collect()
 }
 
-async fn until_progress(pods: &mut watch::Receiver<Pods>, seen: &[(PodUid, Stage, Option<String>)]) {
+async fn until_progress(pods: &mut watch::Receiver<Pods>, before: &[(PodUid, Stage, Option<String>)], seen: &mut watch::Receiver<Seen>) {
     let latest = Instant::now() + PERIOD;
     let news = async {
-        if pods.wait_for(|pods| progress(pods) != seen).await.is_err() {
+        if pods.wait_for(|pods| progress(pods) != before).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    };
+    let told = async {
+        if seen.changed().await.is_err() {
             std::future::pending::<()>().await;
         }
     };
     tokio::select! {
         () = news => {}
+        () = told => {}
         () = sleep_until(latest) => {}
     }
 }

@@ -12,6 +12,8 @@ pub mod extender;
 pub mod kubelet;
 pub mod memory_unit;
 pub mod node;
+#[cfg(feature = "nri")]
+pub mod nri;
 pub mod pod;
 pub mod quantity;
 pub mod record;

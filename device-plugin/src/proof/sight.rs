@@ -34,15 +34,19 @@ pub fn of_answer(resource: Served, answer: &ContainerAllocateResponse, variable:
     }
     let variable = inject::variable(variable, resource);
     let value = answer.envs.get(variable)?;
+    let strange = || format!("{variable}={value}, which is not a list of {} devices of this node", type_name(resource.device_type()));
+    Some(named(resource, value, fleet).map_or_else(|| Sight::Unclear(strange()), Sight::Devices))
+}
+
+/// The devices that a value of a resource's variable names, GPUs also by index; none if one of them is not on this node.
+pub fn named(resource: Served, value: &str, fleet: &Fleet) -> Option<BTreeSet<GpuUuid>> {
     let device_type = resource.device_type();
     let device = |name: &str| {
         let by_index = |index: u32| fleet.gpus.iter().find(|entry| entry.gpu.index == index).map(|entry| entry.gpu.uuid.clone());
         let by_id = fleet.entries(device_type).map(|entry| entry.key.id).find(|id| id.as_str() == name);
         by_id.or_else(|| name.parse().ok().filter(|_| device_type == TYPE_GPU).and_then(by_index))
     };
-    let devices: Option<BTreeSet<GpuUuid>> = value.split(',').map(device).collect();
-    let strange = || format!("{variable}={value}, which is not a list of {} devices of this node", type_name(device_type));
-    Some(devices.map_or_else(|| Sight::Unclear(strange()), Sight::Devices))
+    value.split(',').map(device).collect()
 }
 
 /// What the containers of a pod see by kubelet's checkpoint.

@@ -159,6 +159,10 @@ fn told(name: &str, resource: &str, ids: &[&[&str]]) -> PodResources {
     PodResources { name: name.to_owned(), namespace: "default".to_owned(), containers: vec![container] }
 }
 
+fn sources(fleet: watch::Receiver<Arc<Fleet>>, pods: watch::Receiver<Pods>) -> Sources {
+    Sources { fleet, pods, seen: watch::channel(Seen::default()).1 }
+}
+
 fn settings(dir: &std::path::Path) -> Settings {
     Settings {
         resources: [NVIDIA.to_owned()].into(),
@@ -166,6 +170,7 @@ fn settings(dir: &std::path::Path) -> Settings {
         visible_devices_env: "NVIDIA_VISIBLE_DEVICES".to_owned(),
         socket: dir.join("kubelet.sock"),
         device_plugin_dir: dir.to_owned(),
+        has_hook: false,
     }
 }
 
@@ -189,7 +194,7 @@ async fn follows_the_pods_by_the_api() {
     let (known, pods_seen) = watch::channel(pods([stranger("a")]));
     let (_fleet, fleet_seen) = watch::channel(Arc::new(fleet(4)));
     let (sender, mut seen) = watch::channel(None);
-    tokio::spawn(watch_vendor(settings, fleet_seen, pods_seen, sender));
+    tokio::spawn(watch_vendor(settings, sources(fleet_seen, pods_seen), sender));
     until(&mut seen, &[uuid(0), uuid(1)]).await;
 
     kubelet.send_replace(vec![told("c", NVIDIA, &[&[&uuid(2)]])]);
@@ -214,7 +219,7 @@ async fn reads_the_checkpoint_where_there_is_no_api() {
     let (_pods, pods_seen) = watch::channel(pods([stranger("a"), stranger("b")]));
     let (_fleet, fleet_seen) = watch::channel(Arc::new(fleet(4)));
     let (sender, mut seen) = watch::channel(None);
-    tokio::spawn(watch_vendor(settings(dir.path()), fleet_seen, pods_seen, sender));
+    tokio::spawn(watch_vendor(settings(dir.path()), sources(fleet_seen, pods_seen), sender));
     until(&mut seen, &[uuid(0), uuid(1), uuid(2)]).await;
 }
 
@@ -235,6 +240,6 @@ async fn nobody_to_watch_is_known_at_once() {
     let (_pods, pods_seen) = watch::channel(Pods::default());
     let (_fleet, fleet_seen) = watch::channel(Arc::new(fleet(1)));
     let (sender, mut seen) = watch::channel(None);
-    tokio::spawn(watch_vendor(settings, fleet_seen, pods_seen, sender));
+    tokio::spawn(watch_vendor(settings, sources(fleet_seen, pods_seen), sender));
     assert_eq!(seen.wait_for(Option::is_some).await.unwrap().clone(), Some(DevicesCheckpoints::default()));
 }

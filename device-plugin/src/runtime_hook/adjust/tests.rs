@@ -1,0 +1,170 @@
+//! What is done with containers, in few words: GPUs are called G0, G1, and so on.
+
+use proto::memory_unit::MemoryUnit;
+use proto::nri::api::LinuxContainer;
+use proto::resource::ResourceNames;
+use rstest::rstest;
+
+use super::*;
+use crate::builders::{fleet, gpu, pod, pods, shares, units, whole};
+use crate::pods::{NodePod, Unplaced};
+
+const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
+
+/// Spells out the GPUs of a text.
+fn spelled(text: &str) -> String {
+    (0..4).fold(text.to_owned(), |text, n| text.replace(&format!("G{n}"), gpu(n).uuid.as_str()))
+}
+
+fn shortened(text: &str) -> String {
+    (0..4).fold(text.to_owned(), |text, n| text.replace(gpu(n).uuid.as_str(), &format!("G{n}")))
+}
+
+fn container(name: &str, env: &[&str], nodes: &[u32]) -> Container {
+    let node = |minor: &u32| LinuxDevice { path: format!("/dev/nvidia{minor}"), ..LinuxDevice::default() };
+    let linux = Some(LinuxContainer { devices: nodes.iter().map(node).collect() });
+    let env = env.iter().map(|pair| spelled(pair)).collect();
+    Container { name: name.to_owned(), env, linux, ..Container::default() }
+}
+
+fn sandbox(uid: &str) -> PodSandbox {
+    PodSandbox { uid: uid.to_owned(), namespace: "default".to_owned(), name: uid.to_owned(), ..PodSandbox::default() }
+}
+
+fn settings() -> Settings {
+    let mut settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, std::time::Duration::from_secs(1));
+    settings.injection.device_root = "/nowhere".into();
+    settings
+}
+
+fn told(decision: Decision) -> String {
+    let change = match decision {
+        Decision::Leave => return "leave".to_owned(),
+        Decision::Refuse(problem) => return format!("refuse: {problem}"),
+        Decision::Unknown(problem) => return format!("unknown: {problem}"),
+        Decision::Change(change) if change.is_empty() => return "right".to_owned(),
+        Decision::Change(change) => change,
+    };
+    let adjustment = change.into_adjustment();
+    let env = adjustment.env.iter().map(|pair| format!("{}={}", pair.key, pair.value));
+    let nodes = adjustment.linux.iter().flat_map(|linux| &linux.devices).map(|device| device.path.clone());
+    let cdi = adjustment.cdi_devices.iter().map(|device| device.name.split('=').next().unwrap_or_default().to_owned());
+    shortened(&env.chain(nodes).chain(cdi).collect::<Vec<_>>().join(" "))
+}
+
+fn decide(pod: NodePod, container: &Container, manner: Manner) -> String {
+    let sandbox = sandbox(pod.uid.as_str());
+    let (pods, fleet, settings) = (pods([pod]), fleet(4), settings());
+    told(View { pods: &pods, fleet: &fleet, settings: &settings, manner, has_gate: false }.decide(&sandbox, container))
+}
+
+/// A pod that asks for one whole GPU and whose record says G1.
+#[rstest]
+#[case::the_vendor_chose_another(&["NVIDIA_VISIBLE_DEVICES=G0", "A=b"], &[], "NVIDIA_VISIBLE_DEVICES=G1")]
+#[case::the_vendor_chose_the_same(&["NVIDIA_VISIBLE_DEVICES=G1"], &[], "right")]
+#[case::another_by_index(&["NVIDIA_VISIBLE_DEVICES=0"], &[], "NVIDIA_VISIBLE_DEVICES=G1")]
+#[case::the_same_by_index(&["NVIDIA_VISIBLE_DEVICES=1"], &[], "right")]
+#[case::the_image_says_all(&["NVIDIA_VISIBLE_DEVICES=all"], &[], "NVIDIA_VISIBLE_DEVICES=G1")]
+#[case::more_than_recorded(&["NVIDIA_VISIBLE_DEVICES=G1,G2"], &[], "NVIDIA_VISIBLE_DEVICES=G1")]
+#[case::nobody_said_anything(&[], &[], "NVIDIA_VISIBLE_DEVICES=G1")]
+#[case::void_without_nodes(&["NVIDIA_VISIBLE_DEVICES=void"], &[], "NVIDIA_VISIBLE_DEVICES=G1")]
+#[case::right_by_nodes(&["NVIDIA_VISIBLE_DEVICES=void"], &[1], "right")]
+#[case::another_by_nodes(&["NVIDIA_VISIBLE_DEVICES=void"], &[2], "-/dev/nvidia2")]
+#[case::another_by_both(&["NVIDIA_VISIBLE_DEVICES=G2"], &[2], "NVIDIA_VISIBLE_DEVICES=G1 -/dev/nvidia2")]
+#[case::more_nodes_than_recorded(&["NVIDIA_VISIBLE_DEVICES=G1"], &[0, 1, 3], "-/dev/nvidia0 -/dev/nvidia3")]
+#[case::the_pod_sets_it_too(
+    &["NVIDIA_VISIBLE_DEVICES=G1", "NVIDIA_VISIBLE_DEVICES=all"], &[],
+    "refuse: its container w1 sets NVIDIA_VISIBLE_DEVICES itself, which is what tells it its devices; leave that out of the pod"
+)]
+#[case::the_pod_sets_it_rightly(&["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=G1"], &[], "right")]
+fn whole_gpus(#[case] env: &[&str], #[case] nodes: &[u32], #[case] expected: &str) {
+    assert_eq!(decide(pod("p", 1, [whole(1)]).on([1]), &container("w1", env, nodes), Manner::Envvar), expected);
+}
+
+/// Where devices are given by CDI, they are exchanged by CDI, with all that goes with them.
+#[rstest]
+#[case::another_by_nodes("NVIDIA_VISIBLE_DEVICES=void", &[2], "-/dev/nvidia2 gpushare.dev/gpu")]
+#[case::right("NVIDIA_VISIBLE_DEVICES=G1", &[1], "right")]
+#[case::by_variable_alone("NVIDIA_VISIBLE_DEVICES=G0", &[], "NVIDIA_VISIBLE_DEVICES=G1")]
+fn by_cdi(#[case] env: &str, #[case] nodes: &[u32], #[case] expected: &str) {
+    assert_eq!(decide(pod("p", 1, [whole(1)]).on([1]), &container("w1", &[env], nodes), Manner::Cdi), expected);
+}
+
+#[test]
+fn the_cdi_device_is_the_containers_own_and_says_what_the_record_says() {
+    let change = |name: &str| {
+        let pod = pod(name, 1, [whole(1)]).on([1]);
+        let (sandbox, pods, fleet, settings) = (sandbox(name), pods([pod]), fleet(4), settings());
+        let view = View { pods: &pods, fleet: &fleet, settings: &settings, manner: Manner::Cdi, has_gate: false };
+        match view.decide(&sandbox, &container("w1", &[], &[0])) {
+            Decision::Change(change) => change.spec.unwrap(),
+            other => panic!("{other:?}"),
+        }
+    };
+    let ((one, edits), (other, _)) = (change("a"), change("b"));
+    assert_ne!(one, other);
+    assert_eq!(edits.env[VISIBLE], gpu(1).uuid.to_string());
+}
+
+/// Pods of ours: all that their answer would have said, where it is not there.
+#[rstest]
+#[case::units(
+    pod("p", 1, [units(2)]).on([3]), "u2",
+    "ALIYUN_COM_GPU_MEM_CONTAINER=2 ALIYUN_COM_GPU_MEM_DEV=16 ALIYUN_COM_GPU_MEM_IDX=3 ALIYUN_COM_GPU_MEM_POD=2 NVIDIA_VISIBLE_DEVICES=G3"
+)]
+#[case::shares_of_two(pod("p", 1, [shares(2)]).on([0, 2]), "s2", "NVIDIA_VISIBLE_DEVICES=G0,G2")]
+#[case::a_container_that_asks_for_nothing(pod("p", 1, [units(2)]).on([3]), "sidecar", "leave")]
+#[case::no_record(NodePod { placement: Err(Unplaced::NoDevice("gpu")), ..pod("p", 1, [whole(1)]) }, "w1", "leave")]
+#[case::a_gpu_that_is_not_there(
+    pod("p", 1, [whole(1)]).on([9]), "w1", "refuse: its record names minor 9, which this node does not have"
+)]
+fn pods_of_all_kinds(#[case] pod: NodePod, #[case] name: &str, #[case] expected: &str) {
+    assert_eq!(decide(pod, &container(name, &["NVIDIA_VISIBLE_DEVICES=G1"], &[]), Manner::Envvar), expected);
+}
+
+/// The order in which a variable names GPUs means nothing here.
+#[test]
+fn another_order_is_right() {
+    let container = container("s2", &["NVIDIA_VISIBLE_DEVICES=G2,G0"], &[]);
+    assert_eq!(decide(pod("p", 1, [shares(2)]).on([0, 2]), &container, Manner::Envvar), "right");
+}
+
+#[rstest]
+#[case::with_record_and_device(true, "NVIDIA_VISIBLE_DEVICES=G0", "unknown: it has a record, and the API server")]
+#[case::with_record_and_an_image_for_gpus(true, "NVIDIA_VISIBLE_DEVICES=all", "leave")]
+#[case::with_record_and_nothing(true, "A=b", "leave")]
+#[case::pinned_by_hand(false, "NVIDIA_VISIBLE_DEVICES=G0", "leave")]
+fn pods_that_nobody_has_told_of(#[case] has_record: bool, #[case] env: &str, #[case] expected: &str) {
+    let mut sandbox = sandbox("unknown");
+    if has_record {
+        sandbox.annotations.insert(DEVICE_ALLOCATED.to_owned(), "{}".to_owned());
+    }
+    let (pods, fleet, settings) = (pods([]), fleet(4), settings());
+    let view = View { pods: &pods, fleet: &fleet, settings: &settings, manner: Manner::Envvar, has_gate: true };
+    let found = told(view.decide(&sandbox, &container("c", &[env], &[])));
+    assert!(found.starts_with(expected), "{found}");
+}
+
+/// What has been exchanged is known before a container of ours starts; after a restart not at once.
+#[test]
+fn exchanges_are_waited_for() {
+    let (all, fleet, settings) = (pods([pod("p", 1, [units(2)]), pod("w", 1, [whole(1)])]), fleet(4), settings());
+    let view = View { pods: &all, fleet: &fleet, settings: &settings, manner: Manner::Envvar, has_gate: true };
+    let of = |view: &View<'_>, uid: &str, name: &str| told(view.decide(&sandbox(uid), &container(name, &[], &[])));
+    assert!(of(&view, "p", "u2").starts_with("unknown: it is not known which pods have exchanged"));
+    assert_eq!(of(&view, "w", "w1"), "NVIDIA_VISIBLE_DEVICES=G0");
+    let mut known = all.clone();
+    known.exchange(BTreeMap::new());
+    assert!(of(&View { pods: &known, ..view }, "p", "u2").ends_with("NVIDIA_VISIBLE_DEVICES=G0"));
+}
+
+/// The numbers of a device that every system has; a file that is no device is none.
+#[test]
+fn numbers_of_devices() {
+    let null = device(Path::new("/"), Path::new("/dev/null")).unwrap();
+    assert_eq!((null.path.as_str(), null.r#type.as_str(), null.major, null.minor), ("/dev/null", "c", 1, 3));
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("file"), "").unwrap();
+    assert_eq!(device(dir.path(), Path::new("/file")), None);
+    assert_eq!(device(dir.path(), Path::new("/absent")), None);
+}

@@ -1,0 +1,215 @@
+//! One connection to a runtime: registers, then answers calls until the runtime closes it. Decides nothing about devices.
+//!
+//! What makes no sense ends the connection, except for a call that can be answered with an error.
+
+use std::io;
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use prost::Message as _;
+use proto::nri::api::{
+    ConfigureRequest, ConfigureResponse, CreateContainerRequest, CreateContainerResponse, Empty, RegisterPluginRequest, SynchronizeRequest,
+    SynchronizeResponse,
+};
+use proto::nri::ttrpc::{Request, Response, Status};
+use proto::nri::wire::{Conversation, Decoder, Kind, Message, WireError};
+use proto::nri::{CREATE_CONTAINER_EVENT, PLUGIN_SERVICE, RUNTIME_SERVICE, code};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::time::{Instant, sleep_until, timeout};
+use tracing::info;
+
+use super::seen::Telling;
+use super::{Hook, Refused};
+
+/// The name that the runtime shows.
+const NAME: &str = "gpushare";
+
+/// Plugins are called in the order of their indices. Late, so that what others have set is seen.
+const INDEX: &str = "90";
+
+/// The number of the only call of ours.
+const REGISTRATION: u32 = 1;
+
+/// How long the runtime may take to register and to configure this plugin: it allows itself 5 s and 2 s.
+const CONFIGURED_WITHIN: Duration = Duration::from_secs(10);
+
+/// How long the runtime may take to read an answer.
+const WRITE_LIMIT: Duration = Duration::from_secs(2);
+
+/// Most calls that are answered at once; further ones are read later.
+const MOST_CALLS: usize = 64;
+
+/// Why there is no connection, or no longer.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SessionError {
+    #[error("there is no socket: the container runtime has no Node Resource Interface, or it is turned off")]
+    Absent,
+    #[error("cannot connect")]
+    Connect(#[source] io::Error),
+    #[error("the connection is broken")]
+    Broken(#[source] io::Error),
+    #[error("the runtime does not read what it is told")]
+    Stuck,
+    #[error("the runtime has not configured this plugin within {CONFIGURED_WITHIN:?}")]
+    Silent,
+    #[error("the runtime refuses this plugin: {0}")]
+    Rejected(String),
+    #[error("what the runtime says cannot be understood")]
+    Wire(#[from] WireError),
+    #[error("an envelope of the runtime cannot be understood")]
+    Envelope(#[source] prost::DecodeError),
+}
+
+/// Serves the runtime at the other end until it closes the connection.
+pub(super) async fn run<S>(stream: S, hook: &Hook) -> Result<(), SessionError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let (mut reader, writer) = tokio::io::split(stream);
+    let mut session = Session { hook, writer, is_configured: false, told: Telling::default() };
+    session.register().await?;
+    let deadline = Instant::now() + CONFIGURED_WITHIN;
+    let mut decoder = Decoder::default();
+    let mut calls = FuturesUnordered::new();
+    let mut buffer = vec![0; 16 << 10];
+    loop {
+        tokio::select! {
+            read = reader.read(&mut buffer), if calls.len() < MOST_CALLS => {
+                let n_read = read.map_err(SessionError::Broken)?;
+                if n_read == 0 {
+                    return Ok(());
+                }
+                for message in decoder.feed(buffer.get(..n_read).unwrap_or_default())? {
+                    calls.extend(session.take(message).await?);
+                }
+            }
+            Some((call, answer)) = calls.next() => session.answer(call, answer).await?,
+            () = sleep_until(deadline), if !session.is_configured => return Err(SessionError::Silent),
+        }
+    }
+}
+
+/// The payload of an answer, or why there is none.
+type Answer = Result<Vec<u8>, Status>;
+
+struct Session<'a, W> {
+    hook: &'a Hook,
+    writer: W,
+    is_configured: bool,
+    /// What the runtime has told so far of what runs, in several parts.
+    told: Telling,
+}
+
+impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
+    async fn register(&mut self) -> Result<(), SessionError> {
+        let plugin = RegisterPluginRequest { plugin_name: NAME.to_owned(), plugin_idx: INDEX.to_owned() };
+        let request = Request {
+            service: RUNTIME_SERVICE.to_owned(),
+            method: "RegisterPlugin".to_owned(),
+            payload: plugin.encode_to_vec(),
+            timeout_nano: 0,
+        };
+        let (conversation, kind) = (Conversation::Runtime, Kind::Request);
+        self.send(&Message { conversation, call: REGISTRATION, kind, payload: request.encode_to_vec() }).await
+    }
+
+    async fn send(&mut self, message: &Message) -> Result<(), SessionError> {
+        let bytes = message.encode()?;
+        let written = timeout(WRITE_LIMIT, self.writer.write_all(&bytes)).await;
+        written.map_err(|_| SessionError::Stuck)?.map_err(SessionError::Broken)
+    }
+
+    /// Takes in a message; if it is a call whose answer takes time, what answers it.
+    async fn take(&mut self, message: Message) -> Result<Option<impl Future<Output = (u32, Answer)> + use<'a, W>>, SessionError> {
+        match (message.conversation, message.kind, message.call) {
+            (Conversation::Runtime, Kind::Response, REGISTRATION) => {
+                let response = Response::decode(message.payload.as_slice()).map_err(SessionError::Envelope)?;
+                match response.status.filter(|status| status.code != 0) {
+                    Some(status) => Err(SessionError::Rejected(status.message)),
+                    None => Ok(None),
+                }
+            }
+            (Conversation::Plugin, Kind::Request, call) => {
+                let request = match Request::decode(message.payload.as_slice()) {
+                    Ok(request) => request,
+                    Err(error) => {
+                        self.answer(call, Err(invalid(&error))).await?;
+                        return Ok(None);
+                    }
+                };
+                if request.service == PLUGIN_SERVICE && request.method == "CreateContainer" {
+                    let hook = self.hook;
+                    return Ok(Some(async move { (call, create(hook, &request).await) }));
+                }
+                let answer = self.answer_at_once(&request);
+                self.answer(call, answer).await?;
+                Ok(None)
+            }
+            // Nobody else has been called, and nothing streams.
+            _ => Ok(None),
+        }
+    }
+
+    async fn answer(&mut self, call: u32, answer: Answer) -> Result<(), SessionError> {
+        let response = match answer {
+            Ok(payload) => Response { status: None, payload },
+            Err(status) => Response { status: Some(status), payload: Vec::new() },
+        };
+        let (conversation, kind) = (Conversation::Plugin, Kind::Response);
+        self.send(&Message { conversation, call, kind, payload: response.encode_to_vec() }).await
+    }
+
+    fn answer_at_once(&mut self, request: &Request) -> Answer {
+        let payload = request.payload.as_slice();
+        match (request.service.as_str(), request.method.as_str()) {
+            (PLUGIN_SERVICE, "Configure") => {
+                let told = ConfigureRequest::decode(payload).map_err(|error| invalid(&error))?;
+                info!(runtime = told.runtime_name, version = told.runtime_version, "the container runtime has taken this plugin");
+                self.is_configured = true;
+                self.hook.metrics.hook_connected(true);
+                Ok(ConfigureResponse { events: CREATE_CONTAINER_EVENT }.encode_to_vec())
+            }
+            (PLUGIN_SERVICE, "Synchronize") => self.synchronize(SynchronizeRequest::decode(payload).map_err(|error| invalid(&error))?),
+            // Not asked for; an empty answer asks for no change.
+            (PLUGIN_SERVICE, "StateChange" | "UpdateContainer" | "StopContainer" | "UpdatePodSandbox" | "Shutdown") => {
+                Ok(Empty {}.encode_to_vec())
+            }
+            (service, method) => {
+                Err(Status { code: code::UNIMPLEMENTED, message: format!("this plugin has no {method:.64} of service {service:.64}") })
+            }
+        }
+    }
+
+    fn synchronize(&mut self, part: SynchronizeRequest) -> Answer {
+        let (more, node) = (part.more, &self.hook.node);
+        let taken = self.told.take_in(part, &node.settings.visible_devices_env, &node.fleet.borrow());
+        if taken.is_err() || !more {
+            let told = std::mem::take(&mut self.told);
+            taken.map_err(|problem| Status { code: code::FAILED_PRECONDITION, message: problem.to_string() })?;
+            self.hook.synchronize(told.complete());
+        }
+        Ok(SynchronizeResponse { more }.encode_to_vec())
+    }
+}
+
+async fn create(hook: &Hook, request: &Request) -> Answer {
+    let asked = CreateContainerRequest::decode(request.payload.as_slice()).map_err(|error| invalid(&error))?;
+    // Half of what the runtime waits for, so that the answer is there in time.
+    let limit =
+        u64::try_from(request.timeout_nano).ok().filter(|nanos| *nanos > 0).map_or(Duration::MAX, |nanos| Duration::from_nanos(nanos / 2));
+    let adjust = hook.create(&asked.pod.unwrap_or_default(), &asked.container.unwrap_or_default(), limit).await;
+    let adjust = adjust.map_err(|refused| Status { code: code_of(&refused), message: refused.to_string() })?;
+    Ok(CreateContainerResponse { adjust: Some(adjust) }.encode_to_vec())
+}
+
+fn invalid(error: &prost::DecodeError) -> Status {
+    Status { code: code::INVALID_ARGUMENT, message: error.to_string() }
+}
+
+fn code_of(refused: &Refused) -> i32 {
+    match refused {
+        Refused::NotKnown { .. } | Refused::Spec { .. } => code::UNAVAILABLE,
+        Refused::Impossible { .. } => code::FAILED_PRECONDITION,
+    }
+}
