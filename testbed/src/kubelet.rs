@@ -17,6 +17,7 @@ mod endpoint;
 mod fit;
 mod held;
 mod node;
+mod nri;
 mod pod;
 mod pod_resources;
 mod pod_worker;
@@ -31,6 +32,7 @@ mod status_writer;
 mod sync_loop;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, atomic};
 use std::time::Duration;
 
@@ -44,6 +46,7 @@ pub use runtime::{Container, RunState};
 
 use admission::AdmissionLog;
 use config::Hold;
+use nri::Nri;
 use pod_worker::Command;
 use process::{Lasting, Process};
 use runtime::Runtime;
@@ -78,13 +81,21 @@ pub struct Kubelet {
     process: Arc<Process>,
 }
 
+/// Opens the runtime's socket for plugins, if there is to be one.
+fn listen(config: &KubeletConfig, runtime: &Arc<Runtime>) -> Result<Option<Arc<Nri>>, StartupError> {
+    let open = |path: PathBuf| Nri::listen(&path, Arc::clone(runtime)).map_err(|source| StartupError::Prepare { path, source });
+    config.has_nri.then(|| open(config.nri_socket()).map(Arc::new)).transpose()
+}
+
 impl Kubelet {
     /// Opens the sockets and starts to register the node and to watch its pods.
     pub fn start(config: KubeletConfig) -> Result<Self, StartupError> {
         let changed = watch::Sender::new(());
+        let runtime = Arc::new(Runtime::new(changed.clone()));
         let lasting = Lasting {
+            nri: listen(&config, &runtime)?,
             config: Arc::new(config),
-            runtime: Arc::new(Runtime::new(changed.clone())),
+            runtime,
             admissions: Arc::new(AdmissionLog::empty()),
             changed,
             hold: watch::Sender::default(),
@@ -220,6 +231,12 @@ impl Kubelet {
     pub fn drop_stream(&self, resource: &str) -> bool {
         let plugins = self.process.plugins();
         plugins.get(resource).map(|plugin| plugin.closed.cancel()).is_some()
+    }
+
+    /// Waits until plugins of the container runtime have registered so many times; whether they did before `deadline`.
+    pub async fn until_asked(&self, times: usize, deadline: Duration) -> bool {
+        let Some(nri) = &self.lasting.nri else { return false };
+        tokio::time::timeout(deadline, nri.until_registered(times)).await.is_ok()
     }
 
     /// Waits until `condition` holds, looking again at every change; whether it did before `deadline`.

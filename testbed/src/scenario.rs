@@ -35,6 +35,7 @@ mod old_nodes;
 mod other_types;
 mod replicas;
 mod requests;
+mod runtime_hook;
 mod sharing;
 mod stage;
 mod vendors;
@@ -74,7 +75,8 @@ pub fn all() -> Vec<Scenario> {
     let harmless: [&[Entry]; 4] = [sharing::SCENARIOS, requests::SCENARIOS, all_devices::SCENARIOS, isolation::SCENARIOS];
     let faults: [&[Entry]; 5] =
         [daemon_faults::SCENARIOS, node_faults::SCENARIOS, kubelet_books::SCENARIOS, network_faults::SCENARIOS, old_nodes::SCENARIOS];
-    let mixed: [&[Entry]; 4] = [vendors::SCENARIOS, migration::SCENARIOS, nonsense::SCENARIOS, other_types::SCENARIOS];
+    let mixed: [&[Entry]; 5] =
+        [vendors::SCENARIOS, runtime_hook::SCENARIOS, migration::SCENARIOS, nonsense::SCENARIOS, other_types::SCENARIOS];
     let groups = [
         group(&harmless, false, &[Stage::Plain, Stage::Webhooks]),
         group(&faults, true, &[Stage::Faults]),

@@ -41,6 +41,16 @@ pub enum Health {
     Lost,
 }
 
+/// Whom a node's container runtime asks before it makes a container.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RuntimeSpec {
+    /// Nobody.
+    #[default]
+    Plain,
+    /// Its plugins (NRI), of which our device plugin is one.
+    Plugins,
+}
+
 /// A node to be started.
 #[derive(Clone, Debug)]
 pub struct NodeSpec {
@@ -64,6 +74,8 @@ pub struct NodeSpec {
     pub started: StartHook,
     /// `--inject` of its plugin.
     pub inject: &'static str,
+    /// Whom its container runtime asks.
+    pub runtime: RuntimeSpec,
     /// Further flags of its plugin.
     pub plugin_args: Vec<String>,
     /// Devices of other types than GPUs, as the inventory file has them.
@@ -88,6 +100,7 @@ impl NodeSpec {
             max_pods: 250,
             started: StartHook::default(),
             inject: "auto",
+            runtime: RuntimeSpec::Plain,
             plugin_args: Vec::new(),
             others: Vec::new(),
             disk_may_be_full: false,
@@ -127,6 +140,7 @@ impl SimulatedNode {
             delays: spec.delays,
             started: spec.started.clone(),
             allocated_resources_status: spec.allocated_resources_status,
+            has_nri: spec.runtime == RuntimeSpec::Plugins,
             log: Arc::new(move |namespace, pod, container, text| cluster.append_log(namespace, pod, container, &text)),
             ..KubeletConfig::new(&spec.name, &node_dir, client)
         };
@@ -276,7 +290,8 @@ fn plugin_invocation(
         ("--probe-interval", "200ms".to_owned()),
         ("--recovery-quiet", "1s".to_owned()),
     ];
-    let args = flags.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).chain(spec.plugin_args.clone());
+    let hook = (spec.runtime == RuntimeSpec::Plugins).then(|| ("--nri-socket", node_dir.join("nri.sock").display().to_string()));
+    let args = flags.into_iter().chain(hook).flat_map(|(flag, value)| [flag.to_owned(), value]).chain(spec.plugin_args.clone());
     let (name, log) = (format!("gpushare-device-plugin of {}", spec.name), node_dir.join("device-plugin.log"));
     let program = binaries.device_plugin.clone();
     if spec.disk_may_be_full {

@@ -49,6 +49,8 @@ pub struct KubeletConfig {
     ///
     /// Thousands of memory units per pod make the status huge; turn it off to leave that out of a measurement.
     pub allocated_resources_status: bool,
+    /// Whether the container runtime has plugins of its own, which are asked before it makes a container.
+    pub has_nri: bool,
 }
 
 impl KubeletConfig {
@@ -71,6 +73,7 @@ impl KubeletConfig {
             faults: Faults::default(),
             delays: Delays::default(),
             allocated_resources_status: true,
+            has_nri: false,
         }
     }
 
@@ -87,6 +90,11 @@ impl KubeletConfig {
     /// The pod-resources socket.
     pub fn pod_resources_socket(&self) -> PathBuf {
         self.dir.join("pod-resources").join("kubelet.sock")
+    }
+
+    /// The socket for plugins of the container runtime.
+    pub fn nri_socket(&self) -> PathBuf {
+        self.dir.join("nri.sock")
     }
 
     /// The device manager's checkpoint.

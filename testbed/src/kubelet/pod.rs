@@ -46,6 +46,7 @@ pub(crate) struct PodSpec {
     pub(crate) uid: String,
     pub(crate) namespace: String,
     pub(crate) name: String,
+    pub(crate) annotations: BTreeMap<String, String>,
     pub(crate) created: Option<Timestamp>,
     /// Init containers and sidecars, then app containers, each in the author's order.
     pub(crate) containers: Vec<ContainerSpec>,
@@ -79,6 +80,7 @@ impl PodSpec {
             uid,
             namespace: pod.metadata.namespace.clone().unwrap_or_default(),
             name: pod.metadata.name.clone().unwrap_or_default(),
+            annotations: pod.metadata.annotations.clone().unwrap_or_default(),
             created: pod.metadata.creation_timestamp.as_ref().map(|time| time.0),
             requests: pod_requests(&containers, &overhead),
             containers,

@@ -26,6 +26,7 @@ use super::devices::Devices;
 use super::fit::Amounts;
 use super::held::Held;
 use super::node;
+use super::nri::Nri;
 use super::pod_resources::PodResourcesService;
 use super::rate_limit::RateLimit;
 use super::registration::{Plugin, RegistrationService};
@@ -56,6 +57,8 @@ pub(crate) struct Lasting {
     pub(crate) changed: watch::Sender<()>,
     pub(crate) hold: watch::Sender<Hold>,
     pub(crate) counts: Arc<Counts>,
+    /// The container runtime's plugins.
+    pub(crate) nri: Option<Arc<Nri>>,
 }
 
 /// How many there are or were of something, across restarts of the process.
@@ -86,6 +89,7 @@ pub(crate) struct Process {
     pub(crate) fresh: bool,
     pub(crate) hold: watch::Sender<Hold>,
     pub(crate) counts: Arc<Counts>,
+    pub(crate) nri: Option<Arc<Nri>>,
     changed: watch::Sender<()>,
     devices: Mutex<Devices>,
     pods: Mutex<Pods>,
@@ -99,7 +103,7 @@ pub(crate) struct Process {
 impl Process {
     /// Clears the plugin directory of sockets, loads the checkpoint, opens the sockets, starts the tasks.
     pub(crate) fn start(lasting: Lasting) -> Result<Arc<Self>, StartupError> {
-        let Lasting { config, runtime, admissions, changed, hold, counts } = lasting;
+        let Lasting { config, runtime, admissions, changed, hold, counts, nri } = lasting;
         let plugin_dir = config.plugin_dir();
         clear_sockets(&plugin_dir).map_err(|source| StartupError::Prepare { path: plugin_dir, source })?;
         let fresh = !config.checkpoint().exists();
@@ -121,6 +125,7 @@ impl Process {
             fresh,
             hold,
             counts,
+            nri,
             changed,
             pods: Mutex::default(),
             plugins: Mutex::default(),

@@ -12,6 +12,7 @@ use super::allocation::Reusable;
 use super::cdi::{self, Unresolvable};
 use super::devices::AllocationError;
 use super::held::Holder;
+use super::nri::Unmade;
 use super::pod::{ContainerSpec, PodSpec};
 use super::process::Process;
 use super::runtime::{Container, RunState};
@@ -29,13 +30,15 @@ pub(crate) enum StartError {
     Allocation(AllocationError),
     #[error("failed to create containerd container: CDI device injection failed: {0}")]
     Cdi(Unresolvable),
+    #[error("failed to create containerd container: {0}")]
+    Nri(Unmade),
 }
 
 impl StartError {
     /// The reason in container status.
     pub(crate) fn reason(&self) -> &'static str {
         match self {
-            Self::Cdi(_) => "CreateContainerError",
+            Self::Cdi(_) | Self::Nri(_) => "CreateContainerError",
             _ => "CreateContainerConfigError",
         }
     }
@@ -72,15 +75,23 @@ impl Process {
         if unallocated {
             self.allocate_container(pod, container, &Reusable::new()).await.map_err(StartError::Allocation)?;
         }
+        let (responses, held) = self.granted(&holder, &order);
+        let composed = self.compose(pod, container, &responses, held)?;
+        match &self.nri {
+            Some(nri) => nri.make(pod, composed, &self.config.cdi_dirs).await.map_err(StartError::Nri),
+            None => Ok(composed),
+        }
+    }
+
+    /// What plugins have answered for a container, and which devices it holds.
+    fn granted(&self, holder: &Holder, order: &[(&str, i64)]) -> (Vec<Arc<ContainerAllocateResponse>>, BTreeMap<String, Vec<String>>) {
         let devices = self.devices();
-        let grants: BTreeMap<&str, _> = devices.held().of(&holder).map(|(resource, grant)| (resource.as_str(), grant)).collect();
+        let grants: BTreeMap<&str, _> = devices.held().of(holder).map(|(resource, grant)| (resource.as_str(), grant)).collect();
         let responses = order.iter().filter_map(|(resource, _)| grants.get(resource)).map(|grant| Arc::clone(&grant.response));
-        let responses: Vec<_> = responses.collect();
+        let responses = responses.collect();
         let ids = |grant: &super::held::Grant| grant.devices().iter().map(|id| id.as_ref().to_owned()).collect();
         let held = grants.iter().map(|(resource, grant)| ((*resource).to_owned(), ids(grant))).collect();
-        drop(grants);
-        drop(devices);
-        self.compose(pod, container, &responses, held)
+        (responses, held)
     }
 
     async fn pre_start(&self, holder: &Holder, resource: &str) -> Result<(), StartError> {

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{migration, nonsense, other_types, vendors};
-use crate::cluster::{NodeSpec, Spec, WebhookSpec};
+use super::{migration, nonsense, other_types, runtime_hook, vendors};
+use crate::cluster::{NodeSpec, RuntimeSpec, Spec, WebhookSpec};
 
 /// The longest wait of the scheduling loop between two attempts: nobody wants to watch ten seconds.
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
@@ -69,6 +69,7 @@ fn mixed_nodes() -> Vec<NodeSpec> {
         with(three(vendors::OURS), ["--vendor-resource", "nvidia.com/gpu=ours"]),
         three(vendors::THEIRS),
         with(three(vendors::DIVIDED), ["--shared-devices", "0,1"]),
+        NodeSpec { runtime: RuntimeSpec::Plugins, ..three(runtime_hook::HOOKED) },
         bare(three(migration::MOVING)),
         bare(NodeSpec::new(migration::KOORDINATOR, &[16384; 2])),
         NodeSpec::new(nonsense::EDITED, &[16384; 2]),

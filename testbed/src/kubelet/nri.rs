@@ -1,0 +1,288 @@
+//! The container runtime's socket for plugins (Node Resource Interface): each plugin is told what runs, and asked before a
+//! container is made.
+//!
+//! As containerd does it: one question at a time for the whole node, 2 s for an answer, and a plugin that takes longer is
+//! closed. Knows of adjustments only what a recorded container shows.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use prost::Message as _;
+use proto::nri::api::{
+    self, ConfigureRequest, ConfigureResponse, ContainerAdjustment, ContainerState, CreateContainerRequest, CreateContainerResponse, Empty,
+    LinuxContainer, LinuxDevice, PodSandbox, SynchronizeRequest, SynchronizeResponse,
+};
+use proto::nri::ttrpc::{Request, Response, Status};
+use proto::nri::wire::{Conversation, Decoder, Kind, Message};
+use proto::nri::{CREATE_CONTAINER_EVENT, PLUGIN_SERVICE};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{Mutex, mpsc, oneshot, watch};
+use tokio::time::timeout;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::cdi::{self, Unresolvable};
+use super::pod::PodSpec;
+use super::runtime::{Container, RunState, Runtime};
+
+/// How long a plugin may take for an answer.
+const ANSWER_LIMIT: Duration = Duration::from_secs(2);
+
+/// Most containers that one message tells of, so that plugins see what comes in parts.
+const PART: usize = 2;
+
+/// Why a container is not made.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Unmade {
+    #[error("failed to get NRI adjustment for container: rpc error: code = {} desc = {}", .0.code, .0.message)]
+    Refused(Status),
+    #[error("failed to NRI-adjust container Spec: CDI device injection failed: {0}")]
+    Cdi(Unresolvable),
+}
+
+/// The runtime's side of the interface.
+#[derive(Debug)]
+pub(crate) struct Nri {
+    plugins: Arc<Mutex<Vec<Plugin>>>,
+    n_registered: watch::Receiver<usize>,
+    _accepting: AbortOnDropHandle<()>,
+}
+
+impl Nri {
+    /// Listens for plugins, replacing what is there.
+    pub(crate) fn listen(path: &Path, runtime: Arc<Runtime>) -> io::Result<Self> {
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = UnixListener::bind(path)?;
+        let plugins = Arc::new(Mutex::new(Vec::new()));
+        let taking = Arc::clone(&plugins);
+        let (count, n_registered) = watch::channel(0);
+        let count = Arc::new(count);
+        let accepting = async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let (taking, runtime, count) = (Arc::clone(&taking), Arc::clone(&runtime), Arc::clone(&count));
+                tokio::spawn(async move {
+                    // Nothing is made while a plugin is told what runs, or it would miss a container.
+                    let mut plugins = taking.lock().await;
+                    if let Some(plugin) = Plugin::register(stream, &runtime).await {
+                        plugins.push(plugin);
+                        count.send_modify(|count| *count += 1);
+                    }
+                });
+            }
+        };
+        Ok(Self { plugins, n_registered, _accepting: AbortOnDropHandle::new(tokio::spawn(accepting)) })
+    }
+
+    /// Waits until plugins have registered so many times.
+    pub(crate) async fn until_registered(&self, times: usize) {
+        // The sender lives as long as plugins are accepted.
+        let _ = self.n_registered.clone().wait_for(|count| *count >= times).await;
+    }
+
+    /// Asks every plugin about a container that is being made, and makes it so.
+    pub(crate) async fn make(&self, pod: &PodSpec, mut container: Container, cdi_dirs: &[PathBuf]) -> Result<Container, Unmade> {
+        let mut plugins = self.plugins.lock().await;
+        let mut left = std::mem::take(&mut *plugins).into_iter();
+        let mut made = Ok(());
+        while made.is_ok()
+            && let Some(mut plugin) = left.next()
+        {
+            let request = CreateContainerRequest { pod: Some(sandbox_of(pod)), container: Some(told(&container)) };
+            made = match plugin.call::<CreateContainerResponse>("CreateContainer", &request).await {
+                Ok(Ok(response)) => adjust(&mut container, response.adjust.unwrap_or_default(), cdi_dirs).map_err(Unmade::Cdi),
+                Ok(Err(status)) => Err(Unmade::Refused(status)),
+                Err(Closed) => continue,
+            };
+            plugins.push(plugin);
+        }
+        plugins.extend(left);
+        made.map(|()| container)
+    }
+}
+
+/// The plugin is gone, or has been given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Closed;
+
+type Answer = oneshot::Sender<Response>;
+
+/// A plugin that has registered.
+#[derive(Debug)]
+struct Plugin {
+    calls: mpsc::Sender<(Vec<u8>, Answer)>,
+    _link: AbortOnDropHandle<()>,
+}
+
+impl Plugin {
+    /// Waits for a plugin to register, configures it, and tells it what runs; none if that fails.
+    async fn register(stream: UnixStream, runtime: &Runtime) -> Option<Self> {
+        let (calls, inbox) = mpsc::channel(1);
+        let (registered, is_registered) = oneshot::channel();
+        let link = Link { stream, decoder: Decoder::default(), registered: Some(registered), waiting: HashMap::new(), next_call: 1 };
+        let link = AbortOnDropHandle::new(tokio::spawn(link.run(inbox)));
+        let mut plugin = Self { calls, _link: link };
+        timeout(ANSWER_LIMIT, is_registered).await.ok()?.ok()?;
+        let request = ConfigureRequest { runtime_name: "testbed".to_owned(), ..ConfigureRequest::default() };
+        let configured: ConfigureResponse = plugin.call("Configure", &request).await.ok()?.ok()?;
+        if configured.events != CREATE_CONTAINER_EVENT {
+            tracing::warn!(configured.events, "a plugin asks for other events than this runtime has");
+        }
+        let running = runtime.all();
+        let mut parts = running.chunks(PART).peekable();
+        let mut is_last = false;
+        while !is_last {
+            let part = parts.next().unwrap_or_default();
+            is_last = parts.peek().is_none();
+            // In the second part, so that containers come before their sandboxes.
+            let pods = if is_last { running.iter().map(sandbox_told).collect() } else { Vec::new() };
+            let request = SynchronizeRequest { pods, containers: part.iter().map(told).collect(), more: !is_last };
+            let answer: SynchronizeResponse = plugin.call("Synchronize", &request).await.ok()?.ok()?;
+            (answer.more == request.more).then_some(())?;
+        }
+        Some(plugin)
+    }
+
+    async fn call<A: prost::Message + Default>(
+        &mut self,
+        method: &str,
+        message: &impl prost::Message,
+    ) -> Result<Result<A, Status>, Closed> {
+        let request = Request {
+            service: PLUGIN_SERVICE.to_owned(),
+            method: method.to_owned(),
+            payload: message.encode_to_vec(),
+            timeout_nano: i64::try_from(ANSWER_LIMIT.as_nanos()).unwrap_or(i64::MAX),
+        };
+        let (answer, answered) = oneshot::channel();
+        self.calls.send((request.encode_to_vec(), answer)).await.map_err(|_| Closed)?;
+        let response = timeout(ANSWER_LIMIT, answered).await.map_err(|_| Closed)?.map_err(|_| Closed)?;
+        Ok(match response.status {
+            Some(status) if status.code != 0 => Err(status),
+            _ => Ok(A::decode(response.payload.as_slice()).map_err(|_| Closed)?),
+        })
+    }
+}
+
+/// The connection to a plugin.
+struct Link {
+    stream: UnixStream,
+    decoder: Decoder,
+    registered: Option<oneshot::Sender<()>>,
+    waiting: HashMap<u32, Answer>,
+    next_call: u32,
+}
+
+impl Link {
+    async fn run(mut self, mut inbox: mpsc::Receiver<(Vec<u8>, Answer)>) {
+        if let Err(error) = self.serve(&mut inbox).await {
+            tracing::warn!(%error, "a plugin of the container runtime is closed");
+        }
+    }
+
+    async fn serve(&mut self, inbox: &mut mpsc::Receiver<(Vec<u8>, Answer)>) -> io::Result<()> {
+        let mut buffer = [0; 4096];
+        loop {
+            tokio::select! {
+                read = self.stream.read(&mut buffer) => {
+                    let n_read = read?;
+                    if n_read == 0 {
+                        return Ok(());
+                    }
+                    let bytes = buffer.get(..n_read).unwrap_or_default();
+                    for message in self.decoder.feed(bytes).map_err(io::Error::other)? {
+                        self.take(message).await?;
+                    }
+                }
+                Some((payload, answer)) = inbox.recv() => {
+                    let call = self.next_call;
+                    self.next_call += 2;
+                    self.waiting.insert(call, answer);
+                    self.send(&Message { conversation: Conversation::Plugin, call, kind: Kind::Request, payload }).await?;
+                }
+            }
+        }
+    }
+
+    async fn take(&mut self, message: Message) -> io::Result<()> {
+        match (message.conversation, message.kind) {
+            (Conversation::Runtime, Kind::Request) => {
+                let response = Response { status: None, payload: Empty {}.encode_to_vec() };
+                self.send(&Message { kind: Kind::Response, payload: response.encode_to_vec(), ..message }).await?;
+                if let Some(registered) = self.registered.take() {
+                    // Whoever waited may have given up.
+                    let _ = registered.send(());
+                }
+            }
+            (Conversation::Plugin, Kind::Response) => {
+                let response = Response::decode(message.payload.as_slice()).map_err(io::Error::other)?;
+                if let Some(answer) = self.waiting.remove(&message.call) {
+                    let _ = answer.send(response);
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    async fn send(&mut self, message: &Message) -> io::Result<()> {
+        self.stream.write_all(&message.encode().map_err(io::Error::other)?).await
+    }
+}
+
+fn sandbox_of(pod: &PodSpec) -> PodSandbox {
+    PodSandbox {
+        id: pod.uid.clone(),
+        name: pod.name.clone(),
+        uid: pod.uid.clone(),
+        namespace: pod.namespace.clone(),
+        annotations: pod.annotations.clone().into_iter().collect(),
+    }
+}
+
+fn sandbox_told(container: &Container) -> PodSandbox {
+    let Container { pod, pod_uid, namespace, .. } = container.clone();
+    PodSandbox { id: pod_uid.clone(), name: pod, uid: pod_uid, namespace, annotations: HashMap::new() }
+}
+
+fn told(container: &Container) -> api::Container {
+    let state = match container.state {
+        RunState::Waiting { .. } => ContainerState::Created,
+        RunState::Running { .. } => ContainerState::Running,
+        RunState::Exited { .. } => ContainerState::Stopped,
+    };
+    let node = |path: &String| LinuxDevice { path: path.clone(), r#type: "c".to_owned(), major: 195, minor: 0 };
+    api::Container {
+        id: format!("{}/{}", container.pod_uid, container.name),
+        pod_sandbox_id: container.pod_uid.clone(),
+        name: container.name.clone(),
+        state: state.into(),
+        env: container.env.iter().map(|(name, value)| format!("{name}={value}")).collect(),
+        linux: Some(LinuxContainer { devices: container.device_nodes.iter().map(node).collect() }),
+    }
+}
+
+fn adjust(container: &mut Container, adjustment: ContainerAdjustment, cdi_dirs: &[PathBuf]) -> Result<(), Unresolvable> {
+    container.env.extend(adjustment.env.into_iter().map(|pair| (pair.key, pair.value)));
+    let names: Vec<String> = adjustment.cdi_devices.into_iter().map(|device| device.name).collect();
+    let edits = cdi::resolve(cdi_dirs, &names)?;
+    let assigned = edits.env.iter().filter_map(|pair| pair.split_once('='));
+    let assigned: BTreeMap<String, String> = assigned.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+    container.env.extend(assigned);
+    container.cdi_devices.extend(names);
+    let mut nodes: Vec<String> = edits.device_nodes.into_iter().map(|node| node.path).collect();
+    for device in adjustment.linux.into_iter().flat_map(|linux| linux.devices) {
+        match device.path.strip_prefix('-') {
+            Some(away) => container.device_nodes.retain(|path| path != away),
+            None => nodes.push(device.path),
+        }
+    }
+    container.device_nodes.retain(|path| !nodes.contains(path));
+    container.device_nodes.extend(nodes);
+    Ok(())
+}

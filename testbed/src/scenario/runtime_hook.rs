@@ -1,0 +1,91 @@
+//! The container runtime asks our plugin before it makes a container: the record decides, whatever the vendor's plugin chose.
+
+use anyhow::{Context, Result, ensure};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use kube::api::PostParams;
+use proto::checkpoints::DevicesCheckpoints;
+use serde_json::json;
+
+use super::vendors::{until_offered, whole};
+use super::{Body, DEADLINE, World};
+use crate::invariants::{self, VISIBLE_DEVICES};
+use crate::vendor_plugin::NVIDIA_GPU;
+
+/// Name, promise, body.
+pub(super) const SCENARIOS: &[(&str, &str, Body)] =
+    &[("runtime-hook", "containers get the GPUs of their records although the vendor's plugin chose others", hooked)];
+
+/// Node whose container runtime has plugins.
+pub(super) const HOOKED: &str = "hooked";
+
+fn hooked(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        // Of three GPUs the vendor's plugin knows two, so that it must choose others than the scheduler.
+        world.cluster()?.node(HOOKED)?.start_vendor_plugin(&[1, 2]).await?;
+        until_offered(world, HOOKED, 2).await?;
+        until_registered(world, 1).await?;
+        let mut n_different = 0;
+        for name in ["whole-0", "whole-1"] {
+            let pod = world.start(whole(name, 1, HOOKED)).await?;
+            n_different += usize::from(given(world, &pod)? != recorded(&pod)?);
+            world.verify().await.with_context(|| format!("with {name}"))?;
+        }
+        ensure!(n_different > 0, "kubelet has given each pod what its record says: nothing was tried");
+        world.delete("whole-0").await?;
+        world.cluster()?.node(HOOKED)?.restart_plugin().await?;
+        until_registered(world, 2).await?;
+        world.verify().await.context("after a restart")?;
+        pinned(world).await
+    }
+    .boxed()
+}
+
+/// A pod that nobody placed and that chose its GPU itself: the Device object tells what it sees, not what kubelet thinks.
+async fn pinned(world: &mut World) -> Result<()> {
+    world.excused.insert(world.key("pinned"));
+    let pin = world.cluster()?.node(HOOKED)?.gpus().first().context("no GPU")?.uuid.clone();
+    let container = json!({
+        "name": "main", "image": "x",
+        "env": [{"name": VISIBLE_DEVICES, "value": pin}],
+        "resources": {"limits": {NVIDIA_GPU: "1"}},
+    });
+    let pod = json!({"metadata": {"name": "pinned"}, "spec": {"nodeName": HOOKED, "containers": [container]}});
+    world.pods.api().create(&PostParams::default(), &serde_json::from_value(pod)?).await?;
+    world.until_running(&["pinned"]).await?;
+    let pod = world.pod("pinned")?;
+    ensure!(given(world, &pod)? != [pin.clone()], "kubelet cannot have given a GPU that the vendor's plugin does not offer");
+    let uid = pod.uid().unwrap_or_default();
+    let tells = |snapshot: &crate::observer::Snapshot| {
+        let device = snapshot.devices.get(HOOKED)?;
+        let told = DevicesCheckpoints::read(device.annotations()).ok()??;
+        told.entries.iter().any(|entry| entry.pod_uid == uid && entry.device_ids == [pin.clone()]).then_some(())
+    };
+    world.until("the Device object to tell what the pinned pod sees", tells).await?;
+    world.delete("pinned").await?;
+    world.excused.clear();
+    Ok(())
+}
+
+/// Waits until our plugin has come to the runtime so many times.
+async fn until_registered(world: &mut World, times: usize) -> Result<()> {
+    let kubelet = world.cluster()?.node(HOOKED)?.kubelet();
+    ensure!(kubelet.until_asked(times, DEADLINE).await, "the plugin has not come to the container runtime {times} times");
+    Ok(())
+}
+
+/// The GPUs that kubelet has given to a pod.
+fn given(world: &mut World, pod: &Pod) -> Result<Vec<String>> {
+    let uid = pod.uid().unwrap_or_default();
+    let allocations = world.cluster()?.node(HOOKED)?.kubelet().allocations();
+    let own = allocations.into_iter().filter(|allocation| allocation.pod_uid == uid && allocation.resource == NVIDIA_GPU);
+    Ok(own.flat_map(|allocation| allocation.device_ids).collect())
+}
+
+/// The GPUs that its record names.
+fn recorded(pod: &Pod) -> Result<Vec<String>> {
+    let record = invariants::record(pod).map_err(anyhow::Error::msg)?;
+    Ok(record.into_iter().map(|(_, uuid)| uuid).collect())
+}
