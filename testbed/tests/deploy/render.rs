@@ -205,6 +205,7 @@ fn every_kustomization_is_known() {
     attach/second-scheduler/samples/kustomization.yaml
     base/kustomization.yaml
     components/guard-bindings/kustomization.yaml
+    components/nri/kustomization.yaml
     components/nvidia-runtime-class/kustomization.yaml
     components/second-scheduler/kustomization.yaml
     components/simulated/kustomization.yaml

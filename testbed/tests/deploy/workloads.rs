@@ -201,6 +201,23 @@ fn runtime_class_is_a_component() {
     assert_eq!(pod(find(&objects, "DaemonSet", DEVICE_PLUGIN.name))["runtimeClassName"], "nvidia");
 }
 
+/// The socket that the plugin is told of lies in the directory that is mounted.
+#[test]
+fn runtime_hook_is_a_component() {
+    let objects = render_base_with("components/nri");
+    let daemon_set = find(&objects, "DaemonSet", DEVICE_PLUGIN.name);
+    let container = container(daemon_set, DEVICE_PLUGIN.name);
+    let args = texts(&container["args"]);
+    DEVICE_PLUGIN.accepts(&args).unwrap();
+    let expected = format!("--nri-socket={}", proto::nri::SOCKET);
+    assert!(args.contains(&expected.as_str()), "{args:?}");
+    let named = |list: &Value| list.as_array().unwrap().iter().find(|entry| entry["name"] == "nri").cloned().unwrap();
+    let (mount, volume) = (named(&container["volumeMounts"]), named(&pod(daemon_set)["volumes"]));
+    assert_eq!(mount["mountPath"], volume["hostPath"]["path"]);
+    let dir = std::path::Path::new(proto::nri::SOCKET).parent().unwrap();
+    assert_eq!(mount["mountPath"], dir.to_str().unwrap());
+}
+
 /// The binaries take the arguments and the environment that the manifests give them.
 #[rstest]
 fn daemons_know_their_arguments(
