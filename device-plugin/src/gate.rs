@@ -244,6 +244,7 @@ impl Gate {
                         self.prepare(node, &pod, start)?;
                     }
                     node.ledger().confirm(&pod.uid);
+                    node.ledger().start(start.resource, start.ids);
                     node.answered.notify_one();
                     return Ok(Decision::Start);
                 }

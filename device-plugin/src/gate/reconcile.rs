@@ -86,6 +86,7 @@ impl Gate {
             }
             rebuild(node, &pods, written);
             node.ledger().observe(&pods);
+            node.ledger().forget_starts(written);
             memory.told.retain(|uid, _| pods.get(uid).is_some());
             pods.iter().filter(|pod| has_started(pod, &node.ledger())).map(|pod| pod.uid.clone()).collect()
         };
@@ -95,10 +96,11 @@ impl Gate {
         self.clear_flags(node, written, memory).await;
     }
 
-    /// Puts one running pod right, or tells what is wrong with it.
+    /// Puts one running pod right, or tells what is wrong with it. Where a container may not have started yet only what is
+    /// right in any case is done: its turn comes when it starts.
     async fn reconcile_pod(&self, node: &NodeState, written: &[Allocated], uid: &PodUid, memory: &mut Memory) {
         let mut exchange = self.exchange.lock().await;
-        let Some((pod, seen, verdict)) = judge_running(node, written, uid) else { return };
+        let Some(Judged { pod, seen, verdict, is_certain }) = judge_running(node, written, uid) else { return };
         let name = pod.display_name();
         match verdict {
             Verdict::Confirm | Verdict::LookAgain(_) | Verdict::Refuse(Refusal::Unavailable(_) | Refusal::Unknown) => {
@@ -122,11 +124,11 @@ impl Gate {
                 }
             }
             Verdict::Refuse(refusal) => {
-                let truth = matches!(refusal, Refusal::Mismatch { .. }).then(|| truth(node, &pod, &seen)).flatten();
+                let truth = (refusal.is_final() && is_certain).then(|| truth(node, &pod, &seen)).flatten();
                 let Some(truth) = truth else {
-                    let is_final = refusal.is_final() && self.policy.on_mismatch == OnMismatch::Evict;
-                    self.report(&pod, refusal_reason(&refusal), format!("it runs all the same: {refusal}"), memory);
-                    if is_final {
+                    let is_to_go = is_certain && refusal.is_final() && self.policy.on_mismatch == OnMismatch::Evict;
+                    self.report(&pod, refusal_reason(&refusal), refusal.to_string(), memory);
+                    if is_to_go {
                         self.evict(&pod).await;
                     }
                     return;
@@ -176,16 +178,26 @@ fn has_started(pod: &NodePod, ledger: &Ledger) -> bool {
     pod.stage == Stage::Running || (pod.stage != Stage::Terminal && ledger.is_confirmed(&pod.uid))
 }
 
+/// A running pod, and what is to be said of it.
+struct Judged {
+    pod: NodePod,
+    seen: Sights,
+    verdict: Verdict,
+    /// Whether this process knows that all its containers with devices have started.
+    is_certain: bool,
+}
+
 /// What is to be said of a running pod whose devices this plugin gave out, by what its containers see since they started.
-fn judge_running(node: &NodeState, written: &[Allocated], uid: &PodUid) -> Option<(NodePod, Sights, Verdict)> {
+fn judge_running(node: &NodeState, written: &[Allocated], uid: &PodUid) -> Option<Judged> {
     let pods = node.pods.borrow();
     let ledger = node.ledger();
     let fleet = node.fleet.borrow();
     let pod = pods.get(uid).filter(|pod| has_started(pod, &ledger))?;
     let variable = &node.settings.visible_devices_env;
-    let is_running = |entry: &Allocated| pods.get(&entry.pod).is_some_and(|pod| has_started(pod, &ledger));
-    let written: Vec<Allocated> =
-        written.iter().map(|entry| if is_running(entry) { as_started(node, entry) } else { entry.clone() }).collect();
+    // The spec of a container that has not started may be that of an earlier holder of its IDs.
+    let known = |entry: &Allocated| if ledger.has_let_start(entry) { as_started(node, entry) } else { entry.clone() };
+    let is_certain = written.iter().filter(|entry| entry.pod == *uid).all(|entry| ledger.has_let_start(entry));
+    let written: Vec<Allocated> = written.iter().map(known).collect();
     let seen = sight::of_pod(&written, uid, variable, &fleet);
     if seen.is_empty() {
         return None;
@@ -193,7 +205,8 @@ fn judge_running(node: &NodeState, written: &[Allocated], uid: &PodUid) -> Optio
     let (unit, written) = (node.settings.memory_unit, written.as_slice());
     let evidence =
         Evidence { pods: &pods, fleet: &fleet, ledger: &ledger, written, is_written_known: true, is_young: false, variable, unit };
-    Some((pod.clone(), seen.clone(), evidence.judge(pod, &seen)))
+    let verdict = evidence.judge(pod, &seen);
+    Some(Judged { pod: pod.clone(), seen, verdict, is_certain })
 }
 
 /// The entry with what its CDI spec says for an answer: a container that runs sees what the spec said.

@@ -66,6 +66,8 @@ pub struct Ledger {
     proven: BTreeSet<PodUid>,
     /// Pods one of whose containers was let start.
     confirmed: BTreeSet<PodUid>,
+    /// Device IDs whose container this process has let start since they were given to it.
+    started: BTreeSet<(Served, Vec<String>)>,
     /// The resources that kubelet asks for.
     serves: Serves,
 }
@@ -181,6 +183,7 @@ impl Ledger {
         let key = (resource, sorted(ids));
         // What was answered before for these IDs is not true any more, whether or not there is room.
         self.answers.remove(&key);
+        self.started.remove(&key);
         if self.answers.len() >= MAX_ANSWERS {
             self.answers.retain(|_, answer| answer.pod.is_some());
         }
@@ -321,6 +324,24 @@ impl Ledger {
     /// One of the pod's containers is let start, so all its calls have been answered.
     pub fn confirm(&mut self, uid: &PodUid) {
         self.confirmed.insert(uid.clone());
+    }
+
+    /// The container that holds these IDs, sorted, is let start.
+    pub fn start(&mut self, resource: Served, ids: &[String]) {
+        if self.started.len() < MAX_ANSWERS {
+            self.started.insert((resource, ids.to_vec()));
+        }
+    }
+
+    /// Whether this process has let the container start that holds these IDs.
+    pub fn has_let_start(&self, entry: &Allocated) -> bool {
+        self.started.contains(&(entry.resource, entry.ids.clone()))
+    }
+
+    /// Forgets starts of containers that kubelet has not written down any more.
+    pub fn forget_starts(&mut self, written: &[Allocated]) {
+        let kept: BTreeSet<(Served, &[String])> = written.iter().map(|entry| (entry.resource, entry.ids.as_slice())).collect();
+        self.started.retain(|(resource, ids)| kept.contains(&(*resource, ids.as_slice())));
     }
 
     /// Whether one of the pod's containers was let start.

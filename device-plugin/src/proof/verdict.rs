@@ -110,7 +110,10 @@ impl Evidence<'_> {
         }
         if certain.iter().any(|(device_type, devices)| recorded.get(device_type) != Some(devices)) {
             let ids = || certain.values().flatten().map(GpuUuid::as_str).collect::<Vec<_>>().join(",");
-            return self.partner(pod, &certain, &recorded).ok_or_else(|| mismatch(ids()));
+            // A container of it that started by its spec sees the devices of its record, which must stay its own.
+            let is_bound_to_record = self.may_have_started(pod) && self.has_spec(pod);
+            let partner = (!is_bound_to_record).then(|| self.partner(pod, &certain, &recorded)).flatten();
+            return partner.ok_or_else(|| mismatch(ids()));
         }
         for resource in self.asked(pod) {
             match self.fleet.resolve(resource, placement.names(resource)) {
@@ -150,6 +153,13 @@ impl Evidence<'_> {
             recorded.insert(resource.device_type(), ids.ok_or_else(absent)?);
         }
         Ok(recorded)
+    }
+
+    /// Whether a container of the pod was given its devices by a CDI spec.
+    fn has_spec(&self, pod: &NodePod) -> bool {
+        let is_by_spec =
+            |entry: &&Allocated| sight::of_answer(entry.resource, &entry.answer, self.variable, self.fleet) == Some(Sight::Spec);
+        self.written.iter().filter(|entry| entry.pod == pod.uid).any(|entry| is_by_spec(&entry))
     }
 
     /// Whether a container of the pod may be running, by what this process knows.

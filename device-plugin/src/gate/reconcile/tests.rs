@@ -36,7 +36,7 @@ fn node(all: Vec<NodePod>, cdi_dir: &std::path::Path) -> NodeState {
 }
 
 fn verdict(node: &NodeState, written: &[Allocated], name: &str) -> Option<Verdict> {
-    judge_running(node, written, &PodUid::from(name)).map(|(_, _, verdict)| verdict)
+    judge_running(node, written, &PodUid::from(name)).map(|judged| judged.verdict)
 }
 
 #[test]
@@ -66,9 +66,18 @@ fn what_a_spec_said_counts() {
     assert_eq!(verdict(&node, &written, "a"), Some(Verdict::Confirm), "there is no spec to say otherwise");
     spec("a", 1);
     spec("b", 0);
+    assert_eq!(verdict(&node, &written, "a"), Some(Verdict::Confirm), "they may be of earlier holders of these IDs");
+    assert!(!judge_running(&node, &written, &PodUid::from("a")).unwrap().is_certain);
+    for entry in &written {
+        node.ledger().start(entry.resource, &entry.ids);
+    }
+    assert!(judge_running(&node, &written, &PodUid::from("a")).unwrap().is_certain);
     assert_eq!(verdict(&node, &written, "a"), Some(Verdict::Exchange(PodUid::from("b"))));
     spec("b", 1);
     assert!(matches!(verdict(&node, &written, "a"), Some(Verdict::Refuse(Refusal::Mismatch { .. }))));
+    // Its IDs are given out anew, and whoever has them has not started.
+    node.ledger().keep(Served::Memory, &["id-of-a".to_owned()], None, ContainerAllocateResponse::default());
+    assert_eq!(verdict(&node, &written, "a"), Some(Verdict::Confirm));
 }
 
 #[test]

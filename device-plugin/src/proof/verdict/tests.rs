@@ -197,3 +197,14 @@ fn a_young_process_starts_neither_of_two_that_do_not_fit() {
     assert_eq!(judge(false, "p0"), Verdict::Confirm);
     assert!(matches!(judge(false, "p1"), Verdict::Refuse(Refusal::NoRoom(_))));
 }
+
+/// One of its containers has started by its spec on the GPU of its record; another was answered by variable for another GPU.
+#[test]
+fn a_pod_that_started_by_cdi_keeps_its_record() {
+    let (pods, mut written) = scene(&[0, 1], &[Some(1), None]);
+    written.push(Allocated { answer: crate::inject::cdi_answer(Served::Memory, &["1".to_owned()]), ..written[0].clone() });
+    assert_eq!(verdict_of(&pods, &written, &Ledger::default(), true), exchange("p1"), "it has not started");
+    let mut confirmed = Ledger::default();
+    confirmed.confirm(&PodUid::from("p0"));
+    assert!(matches!(verdict_of(&pods, &written, &confirmed, true), Verdict::Refuse(Refusal::Mismatch { .. })));
+}

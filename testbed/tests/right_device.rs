@@ -1,0 +1,212 @@
+//! The node as the last line of defence, and what it puts right by itself: on a cluster of the real daemons.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::{Event, Pod};
+use kube::Api;
+use kube::api::{ListParams, Patch, PatchParams};
+use proto::record::{BIND_TIMESTAMP, DEVICE_ALLOCATED, GPU_MINORS, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_DEV, MEM_IDX, MEM_POD};
+use proto::resource::GPU_MEM;
+use serde_json::{Value, json};
+use testbed::apiserver::{Fault, Matching};
+use testbed::cluster::{Cluster, Health, NodeSpec, Spec};
+use testbed::invariants;
+use testbed::kubelet::RunState;
+use testbed::observer::is_running;
+use testbed::pods::{PodSpec, Pods};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// A node of two GPUs of 16 GiB, whose plugin is started with these arguments.
+async fn cluster(plugin_args: &[&str]) -> Result<(Cluster, Pods)> {
+    let args = plugin_args.iter().map(|arg| (*arg).to_owned()).collect();
+    let node = NodeSpec { plugin_args: args, ..NodeSpec::new("n1", &[16384, 16384]) };
+    let cluster = Cluster::start(Spec::of(vec![node])).await?;
+    let pods = Pods::of(cluster.client(), "default");
+    Ok((cluster, pods))
+}
+
+/// The annotations with which somebody places a pod on a GPU of the node.
+fn record(minor: u32, units: u64, nanos: u64) -> BTreeMap<String, String> {
+    let device = json!({"minor": minor, "id": format!("GPU-n1-{minor}"), "resources": {"koordinator.sh/gpu-memory": format!("{units}Gi")}});
+    let text = |key: &str, text: String| (key.to_owned(), text);
+    BTreeMap::from([
+        text(DEVICE_ALLOCATED, json!({"gpu": [device]}).to_string()),
+        text(GPU_MINORS, minor.to_string()),
+        text(BIND_TIMESTAMP, nanos.to_string()),
+        text(MEM_IDX, minor.to_string()),
+        text(MEM_POD, units.to_string()),
+        text(MEM_DEV, "16".to_owned()),
+        text(MEM_ASSIGNED, "false".to_owned()),
+        text(MEM_ASSUME_TIME, nanos.to_string()),
+    ])
+}
+
+/// A pod that is bound without the scheduler.
+fn stray(name: &str, units: u64, annotations: &BTreeMap<String, String>) -> Result<Pod> {
+    let container = json!({"name": "c", "image": "x", "resources": {"limits": {GPU_MEM: units.to_string()}}});
+    Ok(serde_json::from_value(
+        json!({"metadata": {"name": name, "annotations": annotations}, "spec": {"nodeName": "n1", "containers": [container]}}),
+    )?)
+}
+
+async fn create(pods: &Pods, pod: &Pod) -> Result<()> {
+    pods.api().create(&kube::api::PostParams::default(), pod).await?;
+    Ok(())
+}
+
+async fn until_running(cluster: &Cluster, name: &str) -> Result<Pod> {
+    let running = |snapshot: &testbed::observer::Snapshot| snapshot.pod(&format!("default/{name}")).filter(|pod| is_running(pod)).cloned();
+    cluster.until(&format!("{name} to run"), DEADLINE, running).await
+}
+
+/// The minors in a pod's own annotations, once they are these.
+async fn until_recorded(cluster: &Cluster, name: &str, minors: &[i32]) -> Result<()> {
+    let is_so = |snapshot: &testbed::observer::Snapshot| {
+        let record = invariants::record(snapshot.pod(&format!("default/{name}"))?).ok()?;
+        (record.iter().map(|(minor, _)| *minor).collect::<Vec<_>>() == minors).then_some(())
+    };
+    cluster.until(&format!("{name} to be recorded on {minors:?}"), DEADLINE, is_so).await
+}
+
+/// Waits for an event of this reason on an object.
+async fn until_told(cluster: &Cluster, object: &str, reason: &str) -> Result<String> {
+    let events: Api<Event> = Api::namespaced(cluster.client().clone(), "default");
+    let found = async {
+        loop {
+            let list = events.list(&ListParams::default()).await?;
+            let is_it = |event: &Event| event.reason.as_deref() == Some(reason) && event.involved_object.name.as_deref() == Some(object);
+            if let Some(event) = list.items.into_iter().find(is_it) {
+                return anyhow::Ok(event.message.unwrap_or_default());
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, found).await.with_context(|| format!("no event {reason} on {object}"))?
+}
+
+async fn annotate(pods: &Pods, name: &str, annotations: &Value) -> Result<()> {
+    let patch = json!({"metadata": {"annotations": annotations}});
+    pods.api().patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await?;
+    Ok(())
+}
+
+/// Nothing that has started sees what is not counted for it, and nothing is counted twice.
+async fn verify(cluster: &Cluster) -> Result<()> {
+    let snapshot = cluster.observer().now();
+    let accounts = invariants::accounts(&snapshot, &std::collections::BTreeSet::new());
+    ensure!(accounts.violations.is_empty(), "{:?}", accounts.violations);
+    let misfits = invariants::misfits(&invariants::sights(cluster.client(), &snapshot).await?);
+    ensure!(misfits.is_empty(), "{misfits:?}");
+    Ok(())
+}
+
+async fn is_started(cluster: &mut Cluster, name: &str) -> Result<bool> {
+    let container = cluster.node("n1")?.kubelet().container("default", name, "c");
+    Ok(container.is_some_and(|container| matches!(container.state, RunState::Running { .. })))
+}
+
+/// Somebody edits the record of a pod that runs: the scheduler would free a GPU in use.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_changed_under_a_running_pod_says_the_truth_again() -> Result<()> {
+    let (mut cluster, pods) = cluster(&[]).await?;
+    pods.create(&PodSpec::new("a", &[(GPU_MEM, "4")])).await?;
+    let pod = until_running(&cluster, "a").await?;
+    let minor = invariants::record(&pod).map_err(anyhow::Error::msg)?.first().context("no device")?.0;
+    let other = u32::try_from(1 - minor)?;
+    let edited = record(other, 4, 1);
+    annotate(
+        &pods,
+        "a",
+        &json!({DEVICE_ALLOCATED: edited.get(DEVICE_ALLOCATED), GPU_MINORS: edited.get(GPU_MINORS), MEM_IDX: edited.get(MEM_IDX)}),
+    )
+    .await?;
+    until_recorded(&cluster, "a", &[1 - minor]).await?;
+    cluster.node("n1")?.restart_kubelet().await?;
+    until_recorded(&cluster, "a", &[minor]).await?;
+    let said = until_told(&cluster, "a", "GPUMismatch").await?;
+    ensure!(said.contains("its record now says what it has"), "{said}");
+    verify(&cluster).await
+}
+
+/// Pods placed by nobody: adopted where they fit, held with the reason where they do not, and started once they do.
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_that_nobody_placed_are_adopted_where_they_fit() -> Result<()> {
+    let (mut cluster, pods) = cluster(&["--unplaced", "adopt"]).await?;
+    for name in ["one", "two", "three"] {
+        create(&pods, &stray(name, 10, &BTreeMap::new())?).await?;
+        if name != "three" {
+            until_running(&cluster, name).await?;
+        }
+    }
+    until_told(&cluster, "three", "GPUNotPlaced").await?;
+    ensure!(!is_started(&mut cluster, "three").await?, "it has started on GPUs that are full");
+    for name in ["one", "two"] {
+        pods.delete_now(name).await?;
+    }
+    until_running(&cluster, "three").await?;
+    verify(&cluster).await
+}
+
+/// Two records that do not fit on one GPU, as two schedulers might write them: the second waits for the first to end.
+#[tokio::test(flavor = "multi_thread")]
+async fn records_that_do_not_fit_together_start_one_after_the_other() -> Result<()> {
+    let (mut cluster, pods) = cluster(&[]).await?;
+    create(&pods, &stray("first", 10, &record(0, 10, 1))?).await?;
+    until_running(&cluster, "first").await?;
+    create(&pods, &stray("second", 10, &record(0, 10, 2))?).await?;
+    let said = until_told(&cluster, "second", "GPUOvercommitted").await?;
+    ensure!(said.contains("has no room for it"), "{said}");
+    ensure!(!is_started(&mut cluster, "second").await?, "both run on one GPU");
+    pods.delete_now("first").await?;
+    until_running(&cluster, "second").await?;
+    verify(&cluster).await
+}
+
+/// A manifest that was copied from a running pod brings its flag along.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copied_flag_keeps_nobody_from_its_devices() -> Result<()> {
+    let (cluster, pods) = cluster(&[]).await?;
+    let copied = PodSpec::new("a", &[(GPU_MEM, "4")]).annotated(&[(MEM_ASSIGNED.to_owned(), "true".to_owned())].into());
+    pods.create(&copied).await?;
+    until_running(&cluster, "a").await?;
+    verify(&cluster).await
+}
+
+/// Whoever looks at a node or at a pod is told of a GPU that falls sick, and of its return.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sick_gpu_is_told_of() -> Result<()> {
+    let (mut cluster, pods) = cluster(&[]).await?;
+    pods.create(&PodSpec::new("a", &[(GPU_MEM, "4")])).await?;
+    let pod = until_running(&cluster, "a").await?;
+    let minor = u32::try_from(invariants::record(&pod).map_err(anyhow::Error::msg)?.first().context("no device")?.0)?;
+    cluster.node("n1")?.set_health(minor, Health::Xid(79))?;
+    ensure!(until_told(&cluster, "n1", "GPUUnhealthy").await?.contains("XID 79"));
+    ensure!(until_told(&cluster, "a", "GPUUnhealthy").await?.contains("which this pod holds"));
+    cluster.node("n1")?.set_health(minor, Health::Healthy)?;
+    until_told(&cluster, "n1", "GPUHealthy").await?;
+    until_running(&cluster, "a").await.map(drop)
+}
+
+/// The API server is away: containers of pods that are known start again, also after kubelet's restart; what is to be written
+/// is written once it is back.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_the_api_server_containers_start_again() -> Result<()> {
+    let (mut cluster, pods) = cluster(&[]).await?;
+    pods.create(&PodSpec::new("a", &[(GPU_MEM, "4")])).await?;
+    until_running(&cluster, "a").await?;
+    let away = cluster.api().faults().inject(Matching::anything(), Fault::DropConnection);
+    cluster.api().faults().drop_watches("");
+    let kubelet = cluster.node("n1")?.kubelet();
+    let starts = |kubelet: &testbed::kubelet::Kubelet| kubelet.container("default", "a", "main").map_or(0, |container| container.starts);
+    let before = starts(kubelet);
+    kubelet.restart_container("default", "a", "main")?;
+    let again = kubelet.until(DEADLINE, |kubelet| starts(kubelet) > before).await;
+    away.remove();
+    ensure!(again, "its container does not start again");
+    pods.create(&PodSpec::new("b", &[(GPU_MEM, "4")])).await?;
+    until_running(&cluster, "b").await?;
+    verify(&cluster).await
+}
