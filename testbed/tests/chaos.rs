@@ -13,13 +13,13 @@ async fn run(mode: Mode, seed: u64, steps: usize) -> anyhow::Result<Figures> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn with_cdi_no_container_sees_a_wrong_device_and_no_pod_is_killed() {
-    let run = run(Mode::Cdi, 1, 25).await.unwrap();
+    let run = run(Mode::Cdi, 1, 16).await.unwrap();
     assert_eq!((run.wrong, run.killed), (0, 0), "{:#?}", run.quotes);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn with_the_variable_no_container_sees_a_wrong_device() {
-    let run = run(Mode::Envvar, 2, 20).await.unwrap();
+    let run = run(Mode::Envvar, 2, 12).await.unwrap();
     assert_eq!(run.wrong, 0, "{:#?}", run.quotes);
     assert!(!run.heals.is_empty(), "the schedule puts the plugin to no test");
 }
@@ -27,6 +27,6 @@ async fn with_the_variable_no_container_sees_a_wrong_device() {
 /// The comparison's other side: wrong devices do show, so that their absence above means something.
 #[tokio::test(flavor = "multi_thread")]
 async fn by_timestamp_alone_containers_see_wrong_devices() {
-    let run = run(Mode::Timestamp, 1, 8).await.unwrap();
+    let run = run(Mode::Timestamp, 1, 4).await.unwrap();
     assert!(run.wrong > 0 && run.is_ok(), "{run:#?}");
 }

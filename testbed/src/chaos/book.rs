@@ -45,6 +45,8 @@ pub struct Pages {
     pub wrong_quotes: Vec<String>,
     /// Pods that kubelet failed because of an answer of the plugin.
     pub killed: Vec<String>,
+    /// Pods that the plugin evicted: they are gone, and nobody else had them deleted.
+    pub evicted: BTreeSet<String>,
     /// Pods that kubelet failed by itself.
     pub died: Vec<String>,
     /// Starts that were refused and tried again, by the first words of the reason.
@@ -118,6 +120,11 @@ impl Book {
         let mut pages = self.pages();
         let step = pages.step;
         pages.violations.extend(found.into_iter().map(|violation| format!("step {step}: {violation}")));
+    }
+
+    /// Enters pods that are gone without having been deleted.
+    pub fn evicted(&self, pods: BTreeSet<String>) {
+        self.pages().evicted.extend(pods);
     }
 
     /// Enters an admission.

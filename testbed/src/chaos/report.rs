@@ -62,7 +62,7 @@ impl Figures {
             unknown: pages.n_unknown,
             wrong: pages.wrong.len(),
             killed: pages.killed.len(),
-            evicted: heals.get("evicted").map_or(0, |count| usize::try_from(*count).unwrap_or(usize::MAX)),
+            evicted: pages.evicted.len(),
             died: pages.died.len(),
             refusals: pages.refusals.clone(),
             heals,

@@ -42,6 +42,8 @@ pub(super) struct Runner {
     heals: BTreeMap<String, u64>,
     cdi: Vec<CdiDir>,
     n_admissions_seen: Vec<usize>,
+    /// Pods that nobody here has deleted.
+    wanted: BTreeSet<String>,
 }
 
 fn node_name(node: usize) -> String {
@@ -76,7 +78,16 @@ impl Runner {
         book.open(cluster.api().cluster().clone());
         let cdi = cluster.nodes().map(|node| CdiDir::of(node.kubelet().config())).collect::<Result<Vec<_>>>()?;
         let pods = Pods::of(cluster.client(), "default");
-        Ok(Self { cluster, pods, book: Arc::clone(book), metrics, heals: BTreeMap::new(), cdi, n_admissions_seen: vec![0; N_NODES] })
+        Ok(Self {
+            cluster,
+            pods,
+            book: Arc::clone(book),
+            metrics,
+            heals: BTreeMap::new(),
+            cdi,
+            n_admissions_seen: vec![0; N_NODES],
+            wanted: BTreeSet::new(),
+        })
     }
 
     /// Where all files are.
@@ -116,7 +127,8 @@ impl Runner {
         self.cdi.get(node).context("there is no such node")
     }
 
-    async fn delete(&self, numbers: &[usize]) -> Result<()> {
+    async fn delete(&mut self, numbers: &[usize]) -> Result<()> {
+        self.wanted.retain(|name| !numbers.iter().any(|number| pod_name(*number) == *name));
         try_join_all(numbers.iter().map(|number| {
             let (pods, name) = (self.pods.clone(), pod_name(*number));
             async move { pods.delete(&name).await }
@@ -210,6 +222,9 @@ impl Runner {
         }
         let mut snapshot = Snapshot::of(self.cluster.api().cluster());
         self.book.replace_known(snapshot.pods.clone());
+        let (there, gone) = std::mem::take(&mut self.wanted).into_iter().partition(|name| snapshot.pod(name).is_some());
+        self.wanted = there;
+        self.book.evicted(gone);
         snapshot.pods.retain(|_, pod| phase(pod) != "Failed");
         let accounts = invariants::accounts(&snapshot, &BTreeSet::new());
         self.book.violated(accounts.violations);

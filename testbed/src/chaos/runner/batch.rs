@@ -40,6 +40,7 @@ impl Runner {
         self.node(batch.node)?.kubelet().hold();
         let mut disturbance = self.disturb(batch);
         self.create(batch).await?;
+        self.wanted.extend(batch.pods.iter().filter(|number| !batch.deleted.contains(number)).map(|number| pod_name(*number)));
         match batch.meanwhile {
             Meanwhile::SchedulerRestartsEarly => self.cluster.scheduler.restart().await?,
             Meanwhile::KubeSchedulerRestarts => {
