@@ -19,7 +19,7 @@ use crate::inventory::GpuUuid;
 use crate::pods::Pods;
 use crate::served::Served;
 
-use super::NodeState;
+use super::{NodeState, SHORT_CHECKPOINT};
 
 /// How long a call waits at most for its pod where the answer to Allocate does not depend on it.
 const CDI_WAIT: Duration = Duration::from_millis(250);
@@ -49,10 +49,17 @@ impl NodeState {
             Vec::new()
         });
         let device_ids = {
+            let written = self.checkpoint().and_then(|checkpoint| checkpoint.read_up_to(SHORT_CHECKPOINT));
             // The same order as everywhere: pods before the books.
             let pods = self.pods.borrow();
             let ledger = self.ledger();
-            choose(&self.fleet.borrow(), resource, request, &wanted, &ledger.given(resource, &pods))
+            let mut given = ledger.given(resource, &pods);
+            // An answer may be in the books as that of a pod which has gone since.
+            let written = written.iter().flat_map(|written| written.iter());
+            let held = written.filter(|entry| entry.resource == resource && pods.get(&entry.pod).is_some());
+            let held: Vec<&str> = held.flat_map(|entry| entry.ids.iter().map(String::as_str)).collect();
+            given.extend(held);
+            choose(&self.fleet.borrow(), resource, request, &wanted, &given)
         };
         ContainerPreferredAllocationResponse { device_ids }
     }
