@@ -103,7 +103,7 @@ async fn verify(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-async fn is_started(cluster: &mut Cluster, name: &str) -> Result<bool> {
+fn is_started(cluster: &mut Cluster, name: &str) -> Result<bool> {
     let container = cluster.node("n1")?.kubelet().container("default", name, "c");
     Ok(container.is_some_and(|container| matches!(container.state, RunState::Running { .. })))
 }
@@ -142,7 +142,7 @@ async fn pods_that_nobody_placed_are_adopted_where_they_fit() -> Result<()> {
         }
     }
     until_told(&cluster, "three", "GPUNotPlaced").await?;
-    ensure!(!is_started(&mut cluster, "three").await?, "it has started on GPUs that are full");
+    ensure!(!is_started(&mut cluster, "three")?, "it has started on GPUs that are full");
     for name in ["one", "two"] {
         pods.delete_now(name).await?;
     }
@@ -159,7 +159,7 @@ async fn records_that_do_not_fit_together_start_one_after_the_other() -> Result<
     create(&pods, &stray("second", 10, &record(0, 10, 2))?).await?;
     let said = until_told(&cluster, "second", "GPUOvercommitted").await?;
     ensure!(said.contains("has no room for it"), "{said}");
-    ensure!(!is_started(&mut cluster, "second").await?, "both run on one GPU");
+    ensure!(!is_started(&mut cluster, "second")?, "both run on one GPU");
     pods.delete_now("first").await?;
     until_running(&cluster, "second").await?;
     verify(&cluster).await
