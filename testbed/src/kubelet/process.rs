@@ -212,8 +212,10 @@ impl Process {
     /// Forgets what pods hold that are not active any more, once all pods are known.
     pub(crate) fn free_ended(&self) {
         if self.sources_ready() {
+            let mut devices = self.devices();
+            // Under the lock: devices of a pod that was admitted after the others were counted would be freed.
             let active = self.pods().active_uids();
-            self.devices().free_ended(&active);
+            devices.free_ended(&active);
         }
     }
 
