@@ -204,6 +204,7 @@ fn every_kustomization_is_known() {
     attach/second-scheduler/kustomization.yaml
     attach/second-scheduler/samples/kustomization.yaml
     base/kustomization.yaml
+    components/evict-pods/kustomization.yaml
     components/guard-bindings/kustomization.yaml
     components/nri/kustomization.yaml
     components/nvidia-runtime-class/kustomization.yaml
