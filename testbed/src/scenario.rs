@@ -236,6 +236,22 @@ impl World {
         self.pod(&name)
     }
 
+    /// Ends the container `main` of a running pod, and waits until kubelet has started it again.
+    async fn restart_container(&mut self, node: &str, name: &str) -> Result<()> {
+        let (namespace, key) = (self.namespace.clone(), self.key(name));
+        let starts = |snapshot: &Snapshot| {
+            let status = snapshot.pods.get(&key)?.status.as_ref()?;
+            status.container_statuses.iter().flatten().find(|container| container.name == "main").map(|main| main.restart_count)
+        };
+        let before = starts(&self.observer.now()).with_context(|| format!("{name} does not run"))?;
+        self.cluster()?.node(node)?.kubelet().restart_container(&namespace, name, "main")?;
+        let again = |snapshot: &Snapshot| {
+            let is_up = starts(snapshot).is_some_and(|now| now > before) && snapshot.pods.get(&key).is_some_and(is_running);
+            is_up.then_some(())
+        };
+        self.until(&format!("{name} to start again"), again).await
+    }
+
     /// Waits until a pod's condition says why it is not scheduled, in words that hold `fragment`.
     async fn until_refused(&self, name: &str, fragment: &str) -> Result<()> {
         let key = self.key(name);
