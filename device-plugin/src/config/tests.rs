@@ -89,6 +89,7 @@ fn vendors_resources_may_be_listed_and_the_last_word_counts() {
     let told: Vec<String> = config.vendor_resources.iter().map(VendorResource::to_string).collect();
     assert_eq!(told, ["amd.com/gpu=ignore", "nvidia.com/gpu=ours"]);
     assert!(config.serves_vendor());
+    assert_eq!(config.settings.names.whole.as_deref(), Some("nvidia.com/gpu"));
 }
 
 #[test]

@@ -99,3 +99,11 @@ async fn a_task_that_ends_is_an_error() {
     parts.watches.spawn(async {});
     assert!(parts.run(stop).await.is_ok());
 }
+
+/// One plugin knows one vendor's GPUs.
+#[tokio::test]
+async fn two_vendors_cannot_both_be_ours() {
+    let args = ["gpushare-device-plugin", "--node-name", "n1", "--vendor-resource", "nvidia.com/gpu=ours,amd.com/gpu=ours"];
+    let error = run(Config::from(Args::try_parse_from(args).unwrap())).await.unwrap_err();
+    assert!(error.to_string().contains("only one resource can be ours"), "{error}");
+}

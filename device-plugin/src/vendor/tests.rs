@@ -223,6 +223,46 @@ async fn reads_the_checkpoint_where_there_is_no_api() {
     until(&mut seen, &[uuid(0), uuid(1), uuid(2)]).await;
 }
 
+/// Where this plugin has taken the resource over, its own answers say no more than the records do. What the vendor's plugin
+/// gave before is told by the answer, also where kubelet has another name for it, and whatever the record says.
+#[tokio::test]
+async fn what_the_vendors_plugin_gave_before_is_told_after_it() {
+    use crate::inject::cdi_answer;
+    let dir = tempfile::tempdir().unwrap();
+    let by_variable = |minor: u32| ContainerAllocateResponse {
+        envs: [("NVIDIA_VISIBLE_DEVICES".to_owned(), uuid(minor))].into(),
+        ..ContainerAllocateResponse::default()
+    };
+    let ours = |id: &str| cdi_answer(Served::Whole, &[id.to_owned()]);
+    let entry = |pod: &str, id: &str, answer: &ContainerAllocateResponse| {
+        let answer = k8s_openapi::ByteString(answer.encode_to_vec());
+        json!({"PodUID": pod, "ContainerName": "c", "ResourceName": NVIDIA, "DeviceIDs": [id], "AllocResp": answer})
+    };
+    let entries = json!([
+        entry("ours", &uuid(3), &ours(&uuid(3))),
+        entry("ours-by-variable", &uuid(3), &by_variable(1)),
+        entry("theirs", "0", &by_variable(0)),
+        entry("theirs-elsewhere", &uuid(2), &by_variable(2)),
+        entry("ours-without-record", &uuid(3), &ours(&uuid(3))),
+    ]);
+    fs::write(dir.path().join(kubelet_checkpoint::FILE), json!({"Data": {"PodDeviceEntries": entries}}).to_string()).unwrap();
+    let settings = Settings { resources: BTreeSet::new(), ours: Some(NVIDIA.to_owned()), ..settings(dir.path()) };
+    let placed = |name: &str, minor: u32| NodePod { stage: Stage::Running, ..pod(name, 1, [whole(1)]).on([minor]) };
+    let known = [
+        placed("ours", 0),
+        placed("ours-by-variable", 1),
+        stranger("theirs"),
+        placed("theirs-elsewhere", 0),
+        stranger("ours-without-record"),
+    ];
+    let found = published(&read(&settings, &fleet(4)).await.unwrap(), known);
+    let expected = [("ours-without-record", 3), ("theirs", 0), ("theirs-elsewhere", 2)];
+    assert_eq!(found, expected.map(|(pod, minor)| (pod.to_owned(), vec![uuid(minor)])));
+    // Without the answers kubelet's names have to do: rather too much is counted than too little.
+    fs::remove_file(dir.path().join(kubelet_checkpoint::FILE)).unwrap();
+    assert!(read(&settings, &fleet(4)).await.is_err());
+}
+
 #[tokio::test]
 async fn without_either_nothing_is_claimed() {
     let dir = tempfile::tempdir().unwrap();

@@ -6,10 +6,12 @@ use proptest::prelude::*;
 use prost::Message;
 use proto::kubelet::UNHEALTHY;
 use proto::kubelet::deviceplugin::{Device, ListAndWatchResponse};
+use proto::quantity::Quantity;
+use proto::resource::RDMA;
 use rstest::rstest;
 
 use super::*;
-use crate::builders::gpu;
+use crate::builders::{adapter, gpu};
 
 fn gpus(uuids: &[&str], memory_bytes: u64) -> Vec<Gpu> {
     uuids.iter().map(|uuid| Gpu { uuid: uuid.parse().unwrap(), memory_bytes, ..gpu(0) }).collect()
@@ -41,6 +43,30 @@ fn ids_name_their_gpu_and_others_are_nobodys() {
         assert_eq!(scheme.device_of(Served::Memory, stranger), None, "{stranger}");
     }
     assert_eq!(scheme.device_of(Served::Shared, "GPU-a::2"), None);
+}
+
+/// One ID for each GPU, shared or not; of other devices as many as they have percent.
+#[test]
+fn whole_gpus_and_other_devices() {
+    let gpus = gpus(&["GPU-a", "GPU-b"], 1 << 30);
+    let others = vec![OtherDevice { resources: [(RDMA.to_owned(), Quantity::from_unsigned(2))].into(), ..adapter(1) }, adapter(2)];
+    let inventory = Inventory { gpus: gpus.clone(), others, ..Inventory::default() };
+    let scheme = IdScheme::new(&gpus[..1], 2, MemoryUnit::GIB).unwrap().with(&inventory);
+    let ids = |resource: Served| scheme.numbered(resource).flat_map(|numbered| numbered.ids.iter()).collect::<Vec<_>>();
+    assert_eq!(ids(Served::Whole), ["GPU-a", "GPU-b"]);
+    assert_eq!(scheme.device_of(Served::Whole, "GPU-b"), Some(&gpus[1].uuid));
+    assert_eq!(
+        (ids(Served::Rdma).len(), &ids(Served::Rdma)[..3]),
+        (102, &["0000:01:00.0::0", "0000:01:00.0::1", "0000:02:00.0::0"].map(str::to_owned)[..])
+    );
+    for (resource, id) in
+        [(Served::Rdma, "0000:01:00.0::2"), (Served::Rdma, "0000:01:00.0"), (Served::Whole, "GPU-b::0"), (Served::Shared, "GPU-b::0")]
+    {
+        assert_eq!(scheme.device_of(resource, id), None, "{id}");
+    }
+    assert_eq!(Served::ALL.map(|resource| scheme.has(resource)), [true, true, true, true, false]);
+    let encoded: u64 = ids(Served::Whole).iter().map(|id| device_bytes(id.len() as u64)).sum();
+    assert_eq!(scheme.longest_list_bytes(Served::Whole), encoded);
 }
 
 /// 8 GPUs of 80 GiB by the MiB: the smallest unit that fits is named, and does fit where one less does not.
