@@ -15,7 +15,6 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client};
 use prometheus_client::registry::Registry;
 use proto::checkpoints::DevicesCheckpoints;
-use proto::node::Node;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Mutex, mpsc, watch};
@@ -52,6 +51,7 @@ use crate::vendor::{self, watch_vendor};
 use crate::watching::ANSWER_LIMIT;
 
 use health_http::Readiness;
+use offer::Published;
 
 pub use logging::init as init_logging;
 
@@ -115,14 +115,14 @@ async fn run(config: Config) -> anyhow::Result<()> {
     }
     parts.watch_pods(&config, &client, pods);
     let seen = parts.serve_runtime(&config, &node, metrics);
-    let known_node = parts.publish(&config, &client, node.fleet.clone(), node.pods.clone(), seen);
+    let published = parts.publish(&config, &client, node.fleet.clone(), node.pods.clone(), seen);
     let sources = casualties::Sources { fleet: node.fleet.clone(), pods: node.pods.clone(), faults, recorder };
     parts.watches.spawn(look_after(client.clone(), sources, config.evicts_from_sick_devices));
     parts.watches.spawn(inherit_pods(Arc::clone(&node)));
     parts.watches.spawn(mark_assigned(client, Arc::clone(&node)));
     for (resource, is_registered) in registered {
         let dir = KubeletDir::new(config.device_plugin_dir.clone());
-        parts.servers.spawn(offer::serve(dir, resource, Arc::clone(&node), known_node.clone(), stop.clone(), is_registered));
+        parts.servers.spawn(offer::serve(dir, resource, Arc::clone(&node), published.clone(), stop.clone(), is_registered));
     }
     parts.run(stop).await?;
     info!("ended");
@@ -175,14 +175,15 @@ impl Parts {
         fleet: watch::Receiver<Arc<Fleet>>,
         pods: watch::Receiver<Pods>,
         seen: watch::Receiver<Seen>,
-    ) -> watch::Receiver<Option<Node>> {
+    ) -> Published {
         let (sender, node) = watch::channel(None);
         self.watches.spawn(watch_node(client.clone(), config.node_name.to_string(), sender));
         let (sender, device) = watch::channel(Held::default());
         self.watches.spawn(watch_device(client.clone(), config.node_name.to_string(), sender));
         let sources = vendor::Sources { fleet: fleet.clone(), pods: pods.clone(), seen };
         let checkpoints = self.watch_vendor(config, sources);
-        let sources = Sources { fleet, pods, node: node.clone(), device, checkpoints };
+        let published = Published { node: node.clone(), device: device.clone(), checkpoints: checkpoints.clone() };
+        let sources = Sources { fleet, pods, node, device, checkpoints };
         let facts = Facts {
             node_name: config.node_name.to_string(),
             names: config.settings.names.cluster.clone(),
@@ -190,7 +191,7 @@ impl Parts {
             serves_vendor: config.serves_vendor(),
         };
         self.watches.spawn(Publisher::new(client, facts, sources).run());
-        node
+        published
     }
 
     fn watch_vendor(&mut self, config: &Config, sources: vendor::Sources) -> watch::Receiver<Option<DevicesCheckpoints>> {

@@ -9,10 +9,11 @@ use http::{Request, Response};
 use http_body_util::BodyExt;
 use kube::client::Body;
 use proto::memory_unit::MemoryUnit;
+use proto::node::Node;
 use proto::resource::ResourceNames;
 use serde_json::{Value, json};
 
-use super::offer::unit_published;
+use super::offer::{unit_published, whole_published};
 use super::*;
 use crate::config::Args;
 use crate::plugin::Settings;
@@ -31,6 +32,29 @@ async fn memory_waits_for_its_unit() {
     sender.send_replace(node("MiB"));
     assert_eq!(poll!(&mut wait), Poll::Pending, "the unit of before");
     sender.send_replace(node("GiB"));
+    assert_eq!(poll!(&mut wait), Poll::Ready(()));
+}
+
+/// kubelet is told of whole GPUs when the scheduler can know of them: that it chooses, and which are taken.
+#[tokio::test]
+async fn whole_gpus_wait_for_the_device_object() {
+    let held = |labels: Value, annotations: Value| {
+        let device = json!({"metadata": {"name": "n1", "labels": labels, "annotations": annotations}, "spec": {"devices": []}});
+        Held::Object(Box::new(serde_json::from_value(device).unwrap()))
+    };
+    let (device, device_seen) = watch::channel(Held::Nothing);
+    let (checkpoints, checkpoints_seen) = watch::channel(None);
+    let mut wait = std::pin::pin!(whole_published(device_seen, checkpoints_seen));
+    let label = json!({"gpushare/serves-vendor": "true"});
+    device.send_replace(held(label.clone(), json!({})));
+    assert_eq!(poll!(&mut wait), Poll::Pending, "who holds what is not known yet");
+    let entry = proto::checkpoints::ContainerDevices { resource_name: "nvidia.com/gpu".to_owned(), ..Default::default() };
+    checkpoints.send_replace(Some(DevicesCheckpoints { entries: vec![entry] }));
+    assert_eq!(poll!(&mut wait), Poll::Pending, "and not told yet");
+    device.send_replace(held(json!({}), json!({"node.koordinator.sh/devices-checkpoints": "[]"})));
+    assert_eq!(poll!(&mut wait), Poll::Pending, "the vendor's plugin serves it");
+    checkpoints.send_replace(Some(DevicesCheckpoints::default()));
+    device.send_replace(held(label, json!({})));
     assert_eq!(poll!(&mut wait), Poll::Ready(()));
 }
 
