@@ -97,6 +97,8 @@ async fn in_its_place(world: &mut World) -> Result<()> {
     world.cluster()?.until_ready(DEADLINE).await?;
     until_offered(world, MOVING, 3).await?;
     world.until_running(&["theirs-1", "ours-0", "ours-1"]).await?;
+    world.restart_container(MOVING, "theirs-1").await.context("a container that the vendor's plugin served")?;
+    ensure!(seen(world, "theirs-1").await? == old, "it sees another GPU than before");
     // All three GPUs are taken: `theirs-2` waits until a sharer goes.
     ensure!(world.pod("theirs-2").is_ok_and(|pod| crate::observer::node_of(&pod).is_none()), "a GPU was handed out twice");
     world.delete("ours-0").await?;

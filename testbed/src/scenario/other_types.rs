@@ -7,7 +7,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use proto::record::{DEVICE_ALLOCATED, DeviceAllocations};
+use proto::record::{DEVICE_ALLOCATED, DeviceAllocations, FPGA_DEVICES, RDMA_DEVICES};
 use proto::resource::{FPGA, GPU_MEMORY_RATIO, GPU_SHARED, RDMA};
 use serde_json::{Value, json};
 
@@ -69,6 +69,18 @@ fn unknown_type(world: &mut World) -> BoxFuture<'_, Result<()>> {
     .boxed()
 }
 
+/// The container must be told of the devices that its pod's record names, and of no others.
+async fn ensure_told(world: &World, name: &str, kind: &str, variable: &str) -> Result<()> {
+    let pod = world.pod(name)?;
+    let text = pod.annotations().get(DEVICE_ALLOCATED).map_or("{}", String::as_str);
+    let record: DeviceAllocations = serde_json::from_str(text).unwrap_or_default();
+    let recorded: Vec<&str> = record.get(kind).into_iter().flatten().map(|one| one.id.as_str()).collect();
+    let log = world.log(name, "main").await?;
+    let told = log.lines().rev().find_map(|line| line.strip_prefix(variable)?.strip_prefix('='));
+    ensure!(told == Some(recorded.join(",").as_str()) && !recorded.is_empty(), "{name} is told {told:?}, its record names {recorded:?}");
+    Ok(())
+}
+
 fn rdma_and_fpga(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let kubelet = world.cluster()?.node(MANIFOLD)?.kubelet();
@@ -90,6 +102,15 @@ fn rdma_and_fpga(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let half = held(&world.pod("adapter")?, "rdma", RDMA);
         let is_apart = matches!((&*adapter, &*half), (&[(whole, 100)], &[(part, 50)]) if whole != part);
         ensure!(is_apart && card == [(0, 100)], "{adapter:?} {card:?} {half:?}");
+        for again in [false, true] {
+            if again {
+                world.cluster()?.node(MANIFOLD)?.restart_plugin().await?;
+                world.restart_container(MANIFOLD, "beside").await?;
+            }
+            ensure_told(world, "beside", "rdma", RDMA_DEVICES).await?;
+            ensure_told(world, "beside", "fpga", FPGA_DEVICES).await?;
+            ensure_told(world, "adapter", "rdma", RDMA_DEVICES).await?;
+        }
         world.create(PodSpec::new("card", &[(FPGA, "1")]).on(MANIFOLD)).await?;
         world.until_refused("card", "nodes are available").await
     }
