@@ -5,7 +5,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{Container, Pod};
-use kube::api::LogParams;
 use kube::{Api, Client, ResourceExt};
 use proto::device::{Device, DeviceInfo, SERVES_VENDOR_LABEL, TYPE_GPU};
 use proto::exchange;
@@ -16,6 +15,7 @@ use proto::resource::{GPU, GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_
 
 use crate::kube_scheduler::Amounts;
 use crate::observer::{Snapshot, node_of, phase};
+use crate::printed;
 
 use others::Others;
 
@@ -323,8 +323,7 @@ pub async fn sights(client: &Client, snapshot: &Snapshot) -> kube::Result<Vec<Si
         }
         let api: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
         for container in started_containers(pod) {
-            let params = LogParams { container: Some(container.name.clone()), ..LogParams::default() };
-            let log = match api.logs(&pod.name_any(), &params).await {
+            let log = match printed::whole(&api, &pod.name_any(), container).await {
                 // The pod has gone since the snapshot.
                 Err(kube::Error::Api(status)) if status.code == 404 => continue,
                 log => log?,

@@ -20,6 +20,7 @@ pub mod load;
 pub mod manifests;
 pub mod observer;
 pub mod pods;
+pub mod printed;
 pub mod rbac;
 pub mod replicas;
 pub mod scenario;

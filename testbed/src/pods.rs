@@ -8,6 +8,8 @@ use kube::api::{Api, DeleteParams, PostParams};
 use kube::{Client, ResourceExt};
 use serde_json::{Value, json};
 
+use crate::printed::LAST_VARIABLE;
+
 /// Limits of a container, by resource name.
 pub type Limits<'a> = [(&'a str, &'a str)];
 
@@ -112,6 +114,7 @@ fn container(name: &str, limits: &Limits<'_>) -> Value {
     json!({
         "name": name, "image": "busybox:1.36", "command": ["sh", "-c", "env | sort; sleep 3600"],
         "resources": {"limits": limits},
+        "env": [{"name": LAST_VARIABLE, "value": "1"}],
     })
 }
 

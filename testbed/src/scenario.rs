@@ -17,9 +17,9 @@ use tracing::warn;
 
 use crate::cluster::Cluster;
 use crate::cluster::webhooks::CONFIGURATION as WEBHOOKS;
-use crate::invariants;
 use crate::observer::{Observer, Snapshot, is_running, node_of, phase, unscheduled_because};
 use crate::pods::{PodSpec, Pods};
+use crate::{invariants, printed};
 
 pub use stage::Stage;
 
@@ -279,8 +279,11 @@ impl World {
 
     /// What a container has printed.
     async fn log(&self, pod: &str, container: &str) -> Result<String> {
-        let params = kube::api::LogParams { container: Some(container.to_owned()), ..kube::api::LogParams::default() };
-        self.pods.api().logs(pod, &params).await.with_context(|| format!("cannot read the log of {pod}/{container}"))
+        let spec = self.pod(pod)?.spec.unwrap_or_default();
+        let mut containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+        let described =
+            containers.find(|described| described.name == container).with_context(|| format!("{pod} has no container {container}"))?;
+        printed::whole(self.pods.api(), pod, described).await.with_context(|| format!("cannot read the log of {pod}/{container}"))
     }
 
     /// Checks every invariant on what the API server shows now.
