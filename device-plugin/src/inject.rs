@@ -255,7 +255,8 @@ fn limits(settings: &Settings, known: &Known<'_>, gpus: &[&Gpu]) -> BTreeMap<Str
             continue;
         };
         if bytes > 0 && bytes < gpu.memory_bytes {
-            env.insert(format!("CUDA_DEVICE_MEMORY_LIMIT_{at}"), format!("{}m", bytes >> 20));
+            // HAMi-core takes zero for no limit at all.
+            env.insert(format!("CUDA_DEVICE_MEMORY_LIMIT_{at}"), format!("{}m", (bytes >> 20).max(1)));
         }
     }
     let core = gpus.first().and_then(|gpu| held(gpu)).map_or(0, |held| held.core);

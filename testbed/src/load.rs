@@ -201,12 +201,12 @@ pub async fn bind(console: &Console, args: &BindArgs) -> Result<Measured> {
     fleet::fill(api.cluster(), args.nodes, 0, 0)?;
     console.step("starting the scheduler");
     let rig = Rig::with_scheduler(api, dir).await?;
-    // A scheduler that starts while pods are pending first waits out the binds of its predecessor.
+    let client = HttpClient::new();
+    let url = format!("{}/gpushare-scheduler/bind", rig.url);
+    until_it_binds(&client, &url).await?;
     let bindings = fleet::pending(rig.api.cluster(), args.nodes, args.pods)?;
     let rss_before = rig.rss()?;
     console.step(&format!("{} bindings, {} at a time", args.pods, args.concurrency));
-    let client = HttpClient::new();
-    let url = format!("{}/gpushare-scheduler/bind", rig.url);
     let began = Instant::now();
     let requests = bindings.into_iter().map(|binding| {
         let (client, url) = (client.clone(), url.clone());
@@ -226,6 +226,21 @@ pub async fn bind(console: &Console, args: &BindArgs) -> Result<Measured> {
     let measured = measured(what, &rig, rss_before, latencies, elapsed)?;
     rig.stop().await;
     Ok(measured)
+}
+
+/// A scheduler that has started first waits out what its predecessor may be writing. A pod that does not exist asks when that is over.
+async fn until_it_binds(client: &HttpClient, url: &str) -> Result<()> {
+    let question = json!({"PodName": "nobody", "PodNamespace": "default", "PodUID": "nobody", "Node": "nowhere"}).to_string();
+    let asking = async {
+        loop {
+            let (_, answer) = client.post(url, question.clone()).await?;
+            if !String::from_utf8_lossy(&answer).contains("starting:") {
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), asking).await.context("the scheduler does not begin to bind in time")?
 }
 
 fn measured(what: String, rig: &Rig, rss_before: f64, mut latencies: Vec<Duration>, elapsed: Duration) -> Result<Measured> {

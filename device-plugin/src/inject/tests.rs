@@ -70,6 +70,12 @@ fn limits_of_each_device_by_its_place() {
       "NVIDIA_VISIBLE_DEVICES": "GPU-00000002-aaaa-bbbb-cccc-000000000002,GPU-00000000-aaaa-bbbb-cccc-000000000000,GPU-00000001-aaaa-bbbb-cccc-000000000001"
     }
     "#);
+    limited.placement.as_mut().unwrap().held[0] = held(Some(1000), None);
+    assert_eq!(
+        environment(&settings(), &limited, Served::Shared, &[2, 0, 1])["CUDA_DEVICE_MEMORY_LIMIT_0"],
+        "1m",
+        "zero would be no limit"
+    );
     let unlimited = NodePod { is_limited: false, ..limited };
     assert_eq!(environment(&settings(), &unlimited, Served::Shared, &[2]).as_object().unwrap().len(), 1);
 }
