@@ -27,6 +27,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::cdi::{self, Unresolvable};
 use super::pod::PodSpec;
 use super::runtime::{Container, RunState, Runtime};
+use super::socket;
 
 /// How long a plugin may take for an answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
@@ -54,10 +55,7 @@ pub(crate) struct Nri {
 impl Nri {
     /// Listens for plugins, replacing what is there.
     pub(crate) fn listen(path: &Path, runtime: Arc<Runtime>) -> io::Result<Self> {
-        match std::fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
+        socket::remove(path)?;
         let listener = UnixListener::bind(path)?;
         let plugins = Arc::new(Mutex::new(Vec::new()));
         let taking = Arc::clone(&plugins);

@@ -246,7 +246,7 @@ fn clear_sockets(dir: &std::path::Path) -> io::Result<()> {
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;
         if entry.file_type()?.is_socket() {
-            std::fs::remove_file(entry.path())?;
+            socket::remove(&entry.path())?;
         }
     }
     Ok(())

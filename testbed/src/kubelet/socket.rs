@@ -28,13 +28,18 @@ pub(crate) fn listen(path: &Path, cancel: &CancellationToken) -> io::Result<impl
     if let Some(dir) = path.parent() {
         std::fs::create_dir_all(dir)?;
     }
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
+    remove(path)?;
     let cancel = cancel.clone();
     let incoming = UnixListenerStream::new(UnixListener::bind(path)?);
     Ok(incoming.map(move |stream| stream.map(|stream| Severable { stream, severed: Box::pin(cancel.clone().cancelled_owned()) })))
+}
+
+/// Removes the socket at `path`; whoever listened there may have done so already.
+pub(crate) fn remove(path: &Path) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }
 
 impl Severable {
