@@ -9,6 +9,7 @@ use crate::pod::{ALL_DEVICES, Pod, PodSpec};
 use crate::resource::{FPGA, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, RDMA, ResourceNames, VENDOR_GPUS};
 
 mod amounts;
+pub mod hints;
 mod rules;
 
 /// Most devices that one pod may share.
@@ -134,11 +135,31 @@ pub enum RequestError {
         /// The rule, with names and values.
         rule: String,
     },
+    /// A resource by a name that Kubernetes takes for its own.
+    #[error("container {container:?} asks for {old}, an old name of {new}; write {new} alone")]
+    OldName {
+        /// The container.
+        container: String,
+        /// The name that it uses.
+        old: &'static str,
+        /// What the resource is called now.
+        new: &'static str,
+    },
     /// The mark for all GPUs of a node cannot be read.
     #[error("annotation {ALL_DEVICES} is {value:?}, neither true nor false")]
     Mark {
         /// What the pod's author wrote.
         value: String,
+    },
+    /// An annotation that says how devices are to be chosen cannot be read.
+    #[error("annotation {key} is {value:?}: {rule}")]
+    Hint {
+        /// The annotation.
+        key: &'static str,
+        /// The beginning of what the pod's author wrote.
+        value: String,
+        /// What is wrong with it.
+        rule: String,
     },
     /// All GPUs of a node, where the cluster does not allow that.
     #[error("annotation {ALL_DEVICES}: no pod may share all devices of its node in this cluster")]
@@ -165,11 +186,32 @@ impl PodRequest {
     /// # Errors
     /// As [`validate`].
     pub fn of_new(pod: &Pod, names: &ResourceNames) -> Result<Option<Self>, RequestError> {
+        if rules::asks_for_ours(&pod.spec, names) {
+            refuse_old_names(&pod.spec)?;
+        }
         sees_all_devices(pod)?;
         rules::refuse_mixed_dialects(&pod.spec, names)?;
         rules::refuse_unserved(pod, names)?;
-        Self::of(pod, names)
+        let request = Self::of(pod, names)?;
+        // Of other resources nobody knows here whether they are devices' at all.
+        if request.as_ref().is_some_and(Self::is_for_known_devices) {
+            hints::HINTS.into_iter().try_for_each(|hint| hint.judge(pod))?;
+        }
+        Ok(request)
     }
+
+    /// Whether it names a resource that is a device's without looking at any.
+    fn is_for_known_devices(&self) -> bool {
+        self.gpus.is_some() || self.others.iter().any(|(resource, _)| resource == RDMA || resource == FPGA)
+    }
+}
+
+/// Refuses names of the proposals' first version, which the mutating webhook replaces where it is asked and can.
+///
+/// # Errors
+/// The first container that uses one.
+pub fn refuse_old_names(spec: &PodSpec) -> Result<(), RequestError> {
+    rules::refuse_old_names(spec)
 }
 
 /// Whether a pod's request can be placed on some node or other: the rules of the filter and of the validating webhook.

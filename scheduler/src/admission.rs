@@ -17,6 +17,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 pub use binding::Bindings;
+pub(crate) use overrides::refusal_of_filter as overrides_of_filter;
 
 /// What the administrator has decided.
 #[derive(Clone, Debug, Default)]

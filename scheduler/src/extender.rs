@@ -53,6 +53,8 @@ pub struct Extender {
     /// Binds in work: they wait for the API server, and must not hold up the others.
     binding: Semaphore,
     limits: Limits,
+    /// Whether pods that share devices are refused if they set what decides which devices they see.
+    denies_overrides: bool,
 }
 
 /// What a request must keep to.
@@ -150,7 +152,14 @@ impl Extender {
             answering: Semaphore::new(serving.concurrency),
             binding: Semaphore::new(serving.concurrency),
             limits,
+            denies_overrides: false,
         }
+    }
+
+    /// The same extender with the webhook's policy against pods that decide for themselves which devices they see.
+    #[must_use]
+    pub fn denying_overrides(self, denies_overrides: bool) -> Self {
+        Self { denies_overrides, ..self }
     }
 
     fn leadership(&self) -> &Leadership {

@@ -58,7 +58,12 @@ pub fn serving() -> Serving {
 
 /// An extender that answers from these objects.
 pub fn extender(nodes: impl Iterator<Item = Value>, devices: impl Iterator<Item = Value>, pods: impl Iterator<Item = Value>) -> Extender {
-    let index = Shared::new(index(nodes, devices, pods));
+    extender_of(index(nodes, devices, pods))
+}
+
+/// An extender that answers from this index.
+pub fn extender_of(index: Index) -> Extender {
+    let index = Shared::new(index);
     let nobody = tower::service_fn(|_: http::Request<kube::client::Body>| async {
         Err::<http::Response<kube::client::Body>, _>(std::io::Error::from(std::io::ErrorKind::ConnectionRefused))
     });

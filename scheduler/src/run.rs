@@ -60,7 +60,8 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     part.leadership.register(&mut registry);
     let hangups = part.leadership.hangups();
     let binder = Binder::new(client.clone(), config.scheduling.bind_timeout, part.leadership.clone());
-    let extender = Arc::new(Extender::new(index.clone(), metrics, binder, &config.serving));
+    let extender = Extender::new(index.clone(), metrics, binder, &config.serving);
+    let extender = Arc::new(extender.denying_overrides(config.admission.rules.deny_overrides));
     let tls = tls::begin(&config, &client, namespace, &mut registry)?;
     let listener = listen(config.serving.listen).await?;
     let webhooks = match config.admission.webhooks.as_ref().zip(tls.webhooks) {

@@ -2,7 +2,9 @@
 
 use super::{AMOUNTS, RequestError, sees_all_devices};
 use crate::pod::{ALL_DEVICES, Container, Pod, PodSpec, QuantityText};
-use crate::resource::{GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, ResourceNames, VENDOR_GPUS};
+use crate::resource::{
+    FPGA, GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, OLD_NAMES, RDMA, ResourceNames, VENDOR_GPUS, is_gpu_resource,
+};
 
 /// A rule that the pod as a whole breaks.
 pub(super) fn of_pod(rule: String) -> RequestError {
@@ -26,6 +28,26 @@ pub(super) fn refuse_mixed_dialects(spec: &PodSpec, names: &ResourceNames) -> Re
         (Some(one), Some(other)) => Err(RequestError::MixedDialects { one: one.to_owned(), other: other.to_owned() }),
         _ => Ok(()),
     }
+}
+
+/// Whether a container names a resource that is a device's without looking at any, in the words of today.
+pub(super) fn asks_for_ours(spec: &PodSpec, names: &ResourceNames) -> bool {
+    let mut containers = spec.init_containers.iter().chain(&spec.containers);
+    containers.any(|container| {
+        let resources = &container.resources;
+        resources.limits.keys().chain(resources.requests.keys()).any(|name| is_gpu_resource(name, names) || name == RDMA || name == FPGA)
+    })
+}
+
+/// Names of the proposals' first version are no extended resources: no node has them, and no extender is asked.
+pub(super) fn refuse_old_names(spec: &PodSpec) -> Result<(), RequestError> {
+    for container in spec.init_containers.iter().chain(&spec.containers) {
+        if let Some((old, new)) = OLD_NAMES.into_iter().find(|(old, _)| text(container, old).is_some()) {
+            let container = container.name.clone();
+            return Err(RequestError::OldName { container, old, new });
+        }
+    }
+    Ok(())
 }
 
 /// kubelet calls a plugin only for resources that the plugin serves: amounts alone would bring a container no device.

@@ -2,10 +2,12 @@
 //!
 //! Sees what a pod's spec says: variables that come from a `ConfigMap`, a Secret or the image are not known here.
 
+use proto::resource::ResourceNames;
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::Refusal;
+use super::asks::Asks;
 
 /// Which devices NVIDIA's container runtime shows; a pod's own value wins over the plugin's.
 const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
@@ -13,6 +15,8 @@ const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 const MPS_PREFIX: &str = "CUDA_MPS_";
 /// Values by which a container that asks for no device says that it wants none.
 const NONE: [&str; 3] = ["", "none", "void"];
+/// Namespaces whose pods are not held to the policy; the webhooks are not asked about them at all.
+const EXEMPT: [&str; 2] = ["kube-system", "gpushare-system"];
 
 /// The parts of a pod that decide what it sees.
 #[derive(Debug, Default, Deserialize)]
@@ -62,12 +66,32 @@ struct SecurityContext {
     privileged: Option<bool>,
 }
 
+/// The part of a filter's request that decides what the pod sees.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Filter {
+    pod: Sights,
+}
+
+/// Why a filter finds no node for a pod that shares devices and is in this namespace; `None` if the policy has nothing against it.
+pub(crate) fn refusal_of_filter(body: &[u8], namespace: &str, names: &ResourceNames) -> Option<String> {
+    if EXEMPT.contains(&namespace) {
+        return None;
+    }
+    let Filter { pod } = serde_json::from_slice(body).ok()?;
+    match judge(&pod, names) {
+        Ok(()) => None,
+        Err(Refusal::Invalid(message) | Refusal::Forbidden(message)) => Some(message),
+    }
+}
+
 /// Refuses a pod that shares devices and has a container that chooses what it sees. Names the container and what it sets.
 ///
 /// Containers that ask for nothing count too: they run beside those that do, on the same node.
-pub(super) fn judge(pod: &Sights, asks: impl Fn(&proto::pod::Container) -> bool) -> Result<(), Refusal> {
+pub(super) fn judge(pod: &Sights, names: &ResourceNames) -> Result<(), Refusal> {
     let spec = &pod.spec;
     let lists = [&spec.init_containers, &spec.containers, &spec.ephemeral_containers];
+    let asks = |container: &proto::pod::Container| !Asks::of_container(container, names).is_empty();
     lists.into_iter().flatten().flatten().try_for_each(|container| container.judge(&asks))
 }
 

@@ -1,6 +1,7 @@
 //! What webhooks decide, pod by pod.
 
 mod bindings;
+mod filter;
 mod mutate;
 mod properties;
 mod validate;

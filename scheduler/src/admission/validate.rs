@@ -6,9 +6,8 @@
 use proto::admission::{AdmissionRequest, Operation};
 use proto::pod::Pod;
 use proto::request::{self, RequestError};
-use proto::resource::OLD_NAMES;
 
-use super::asks::{Asks, all_devices, is_mirror, names_it};
+use super::asks::{Asks, all_devices, is_mirror};
 use super::overrides::{self, Sights};
 use super::{Refusal, Rules, Unreadable, Verdict, annotations, read};
 
@@ -31,13 +30,14 @@ fn judge_new(rules: &Rules, request: &AdmissionRequest) -> Result<Verdict, Unrea
     if is_mirror(&pod) || (asks.is_empty() && all_devices(&pod).is_none()) {
         return Ok(Verdict::ALLOWED);
     }
-    let judged = refuse_old_names(&pod)
+    let judged = request::refuse_old_names(&pod.spec)
+        .and_then(|()| request::validate(&pod, &rules.names))
+        .map_err(|error| Refusal::Invalid(error.to_string()))
         .and_then(|()| refuse_all_devices(rules, &pod))
-        .and_then(|()| request::validate(&pod, &rules.names).map_err(|error| Refusal::Invalid(error.to_string())))
         .and_then(|()| annotations::judge_new(&pod));
     if judged.is_ok() && rules.deny_overrides && asks.shares_devices() {
         let sights: Sights = read(request, "object", "Pod", request.object.as_ref())?;
-        return Ok(overrides::judge(&sights, |container| !Asks::of_container(container, &rules.names).is_empty()).into());
+        return Ok(overrides::judge(&sights, &rules.names).into());
     }
     Ok(judged.into())
 }
@@ -66,17 +66,6 @@ fn new_pod(request: &AdmissionRequest) -> Result<Pod, Unreadable> {
 
 fn old_pod(request: &AdmissionRequest) -> Result<Pod, Unreadable> {
     read(request, "oldObject", "Pod", request.old_object.as_ref())
-}
-
-/// Refuses names that the mutating webhook would have replaced, had it been asked, or could not replace.
-fn refuse_old_names(pod: &Pod) -> Result<(), Refusal> {
-    for container in pod.spec.init_containers.iter().chain(&pod.spec.containers) {
-        if let Some((old, new)) = OLD_NAMES.into_iter().find(|(old, _)| names_it(container, old)) {
-            let name = &container.name;
-            return Err(Refusal::Invalid(format!("container {name:?} asks for {old}, an old name of {new}; write {new} alone")));
-        }
-    }
-    Ok(())
 }
 
 /// Refuses a wish for all devices that cannot be read or is not granted in this cluster.

@@ -57,7 +57,7 @@ fn policies_and_weights_are_taken_over() {
 #[case::client_ca_without_cert(&["--client-ca-file", "a"], "--tls-cert-file")]
 #[case::level(&["--log-level", "inof"], "\"inof\" is none of off, error, warn, info, debug, trace")]
 #[case::webhooks_in_the_clear(&["--webhook-listen", "0.0.0.0:9443"], "--webhook-listen needs --certificate-secret, or --tls-cert-file")]
-#[case::rules_without_webhooks(&["--webhook-deny-overrides"], "--webhook-listen")]
+#[case::rules_without_webhooks(&["--webhook-scheduler-name=x"], "--webhook-listen")]
 #[case::hosts_without_secret(&["--certificate-hosts", "a"], "--certificate-secret")]
 #[case::lifetime(&["--certificate-lifetime", "365d"], "from 10s to 180d")]
 #[case::two_sources(&["--tls-from-secret", "--certificate-secret", "s", "--tls-cert-file", "a", "--tls-key-file", "b"], "cannot be used with")]

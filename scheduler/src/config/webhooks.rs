@@ -25,9 +25,9 @@ pub(super) struct WebhookArgs {
     /// Scheduler that pods asking for our resources are sent to, unless they name one other than the default.
     #[arg(long, env = "GPUSHARE_WEBHOOK_SCHEDULER_NAME", value_name = "NAME", requires = "webhook_listen")]
     webhook_scheduler_name: Option<String>,
-    /// Refuse pods that share devices and set `NVIDIA_VISIBLE_DEVICES` or `CUDA_MPS_*`, or run privileged.
-    #[arg(long, env = "GPUSHARE_WEBHOOK_DENY_OVERRIDES", requires = "webhook_listen")]
-    webhook_deny_overrides: bool,
+    /// Place no pod that shares devices and sets `NVIDIA_VISIBLE_DEVICES` or `CUDA_MPS_*`, or runs privileged.
+    #[arg(long, env = "GPUSHARE_DENY_OVERRIDES")]
+    deny_overrides: bool,
     /// Refuse bindings of pods asking for our resources that come from other users than these (comma between them).
     #[arg(long, env = "GPUSHARE_WEBHOOK_GUARD_BINDINGS", value_name = "USERS", value_delimiter = ',', requires = "webhook_listen")]
     webhook_guard_bindings: Option<Vec<String>>,
@@ -133,7 +133,7 @@ impl WebhookArgs {
             names,
             scheduler_name: self.webhook_scheduler_name,
             forbid_all_devices: self.forbid_all_devices,
-            deny_overrides: self.webhook_deny_overrides,
+            deny_overrides: self.deny_overrides,
             binders: self.webhook_guard_bindings,
         };
         Ok(Admission { rules, webhooks, certificates, namespace: self.namespace, authority })

@@ -8,9 +8,11 @@ use std::time::Instant;
 use placement::{Fleet, GpuAsk, NodeId, Reason};
 use proto::extender::{ExtenderArgs, ExtenderFilterResult, Name, NodeList, WholeNode};
 use proto::node::Node;
+use proto::request::Dialect;
 
 use super::{Extender, RequestFailure};
 use crate::accounting::PodFacts;
+use crate::admission::overrides_of_filter;
 use crate::bind::{is_identity, shorten};
 use crate::index::{Index, NodeAsk};
 use crate::inventory;
@@ -91,6 +93,10 @@ pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Vec<u8>,
         Some(node) if is_asked_about(node, args.node_names.as_deref(), args.nodes.as_ref()) => Wanted::Only(node.into()),
         _ => Wanted::of(&index, uid, facts.as_ref()),
     };
+    let wanted = match facts.as_ref().filter(|_| extender.denies_overrides).and_then(|facts| overrides(body, facts, &index)) {
+        Some(rule) if matches!(wanted, Wanted::Room(_)) => Wanted::Impossible(rule),
+        _ => wanted,
+    };
     let (judged, json) = match (&args.node_names, args.nodes) {
         (Some(names), _) => {
             let judged = judge_names(&index, &wanted, names);
@@ -122,6 +128,12 @@ pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Vec<u8>,
         }
     }
     Ok(json)
+}
+
+/// The rule by which the policy against overrides refuses a pod, as the webhook would.
+fn overrides(body: &[u8], facts: &PodFacts, index: &Index) -> Option<Box<str>> {
+    facts.ask.gpus().filter(|gpus| gpus.dialect != Dialect::Vendor)?;
+    overrides_of_filter(body, &facts.namespace, index.names()).map(|rule| shorten(&rule).into())
 }
 
 /// The answer of a replica that does not lead: kube-scheduler tries the pod again.

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use super::{NOBODY, creation, mutated, request};
 use crate::admission::{Rules, Verdict};
 
-const NAMES: [&str; 16] = [
+pub(super) const NAMES: [&str; 16] = [
     "koordinator.sh/gpu",
     "koordinator.sh/gpu-core",
     "koordinator.sh/gpu-memory",
@@ -45,7 +45,7 @@ fn container(names: &'static [&'static str]) -> impl Strategy<Value = Value> {
     })
 }
 
-fn pod(names: &'static [&'static str], annotations: impl Strategy<Value = Value>) -> impl Strategy<Value = Value> {
+pub(super) fn pod(names: &'static [&'static str], annotations: impl Strategy<Value = Value>) -> impl Strategy<Value = Value> {
     let containers = || prop::collection::vec(container(names), 0..3);
     (containers(), containers(), annotations).prop_map(|(init, apps, annotations)| {
         json!({"metadata": {"name": "p", "annotations": annotations}, "spec": {"initContainers": init, "containers": apps}})

@@ -1,0 +1,141 @@
+//! Without webhooks the filter refuses the same pods, in the same words.
+
+use std::iter;
+use std::time::Instant;
+
+use proptest::prelude::*;
+use proto::resource::OLD_NAMES;
+use rstest::rstest;
+use serde_json::{Value, json};
+
+use super::properties::{NAMES, pod as any_pod};
+use super::{NOBODY, annotated, container, creation, pod, with};
+use crate::admission::{Refusal, Rules, Verdict};
+use crate::extender::{Extender, filter};
+use crate::offline;
+
+/// Rules of which every switch is on.
+fn rules() -> Rules {
+    Rules { forbid_all_devices: true, deny_overrides: true, ..Rules::default() }
+}
+
+/// An extender that knows no node, and what its client, which is never used, runs on.
+struct World(Extender, #[expect(dead_code, reason = "its end would be the client's")] tokio::runtime::Runtime);
+
+fn world(rules: &Rules) -> World {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let entered = runtime.enter();
+    let index = offline::index(iter::empty(), iter::empty(), iter::empty());
+    let index = if rules.forbid_all_devices { index.forbidding_all_devices() } else { index };
+    let extender = offline::extender_of(index).denying_overrides(rules.deny_overrides);
+    drop(entered);
+    World(extender, runtime)
+}
+
+/// The rule by which a filter finds no node for a pod; other reasons are about nodes, of which there are none here.
+fn filter_refusal(World(extender, _): &World, pod: &Value) -> Option<String> {
+    let body = json!({"Pod": pod, "NodeNames": ["n"]}).to_string();
+    let answer = filter::answer(extender, body.as_bytes(), Instant::now()).unwrap();
+    let answer: Value = serde_json::from_slice(&answer).unwrap();
+    answer["FailedAndUnresolvableNodes"]["n"].as_str().map(str::to_owned)
+}
+
+fn webhook_refusal(rules: &Rules, pod: &Value) -> Option<String> {
+    match rules.validate(&creation(pod), &NOBODY).unwrap() {
+        Verdict::Refused(Refusal::Invalid(message) | Refusal::Forbidden(message)) => Some(message),
+        Verdict::Allowed { .. } => None,
+    }
+}
+
+const SHARE: &str = r#"{"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "1Gi"}"#;
+
+fn share() -> Value {
+    pod(&serde_json::from_str(SHARE).unwrap())
+}
+
+fn beside(what: &Value) -> Value {
+    let mut pod = share();
+    let mut container = container("beside", &json!({}));
+    container.as_object_mut().unwrap().extend(what.as_object().unwrap().clone());
+    pod["spec"]["containers"].as_array_mut().unwrap().push(container);
+    pod
+}
+
+#[rstest]
+#[case::vendor_and_shares(pod(&json!({"nvidia.com/gpu": "1", "koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "1Gi"})), "the pod asks for both")]
+#[case::memory_and_ratio(pod(&json!({"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "1Gi", "koordinator.sh/gpu-memory-ratio": "5"})), "exclude each other")]
+#[case::core_alone(pod(&json!({"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-core": "50"})), "needs koordinator.sh/gpu-memory")]
+#[case::memory_alone(pod(&json!({"koordinator.sh/gpu-memory": "1Gi"})), "but not for koordinator.sh/gpu.shared")]
+#[case::indivisible(pod(&json!({"koordinator.sh/gpu.shared": "2", "koordinator.sh/gpu-memory-ratio": "75"})), "does not divide evenly")]
+#[case::uneven_rdma(pod(&json!({"koordinator.sh/rdma": "150"})), "must be a multiple of 100")]
+#[case::old_name_beside_a_new_one(pod(&json!({"koordinator.sh/gpu.shared": "1", "kubernetes.io/gpu-memory": "1Gi"})), "an old name of")]
+#[case::mark(annotated(share(), "gpushare/all-devices", "yes"), "neither true nor false")]
+#[case::hint(
+    annotated(share(), "scheduling.koordinator.sh/device-allocate-hint", r#"{"gpu": 1}"#),
+    "annotation scheduling.koordinator.sh/device-allocate-hint is"
+)]
+#[case::joint(annotated(share(), "scheduling.koordinator.sh/device-joint-allocate", "[]"), "not a JSON object")]
+#[case::joint_of_rdma(annotated(pod(&json!({"koordinator.sh/rdma": "1"})), "scheduling.koordinator.sh/device-joint-allocate", "no"), "expected ident")]
+#[case::partition(
+    annotated(share(), "scheduling.koordinator.sh/gpu-partition-spec", r#"{"ringBusBandwidth": "fast"}"#),
+    "is not a quantity"
+)]
+#[case::all_devices(annotated(pod(&json!({"koordinator.sh/gpu.shared": "1"})), "gpushare/all-devices", "true"), "in this cluster")]
+#[case::visible(beside(&json!({"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]})), "sets NVIDIA_VISIBLE_DEVICES")]
+#[case::mps(beside(&json!({"env": [{"name": "CUDA_MPS_PIPE_DIRECTORY", "value": "/x"}]})), "sets CUDA_MPS_PIPE_DIRECTORY")]
+#[case::privileged(beside(&json!({"securityContext": {"privileged": true}})), "is privileged")]
+fn both_refuse(#[case] pod: Value, #[case] words: &str) {
+    let refusal = webhook_refusal(&rules(), &pod).unwrap();
+    assert!(refusal.contains(words), "{refusal}");
+    assert_eq!(filter_refusal(&world(&rules()), &pod), Some(refusal));
+}
+
+#[rstest]
+#[case::a_hint_that_is_read(annotated(share(), "scheduling.koordinator.sh/device-joint-allocate", r#"{"deviceTypes": ["gpu", "rdma"]}"#))]
+#[case::a_bad_hint_on_a_pod_without_devices(annotated(pod(&json!({"cpu": "1", "example.com/x": "1"})), "scheduling.koordinator.sh/gpu-partition-spec", "no"))]
+#[case::whole_gpus_privileged(with(pod(&json!({"nvidia.com/gpu": "1"})), "/spec/containers/0/securityContext", json!({"privileged": true})))]
+#[case::nothing_to_be_seen(beside(&json!({"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]})))]
+fn neither_refuses(#[case] pod: Value) {
+    assert_eq!(webhook_refusal(&rules(), &pod), None);
+    assert_eq!(filter_refusal(&world(&rules()), &pod), None);
+}
+
+/// The webhooks are not asked about the control plane's pods and our own.
+#[test]
+fn some_namespaces_are_not_held_to_the_policy() {
+    let privileged = beside(&json!({"securityContext": {"privileged": true}}));
+    for (namespace, refused) in [("default", true), ("kube-system", false), ("gpushare-system", false)] {
+        let pod = with(privileged.clone(), "/metadata/namespace", namespace.into());
+        assert_eq!(filter_refusal(&world(&rules()), &pod).is_some(), refused, "{namespace}");
+        assert_eq!(filter_refusal(&world(&Rules::default()), &pod), None, "the policy is off");
+    }
+}
+
+fn annotations() -> impl Strategy<Value = Value> {
+    prop::sample::select(vec![
+        Value::Null,
+        json!({"gpushare/all-devices": "true"}),
+        json!({"gpushare/all-devices": "perhaps"}),
+        json!({"scheduling.koordinator.sh/device-allocate-hint": "garbage"}),
+        json!({"scheduling.koordinator.sh/gpu-partition-spec": "{}"}),
+    ])
+}
+
+/// kube-scheduler asks the extender about no other pods: old names are nobody's resources.
+fn is_asked_about(pod: &Value) -> bool {
+    let lists = ["initContainers", "containers"].iter().flat_map(|list| pod["spec"][list].as_array().unwrap());
+    let mut amounts = lists.flat_map(|container| ["limits", "requests"].map(|amounts| container["resources"][amounts].as_object()));
+    let others = ["cpu", "memory", "example.com/gpu"];
+    let is_ours = |name: &String| !others.contains(&name.as_str()) && !OLD_NAMES.iter().any(|(old, _)| old == name);
+    amounts.any(|amounts| amounts.is_some_and(|amounts| amounts.keys().any(is_ours)))
+}
+
+proptest! {
+    #[test]
+    fn both_say_the_same_of_every_pod(pod in any_pod(&NAMES, annotations())) {
+        let world = world(&rules());
+        if is_asked_about(&pod) {
+            prop_assert_eq!(filter_refusal(&world, &pod), webhook_refusal(&rules(), &pod));
+        }
+    }
+}
