@@ -14,18 +14,12 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 use proto::pod::{Pod, PodStatus};
 use proto::record::DeviceAllocations;
 use proto::request::{self, ContainerKind, ContainerRequest};
-use proto::resource::ResourceNames;
+use proto::resource::{HAMI_CORE, ISOLATION_PROVIDER, ResourceNames};
 
 use crate::served::Served;
 
 pub use placement::{DeviceName, Held, Others, Placement, Portion, Unplaced};
 pub use requests::{IN_NODE_STATUS, Requests, WHOLE_DEVICE_PERCENT};
-
-/// The label that names who enforces a pod's shares (Koordinator).
-const ISOLATION_PROVIDER: &str = "koordinator.sh/gpu-isolation-provider";
-
-/// The provider that reads its limits from the environment.
-const HAMI_CORE: &str = "HAMi-core";
 
 /// UID of a pod. Cheap to clone.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -34,6 +34,10 @@ pub const OLD_NAMES: [(&str, &str); 6] = [
 
 /// Pod and node label: what limits a container that shares a GPU at run time, e.g. `HAMi-core` (Koordinator).
 pub const ISOLATION_PROVIDER: &str = "koordinator.sh/gpu-isolation-provider";
+/// The isolation provider whose tools look for pods by [`HAMI_NODE`].
+pub const HAMI_CORE: &str = "HAMi-core";
+/// Pod label, the node's name: by it the provider's monitor of a node finds the pods whose GPU use it watches (Koordinator).
+pub const HAMI_NODE: &str = "hami.io/vgpu-node";
 /// Label of the Device object: `true` where this project's plugin serves the vendor's resource too.
 pub const SERVES_VENDOR: &str = "gpushare/serves-vendor";
 /// Label of one device in the Device object: `disabled` leaves the device to the vendor's plugin.

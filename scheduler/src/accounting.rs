@@ -12,7 +12,8 @@ use proto::quantity::Quantity;
 use proto::record::{DeviceAllocation, DeviceAllocations, GpushareRecord, Record};
 use proto::request::{Dialect, GpuRequest, Memory, PodRequest, RequestError};
 use proto::resource::{
-    FPGA, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, ISOLATION_PROVIDER, RDMA, ResourceNames, WHOLE_PERCENT, is_gpu_resource,
+    FPGA, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, HAMI_CORE, HAMI_NODE, ISOLATION_PROVIDER, RDMA, ResourceNames, WHOLE_PERCENT,
+    is_gpu_resource,
 };
 
 mod hold;
@@ -31,7 +32,7 @@ pub struct PodFacts {
     pub name: Box<str>,
     /// What it asks for.
     pub ask: Ask,
-    /// What is to limit its containers at run time, if it shares GPUs and says so.
+    /// What is to limit its containers at run time, if it says so.
     pub isolation: Option<Box<str>>,
     /// Where it is bound and what its record says; `None` until it is bound.
     pub bound: Option<Box<Bound>>,
@@ -128,9 +129,20 @@ impl PodFacts {
             Err(error) => Ask::Invalid(Box::new(error)),
         };
         let isolation = pod.metadata.labels.as_ref().and_then(|labels| labels.get(ISOLATION_PROVIDER));
-        let isolation = isolation.filter(|_| ask.gpus().is_some_and(GpuRequest::is_shared)).map(|provider| provider.as_str().into());
+        let isolation = isolation.filter(|_| ask.gpus().is_some()).map(|provider| provider.as_str().into());
         let text = |text: &Option<String>| text.as_deref().unwrap_or_default().into();
         Some(Self { namespace: text(&pod.metadata.namespace), name: text(&pod.metadata.name), ask, isolation, bound })
+    }
+
+    /// What must limit its containers on any node that takes it: GPUs that it has to itself need no limit.
+    pub fn needs_isolation(&self) -> Option<&str> {
+        self.isolation.as_deref().filter(|_| self.ask.gpus().is_some_and(GpuRequest::is_shared))
+    }
+
+    /// The labels by which others look for a pod on this node.
+    pub fn labels_on(&self, node: &str) -> BTreeMap<String, String> {
+        let is_watched = self.isolation.as_deref() == Some(HAMI_CORE);
+        is_watched.then(|| (HAMI_NODE.to_owned(), node.to_owned())).into_iter().collect()
     }
 
     /// What a bound pod holds; `None` if it is not bound.

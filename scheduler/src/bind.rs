@@ -46,6 +46,8 @@ pub struct Order {
     pub node: String,
     /// Merged into the pod's annotations in the same write.
     pub annotations: BTreeMap<String, String>,
+    /// Merged into the pod's labels in the same write, by API servers that do so (1.35, or the gate `PodTopologyLabelsAdmission`).
+    pub labels: BTreeMap<String, String>,
 }
 
 /// What became of a write.
@@ -183,12 +185,12 @@ impl Binder {
 
     async fn post(&self, order: &Order) -> Result<Answer, String> {
         let PodId { namespace, name, uid } = &order.pod;
-        let binding = serde_json::json!({
-            "apiVersion": "v1",
-            "kind": "Binding",
-            "metadata": {"name": name, "namespace": namespace, "uid": uid, "annotations": order.annotations},
-            "target": {"apiVersion": "v1", "kind": "Node", "name": order.node},
-        });
+        let mut metadata = serde_json::json!({"name": name, "namespace": namespace, "uid": uid, "annotations": order.annotations});
+        if let Some(metadata) = metadata.as_object_mut().filter(|_| !order.labels.is_empty()) {
+            metadata.insert("labels".to_owned(), serde_json::json!(order.labels));
+        }
+        let target = serde_json::json!({"apiVersion": "v1", "kind": "Node", "name": order.node});
+        let binding = serde_json::json!({"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target});
         // The server gives up in time too, so that a write whose answer is lost does not land much later.
         let seconds = self.timeout.as_millis().div_ceil(1000);
         let path = format!("{}/binding?timeout={seconds}s", pod_path(&order.pod));

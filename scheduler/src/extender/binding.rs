@@ -122,7 +122,7 @@ impl Extender {
         let _turn = timeout_at(deadline, self.turns.take(&pod.uid)).await.map_err(late("waiting for the pod's other bind"))?;
         let facts = timeout_at(deadline, self.facts(&pod)).await.map_err(late("reading the pod"))??;
         let Some(facts) = facts.filter(|facts| self.index.read().concerns(facts)) else {
-            let order = Order { pod, node, annotations: BTreeMap::new() };
+            let order = Order { pod, node, annotations: BTreeMap::new(), labels: BTreeMap::new() };
             return judge(self.binder.bind(&order, deadline).await);
         };
         // The API server, and so kubelet, sees the pods of a node in the order in which they were assumed. A write that

@@ -55,7 +55,7 @@ impl Index {
         }
         let counts_bytes = gpus.is_some_and(|gpus| gpus.dialect == Dialect::Koordinator && !matches!(gpus.memory, Memory::Units(_)));
         let gpus = gpus.map(accounting::gpu_ask).unwrap_or_default();
-        Ok(Some(NodeAsk { uid, gpus, others, in_units: !counts_bytes, isolation: facts.isolation.clone() }))
+        Ok(Some(NodeAsk { uid, gpus, others, in_units: !counts_bytes, isolation: facts.needs_isolation().map(Into::into) }))
     }
 
     /// Whether a pod asks for devices, or for something that breaks a rule.

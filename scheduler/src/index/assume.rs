@@ -141,7 +141,7 @@ impl Index {
         let mut annotations = self.record(facts.ask.gpus(), node, &placement, stamp).annotations();
         // Where nothing is chosen here, a record that came with a copied pod must not be taken for what was chosen.
         annotations.entry(DEVICE_ALLOCATED.to_owned()).or_insert_with(|| "{}".to_owned());
-        let order = Order { pod: pod.clone(), node: node.to_owned(), annotations };
+        let order = Order { pod: pod.clone(), node: node.to_owned(), annotations, labels: facts.labels_on(node) };
         let assumption = Assumption { order: order.clone(), stamp, phase: Phase::Writing, since: now, unlisted: false, outlived: false };
         let entry = self.pods.entry(OwnerId::from(pod.uid.as_str())).or_insert_with(|| PodEntry::new(facts.clone()));
         entry.assumption = Some(Box::new(assumption));

@@ -4,15 +4,17 @@
 
 use std::collections::BTreeMap;
 
+use proto::pod::Pod;
 use proto::quantity::Quantity;
 use proto::record::{BIND_TIMESTAMP, DEVICE_ALLOCATED, Record};
-use proto::resource::{GPU_MEMORY, GPU_MEMORY_RATIO};
+use proto::resource::{GPU_MEMORY, GPU_MEMORY_RATIO, ResourceNames};
+use scheduler::accounting::PodFacts;
 use serde_json::{Map, Value, json};
 
 use super::allocate::device;
 use super::case::{Case, Outcome};
 use super::requests::{Amounts, amounts};
-use super::world::{World, pod};
+use super::world::{NODE, World, pod, read};
 
 /// Runs a case of annotations.
 pub(crate) fn run(case: &Case<'_>) -> Outcome {
@@ -33,17 +35,25 @@ pub(crate) fn adapt(case: &Case<'_>) -> Outcome {
         return skip;
     }
     match case.kind {
-        "adapt" if case.input["adapter"] == "general" => {
-            let record = Record { assumed_at: Some(1), ..Record::default() };
-            compare(&record.annotations(), &case.expected["object"]["annotations"])
-        }
-        "adapt_on_bind" if case.expected["object"]["labels"].get("hami.io/vgpu-node").is_some() => {
-            Outcome::skipped("HAMi's own label; a binding carries annotations only")
-        }
+        "adapt" => alone(case),
         "adapt_on_bind" if case.input["node"]["name"] != case.input["node_name"] => absent_node(case),
         "adapt_on_bind" => bind(case, &case.input["allocations"]),
         kind => Outcome::skipped(format!("kind {kind:?} is not understood")),
     }
+}
+
+/// What one adapter adds to a pod of these GPUs, bound or not.
+fn alone(case: &Case<'_>) -> Outcome {
+    let gpus = &case.input["allocation"];
+    let gpus = if gpus.as_array().is_some_and(Vec::is_empty) { &Value::Null } else { gpus };
+    let allocations = if gpus.is_null() { json!({}) } else { json!({"gpu": gpus}) };
+    let record = Record { allocations: serde_json::from_value(allocations.clone()).unwrap(), assumed_at: Some(1), ..Record::default() };
+    let node = [&case.input["node_name"], &case.input["node"]["name"]].into_iter().filter_map(Value::as_str).find(|name| !name.is_empty());
+    let pod: Pod = read(pod(&asked(&allocations), &case.input["object"]["labels"]));
+    let facts = PodFacts::of(&pod, &ResourceNames::default());
+    let labels = facts.map(|facts| facts.labels_on(node.unwrap_or(NODE))).unwrap_or_default();
+    compare(&record.annotations(), &case.expected["object"]["annotations"])
+        .and(|| compare_labels(&labels, &case.input["object"]["labels"], &case.expected["object"]["labels"]))
 }
 
 fn parse(case: &Case<'_>) -> Outcome {
@@ -73,12 +83,34 @@ fn bind(case: &Case<'_>, allocations: &Value) -> Outcome {
     let is_told = case.device().is_some_and(|device| device.get("devices").is_some());
     world.set_device(&if is_told { only(device(case), allocations) } else { bare(allocations) });
     let expected = if case.expected["object"].is_null() { &case.expected["annotations"] } else { &case.expected["object"]["annotations"] };
-    match (world.place(&pod(&asked(allocations), &case.input["pod_labels"])), case.is_ok()) {
-        (Ok(placed), true) => compare(&placed.annotations, expected),
+    let given = [&case.input["pod_labels"], &case.input["object"]["labels"]].into_iter().find(|labels| labels.is_object());
+    let given = given.unwrap_or(&Value::Null);
+    match (world.place(&pod(&asked(allocations), given)), case.is_ok()) {
+        (Ok(placed), true) => {
+            // Here the node has always the same name.
+            let named = |label: String| if label == NODE { str_of(&case.input["node_name"]) } else { label };
+            let labels = placed.labels.into_iter().map(|(key, label)| (key, named(label))).collect();
+            compare(&placed.annotations, expected).and(|| compare_labels(&labels, given, &case.expected["object"]["labels"]))
+        }
         (Ok(placed), false) => Outcome::Failed(format!("wrote {:?}", placed.annotations)),
         (Err(refused), true) => Outcome::Failed(refused.to_string()),
         (Err(_), false) => Outcome::Passed,
     }
+}
+
+fn str_of(text: &Value) -> String {
+    text.as_str().unwrap_or_default().to_owned()
+}
+
+/// Compares the labels that a pod has with those that it brought and those that were added.
+fn compare_labels(added: &BTreeMap<String, String>, brought: &Value, expected: &Value) -> Outcome {
+    if expected.is_null() && added.is_empty() {
+        return Outcome::Passed;
+    }
+    let mut all: BTreeMap<String, String> = serde_json::from_value(brought.clone()).unwrap_or_default();
+    all.extend(added.clone());
+    let expected: BTreeMap<String, String> = serde_json::from_value(expected.clone()).unwrap_or_default();
+    Outcome::equal(&all, &expected)
 }
 
 /// A node that is not there takes no pod, and nothing is written.

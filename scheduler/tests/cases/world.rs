@@ -33,6 +33,8 @@ pub(crate) struct World {
 pub(crate) struct Placed {
     /// The pod's new annotations.
     pub(crate) annotations: BTreeMap<String, String>,
+    /// The pod's new labels.
+    pub(crate) labels: BTreeMap<String, String>,
     /// The devices that they name.
     pub(crate) allocations: Allocations,
 }
@@ -108,7 +110,8 @@ impl World {
         match self.index.assume(&id, &facts, node, 1, Instant::now()) {
             Ok(Assumed::Write { order, .. }) => {
                 let record = Record::read(&order.annotations).unwrap().unwrap_or_default();
-                Ok(Placed { allocations: allocations_of(&json!(record.allocations)), annotations: order.annotations })
+                let (annotations, labels) = (order.annotations, order.labels);
+                Ok(Placed { allocations: allocations_of(&json!(record.allocations)), annotations, labels })
             }
             Ok(Assumed::AlreadyBound) => Err(Refused::Request("is bound already".to_owned())),
             Err(AssumeError::NoRoom { reason, .. }) => Err(Refused::NoRoom(reason.to_string())),

@@ -312,6 +312,11 @@ async fn isolation_is_wanted_of_the_node() {
     world.api.put(&wanting);
     world.apply_pod(&wanting);
     assert!(world.bind(&wanting, "n1").await.contains("isolation provider"));
+    world.place(&wanting, "n2").await;
+    let labels = |nth: usize| world.api.bindings()[nth]["metadata"]["labels"].clone();
+    assert_eq!(labels(0), json!({"hami.io/vgpu-node": "n2"}), "the node's monitor looks for it by that");
+    world.place(&shared("t", 1, 10), "n2").await;
+    assert_eq!(labels(1), Value::Null);
 }
 
 /// Objects of any content change nothing else: the engine holds its invariants and answers.
