@@ -57,9 +57,51 @@ fn take_in(event: watcher::Event<RawDevice>, listed: &mut Held, held: &watch::Se
     });
 }
 
+/// Without what changes with every write; the generation changes with the devices only.
 fn without_bookkeeping(mut found: RawDevice) -> RawDevice {
     found.metadata.managed_fields = None;
     found.metadata.resource_version = None;
-    found.metadata.generation = None;
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proto::device::DEVICES_REVISION;
+    use proto::node::Node;
+    use serde_json::json;
+
+    use super::*;
+    use crate::publish::wake;
+
+    /// kube-scheduler must hear of a change that was undone as well: pods were refused meanwhile.
+    #[test]
+    fn every_change_of_the_devices_is_another_revision() {
+        let (held, seen) = watch::channel(Held::Unknown);
+        let mut listed = Held::Nothing;
+        let mut revisions = BTreeSet::new();
+        for (generation, devices) in [(1, json!([{"type": "gpu"}])), (2, json!([])), (3, json!([{"type": "gpu"}]))] {
+            let metadata = json!({"name": "n", "uid": "u", "generation": generation, "resourceVersion": generation.to_string()});
+            let device: RawDevice = serde_json::from_value(json!({"metadata": metadata, "spec": {"devices": devices}})).unwrap();
+            take_in(watcher::Event::Apply(device), &mut listed, &held);
+            let Held::Object(object) = seen.borrow().clone() else { panic!("it is not held") };
+            let patch = wake::patch(&Node::default(), &object).unwrap();
+            revisions.insert(patch["metadata"]["annotations"][DEVICES_REVISION].to_string());
+        }
+        assert_eq!(revisions.len(), 3);
+    }
+
+    #[test]
+    fn a_write_that_changes_no_device_is_no_news() {
+        let (held, mut seen) = watch::channel(Held::Unknown);
+        let mut listed = Held::Nothing;
+        for version in ["1", "2"] {
+            let metadata = json!({"name": "n", "uid": "u", "generation": 1, "resourceVersion": version});
+            let device = serde_json::from_value(json!({"metadata": metadata})).unwrap();
+            take_in(watcher::Event::Apply(device), &mut listed, &held);
+            assert_eq!(seen.has_changed().unwrap(), version == "1");
+            seen.mark_unchanged();
+        }
+    }
 }

@@ -32,10 +32,18 @@ fn amounts(memory: &str) -> Value {
     json!({GPU_CORE: "100", GPU_MEMORY_RATIO: "100", GPU_MEMORY: memory})
 }
 
+fn id(minor: i32) -> Value {
+    json!(format!("GPU-{EDITED}-{minor}"))
+}
+
+/// One of the node's GPUs, as far as the scheduler needs to know it.
+fn sound_gpu(minor: i32) -> Value {
+    gpu(&json!(minor), &id(minor), &amounts("16Gi"))
+}
+
 /// What is written in place of `spec.devices`; nothing of it says that more is free than is.
 fn edits() -> Vec<(&'static str, Value)> {
-    let id = |minor: i32| json!(format!("GPU-{EDITED}-{minor}"));
-    let sound = |minor: i32| gpu(&json!(minor), &id(minor), &amounts("16Gi"));
+    let sound = sound_gpu;
     let with = |field: &str, value: Value| {
         let mut gpu = sound(1);
         crate::pods::set(&mut gpu, field, value);
@@ -71,11 +79,18 @@ fn nonsense(world: &mut World) -> BoxFuture<'_, Result<()>> {
         for (idx, (what, devices)) in edits().into_iter().enumerate() {
             edit(world, idx, &devices).await.with_context(|| format!("spec.devices is {what}"))?;
         }
+        // One that fits waits for nothing but the truth.
+        write(world, &json!([]))?;
+        world.create(PodSpec::new("patient", &[(GPU_MEM, "4")]).on(EDITED)).await?;
+        world.until_refused("patient", "nodes are available").await?;
         blocked.remove();
+        // The plugin tries again at its leisure, or when something happens.
+        write(world, &json!([sound_gpu(0)]))?;
         until_repaired(world, &sound).await?;
+        world.until_running(&["patient"]).await?;
         world.verify().await?;
         // And as soon as somebody says that there is more than there is, the plugin knows better.
-        let more = |minor: i32| gpu(&json!(minor), &json!(format!("GPU-{EDITED}-{minor}")), &amounts("160Gi"));
+        let more = |minor: i32| gpu(&json!(minor), &id(minor), &amounts("160Gi"));
         write(world, &json!([more(0), more(1)]))?;
         until_repaired(world, &sound).await?;
         world.create(PodSpec::new("too-much", &[(GPU_MEM, "5")]).on(EDITED)).await?;
