@@ -78,6 +78,8 @@ pub(crate) fn pod(name: &str, assumed_at: u64, containers: impl Into<Vec<Contain
         }),
         is_limited: false,
         requests: Requests::default(),
+        sees_all: false,
+        variables: [].into(),
     }
 }
 

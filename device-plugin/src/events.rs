@@ -1,14 +1,15 @@
-//! Events on pods and on this node: what happened, for whoever describes it. Lost if the API server is away; nobody waits
-//! for them.
+//! Events on pods and on this node: what happened, for whoever describes it. Nobody waits for them; while the API server is
+//! away they are kept for an hour, each once however often it happened.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
-use chrono::{SecondsFormat, Utc};
+use chrono::{DateTime, SecondsFormat, Utc};
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, warn};
 
 use crate::cdi::fnv1a;
@@ -18,8 +19,14 @@ use crate::watching::one_line;
 /// How long one request may take.
 const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 
-/// How many events may wait to be written; more are dropped.
+/// How many events may wait to be taken in, and how many different ones to be written; more are dropped.
 const CAPACITY: usize = 64;
+
+/// How long an event is tried to be written: the API server keeps one no longer either.
+const KEPT: Duration = Duration::from_secs(3600);
+
+/// Pauses after failures, doubled each time.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
 
 /// Where events on nodes are kept.
 const NAMESPACE_OF_NODES: &str = "default";
@@ -46,6 +53,15 @@ struct Event {
     message: String,
 }
 
+/// An event that is to be written.
+#[derive(Debug)]
+struct Waiting {
+    event: Event,
+    since: Instant,
+    first_at: DateTime<Utc>,
+    last_at: DateTime<Utc>,
+}
+
 /// Takes in what happened. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Recorder {
@@ -59,12 +75,13 @@ pub struct Writer {
     client: Client,
     node: String,
     events: mpsc::Receiver<Event>,
+    waiting: VecDeque<Waiting>,
 }
 
 /// Both ends.
 pub fn recorder(client: Client, node: String) -> (Recorder, Writer) {
     let (sender, events) = mpsc::channel(CAPACITY);
-    (Recorder { node: node.clone(), events: sender }, Writer { client, node, events })
+    (Recorder { node: node.clone(), events: sender }, Writer { client, node, events, waiting: VecDeque::new() })
 }
 
 impl Recorder {
@@ -90,27 +107,72 @@ impl Recorder {
 impl Writer {
     /// Writes until the task is dropped.
     pub async fn run(mut self) {
-        while let Some(event) = self.events.recv().await {
-            match timeout(REQUEST_LIMIT, self.write(&event)).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => warn!(object = event.name, reason = event.reason, error = one_line(&error), "an event is lost"),
-                Err(_) => warn!(object = event.name, reason = event.reason, "an event is lost: no answer within {REQUEST_LIMIT:?}"),
+        let mut pause = PAUSES.0;
+        loop {
+            while let Ok(event) = self.events.try_recv() {
+                self.take_in(event);
+            }
+            let Some(waiting) = self.waiting.pop_front() else {
+                match self.events.recv().await {
+                    Some(event) => self.take_in(event),
+                    None => std::future::pending().await,
+                }
+                continue;
+            };
+            let problem = match timeout(REQUEST_LIMIT, self.write(&waiting)).await {
+                Ok(Ok(())) => {
+                    pause = PAUSES.0;
+                    continue;
+                }
+                Ok(Err(error)) => (one_line(&error), may_pass(&error)),
+                Err(_) => (format!("no answer within {REQUEST_LIMIT:?}"), true),
+            };
+            let (error, may_pass) = problem;
+            let (object, reason) = (&waiting.event.name, waiting.event.reason);
+            if !may_pass || waiting.since.elapsed() >= KEPT {
+                warn!(object, reason, error, "an event is lost");
+                continue;
+            }
+            debug!(object, reason, error, "an event is written later");
+            self.waiting.push_front(waiting);
+            self.rest(pause).await;
+            pause = (pause * 2).min(PAUSES.1);
+        }
+    }
+
+    /// Takes events in for so long.
+    async fn rest(&mut self, pause: Duration) {
+        let mut rest = std::pin::pin!(sleep(pause));
+        loop {
+            tokio::select! {
+                () = &mut rest => return,
+                Some(event) = self.events.recv() => self.take_in(event),
             }
         }
-        std::future::pending::<()>().await;
+    }
+
+    fn take_in(&mut self, event: Event) {
+        let now = Utc::now();
+        if let Some(known) = self.waiting.iter_mut().find(|known| known.event == event) {
+            known.last_at = now;
+        } else if self.waiting.len() < CAPACITY {
+            self.waiting.push_back(Waiting { event, since: Instant::now(), first_at: now, last_at: now });
+        } else {
+            debug!(object = event.name, reason = event.reason, "an event is dropped");
+        }
     }
 
     /// One event per object and message: what happens again is counted in the one that is there.
-    async fn write(&self, event: &Event) -> kube::Result<()> {
+    async fn write(&self, waiting: &Waiting) -> kube::Result<()> {
+        let event = &waiting.event;
         let api: Api<k8s_openapi::api::core::v1::Event> =
             Api::namespaced(self.client.clone(), event.namespace.as_deref().unwrap_or(NAMESPACE_OF_NODES));
         let name = format!("{}.{:016x}", event.name, fnv1a(&format!("{}\n{}\n{}", event.uid, event.reason, event.message)));
-        let now = Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true);
-        let object = serde_json::from_value(self.object(event, &name, &now)).map_err(kube::Error::SerdeError)?;
+        let object = serde_json::from_value(self.object(waiting, &name)).map_err(kube::Error::SerdeError)?;
         match api.create(&PostParams::default(), &object).await {
             Err(kube::Error::Api(status)) if status.code == 409 => {
                 // The source again, by which the admission policy knows whose event this is.
-                let patch = json!({"lastTimestamp": now, "source": self.source()});
+                let patch = json!({"lastTimestamp": text(waiting.last_at), "source": self.source()});
                 api.patch(&name, &PatchParams::default(), &Patch::Merge(&patch)).await.map(drop)
             }
             created => created.map(drop),
@@ -121,7 +183,8 @@ impl Writer {
         json!({"component": "gpushare-device-plugin", "host": self.node})
     }
 
-    fn object(&self, event: &Event, name: &str, now: &str) -> Value {
+    fn object(&self, waiting: &Waiting, name: &str) -> Value {
+        let event = &waiting.event;
         json!({
             "metadata": {"name": name, "namespace": event.namespace.as_deref().unwrap_or(NAMESPACE_OF_NODES)},
             // A node's has no namespace, which is the same as an empty one.
@@ -136,9 +199,89 @@ impl Writer {
             "reason": event.reason,
             "message": event.message,
             "source": self.source(),
-            "firstTimestamp": now,
-            "lastTimestamp": now,
+            "firstTimestamp": text(waiting.first_at),
+            "lastTimestamp": text(waiting.last_at),
             "count": 1,
         })
+    }
+}
+
+fn text(at: DateTime<Utc>) -> String {
+    at.to_rfc3339_opts(SecondsFormat::Secs, true)
+}
+
+/// Whether the same request may succeed later.
+fn may_pass(error: &kube::Error) -> bool {
+    match error {
+        kube::Error::Api(status) => status.code == 429 || status.code >= 500,
+        kube::Error::SerdeError(_) => false,
+        _ => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{Request, Response};
+    use kube::client::Body;
+    use tower_test::mock::{Handle, pair};
+
+    use super::*;
+
+    fn start() -> (Recorder, Handle<Request<Body>, Response<Body>>) {
+        let (service, requests) = pair::<Request<Body>, Response<Body>>();
+        let (recorder, writer) = recorder(Client::new(service, "default"), "n1".to_owned());
+        tokio::spawn(writer.run());
+        (recorder, requests)
+    }
+
+    /// The reason and message of the next event, which is answered so.
+    async fn next(requests: &mut Handle<Request<Body>, Response<Body>>, code: u16) -> String {
+        let (request, response) = requests.next_request().await.unwrap();
+        let body: Value = serde_json::from_slice(&request.into_body().collect_bytes().await.unwrap()).unwrap();
+        let status = json!({"kind": "Status", "status": "Failure", "reason": "Broken", "code": code, "message": "no"});
+        let answer = if code == 201 { &body } else { &status };
+        response.send_response(Response::builder().status(code).body(Body::from(answer.to_string().into_bytes())).unwrap());
+        format!("{} {}", body["reason"].as_str().unwrap(), body["message"].as_str().unwrap())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn events_outlive_an_absence_of_the_api_server() {
+        let (recorder, mut requests) = start();
+        let began = Instant::now();
+        recorder.node(Weight::Warning, "GPUUnhealthy", "first".to_owned());
+        while began.elapsed() < Duration::from_secs(600) {
+            assert_eq!(next(&mut requests, 503).await, "GPUUnhealthy first");
+            // What happens again and again takes no room from others.
+            for _ in 0..CAPACITY / 2 {
+                recorder.node(Weight::Warning, "GPUNotReady", "again".to_owned());
+            }
+        }
+        recorder.node(Weight::Normal, "GPUHealthy", "last".to_owned());
+        let mut written = Vec::new();
+        for _ in 0..3 {
+            written.push(next(&mut requests, 201).await);
+        }
+        assert_eq!(written, ["GPUUnhealthy first", "GPUNotReady again", "GPUHealthy last"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_refused_for_good_keeps_nothing_back() {
+        let (recorder, mut requests) = start();
+        recorder.node(Weight::Normal, "One", String::new());
+        recorder.node(Weight::Normal, "Two", String::new());
+        assert_eq!(next(&mut requests, 403).await, "One ");
+        assert_eq!(next(&mut requests, 201).await, "Two ");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_event_of_yesterday_is_given_up() {
+        let (recorder, mut requests) = start();
+        recorder.node(Weight::Normal, "Old", String::new());
+        let began = Instant::now();
+        while began.elapsed() < KEPT {
+            assert_eq!(next(&mut requests, 500).await, "Old ");
+        }
+        recorder.node(Weight::Normal, "New", String::new());
+        assert_eq!(next(&mut requests, 201).await, "New ");
     }
 }

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use kube::Client;
+use proto::request::ContainerRequest;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout_at};
 use tracing::{info, warn};
@@ -25,6 +26,7 @@ use crate::identity::checkpoint::{Allocated, Checkpoint};
 use crate::metrics::{Metrics, Outcome};
 use crate::plugin::NodeState;
 use crate::pods::{NodePod, PodUid, Stage};
+use crate::proof::environment::Kept;
 use crate::proof::look::SharedLook;
 use crate::proof::owner::{self, Look, Unproven};
 use crate::proof::podresources;
@@ -309,7 +311,7 @@ fn refusal_reason(refusal: &Refusal) -> &'static str {
         Refusal::Unplaced(_) => "GPUNotPlaced",
         Refusal::Unavailable(_) => "GPUUnavailable",
         Refusal::NoRoom(_) => "GPUOvercommitted",
-        Refusal::Mismatch { .. } => "GPUMismatch",
+        Refusal::Mismatch { .. } | Refusal::Limits { .. } | Refusal::Overridden { .. } => "GPUMismatch",
         Refusal::Unknown => "GPUNotReady",
     }
 }
@@ -321,7 +323,7 @@ fn survives(resource: Served, refusal: &Refusal) -> bool {
     match refusal {
         Refusal::Unplaced(_) | Refusal::Unknown => true,
         Refusal::Mismatch { .. } => resource == Served::Whole,
-        Refusal::Unavailable(_) | Refusal::NoRoom(_) => false,
+        Refusal::Unavailable(_) | Refusal::NoRoom(_) | Refusal::Overridden { .. } | Refusal::Limits { .. } => false,
     }
 }
 
@@ -376,8 +378,24 @@ fn judge(node: &NodeState, written: &[Allocated], knowledge: Knowledge, start: &
     let Knowledge { is_written_known, is_young } = knowledge;
     let unit = node.settings.memory_unit;
     let evidence = Evidence { pods: &pods, fleet: &fleet, ledger: &ledger, written, is_written_known, is_young, variable, unit };
-    let verdict = evidence.judge(&pod, &seen);
+    let verdict = match evidence.judge(&pod, &seen) {
+        Verdict::Confirm if !is_by_spec => {
+            let containers = containers_of(&pod, written, start);
+            let kept = Kept { pod: &pod, containers: &containers, resource: start.resource, envs: &kept.envs };
+            kept.check(&node.settings, &fleet).map_or_else(Verdict::Refuse, |()| Verdict::Confirm)
+        }
+        verdict => verdict,
+    };
     Ok(Judged { pod, verdict, is_by_spec, is_inherited: ran_before && !is_by_spec })
+}
+
+/// The containers of the pod that may be the one which starts: those that kubelet has given these IDs, else those that ask for
+/// so many.
+fn containers_of<'a>(pod: &'a NodePod, written: &'a [Allocated], start: &Start<'_>) -> Vec<&'a str> {
+    let is_own = |entry: &&Allocated| entry.pod == pod.uid && entry.resource == start.resource && entry.ids == start.ids;
+    let named: Vec<&str> = written.iter().filter(is_own).map(|entry| &*entry.container).collect();
+    let asks = |container: &&ContainerRequest| start.resource.count(container) == start.ids.len() as u64;
+    if named.is_empty() { pod.containers.iter().filter(asks).map(|container| &*container.name).collect() } else { named }
 }
 
 #[cfg(test)]

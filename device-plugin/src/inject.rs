@@ -19,6 +19,12 @@ use crate::plugin::Settings;
 use crate::pods::{NodePod, Placement};
 use crate::served::Served;
 
+/// What HAMi-core reads the limit of a device's memory from, followed by the device's place.
+const MEMORY_LIMIT: &str = "CUDA_DEVICE_MEMORY_LIMIT";
+
+/// What HAMi-core reads the limit of computing power from.
+const CORE_LIMIT: &str = "CUDA_DEVICE_SM_LIMIT";
+
 /// Device nodes that go with every NVIDIA GPU, as far as they are there.
 const COMMON_NODES: [&str; 3] = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"];
 
@@ -228,7 +234,7 @@ fn of_gpus(settings: &Settings, known: &Known<'_>, resource: Served, gpus: &[&Gp
     let Known { pod, container, placement } = *known;
     let mut env = BTreeMap::new();
     if speaks(resource, container) {
-        env.extend(limits(settings, known, gpus));
+        env.extend(limits(settings, pod, placement, gpus));
     }
     if let (Served::Memory, Some(gpu)) = (resource, gpus.first()) {
         let record = placement.and_then(|placement| placement.gpushare);
@@ -243,25 +249,30 @@ fn of_gpus(settings: &Settings, known: &Known<'_>, resource: Served, gpus: &[&Gp
     env
 }
 
+/// Whether a variable is one of the limits that HAMi-core enforces.
+pub fn is_limit(name: &str) -> bool {
+    name.starts_with(MEMORY_LIMIT) || name == CORE_LIMIT
+}
+
 /// The limits that HAMi-core enforces, of each device by its place among the pod's; none of a device that is all the pod's.
-fn limits(settings: &Settings, known: &Known<'_>, gpus: &[&Gpu]) -> BTreeMap<String, String> {
-    let Some(placement) = known.placement.filter(|_| known.pod.is_limited) else { return BTreeMap::new() };
+pub fn limits(settings: &Settings, pod: &NodePod, placement: Option<&Placement>, gpus: &[&Gpu]) -> BTreeMap<String, String> {
+    let Some(placement) = placement.filter(|_| pod.is_limited) else { return BTreeMap::new() };
     let held = |gpu: &Gpu| placement.gpus.iter().zip(&placement.held).find(|(name, _)| name.names(gpu)).map(|(_, held)| held);
     let mut env = BTreeMap::new();
     for (at, gpu) in gpus.iter().enumerate() {
         let Some(bytes) =
-            held(gpu).and_then(|held| held.bytes_of(gpu.memory_bytes)).or_else(|| settings.memory_unit.bytes_of(known.pod.memory_units()))
+            held(gpu).and_then(|held| held.bytes_of(gpu.memory_bytes)).or_else(|| settings.memory_unit.bytes_of(pod.memory_units()))
         else {
             continue;
         };
         if bytes > 0 && bytes < gpu.memory_bytes {
             // HAMi-core takes zero for no limit at all.
-            env.insert(format!("CUDA_DEVICE_MEMORY_LIMIT_{at}"), format!("{}m", (bytes >> 20).max(1)));
+            env.insert(format!("{MEMORY_LIMIT}_{at}"), format!("{}m", (bytes >> 20).max(1)));
         }
     }
     let core = gpus.first().and_then(|gpu| held(gpu)).map_or(0, |held| held.core);
     if core > 0 && core < 100 {
-        env.insert("CUDA_DEVICE_SM_LIMIT".to_owned(), core.to_string());
+        env.insert(CORE_LIMIT.to_owned(), core.to_string());
     }
     env
 }

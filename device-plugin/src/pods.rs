@@ -11,7 +11,7 @@ pub mod watch;
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
-use proto::pod::{Pod, PodStatus};
+use proto::pod::{ALL_DEVICES, Container, Pod, PodSpec, PodStatus, Variable};
 use proto::record::DeviceAllocations;
 use proto::request::{self, ContainerKind, ContainerRequest};
 use proto::resource::{HAMI_CORE, ISOLATION_PROVIDER, ResourceNames};
@@ -89,6 +89,21 @@ pub struct NodePod {
     pub is_limited: bool,
     /// What it asks for of the resources in node status.
     pub requests: Requests,
+    /// Whether it is marked as one that shares all GPUs of its node.
+    pub sees_all: bool,
+    /// The variables that its containers set themselves.
+    pub variables: Arc<[OwnVariable]>,
+}
+
+/// A variable that the author of a pod sets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnVariable {
+    /// Name of the container.
+    pub container: String,
+    /// Its name.
+    pub name: String,
+    /// Its value, if that stands in the pod itself.
+    pub value: Option<String>,
 }
 
 impl NodePod {
@@ -115,6 +130,8 @@ impl NodePod {
             placement: Placement::read(&annotations, &asked),
             is_limited: pod.metadata.labels.as_ref().and_then(|labels| labels.get(ISOLATION_PROVIDER)).is_some_and(|by| by == HAMI_CORE),
             requests,
+            sees_all: annotations.get(ALL_DEVICES).is_some_and(|mark| mark == "true"),
+            variables: variables(&pod.spec),
         })
     }
 
@@ -181,6 +198,18 @@ impl NodePod {
         }
         peak
     }
+}
+
+fn variables(spec: &PodSpec) -> Arc<[OwnVariable]> {
+    let of_container = |container: &Container| {
+        let own = |Variable { name, value }: &Variable| OwnVariable {
+            container: container.name.clone(),
+            name: name.clone(),
+            value: value.clone(),
+        };
+        container.env.iter().map(own).collect::<Vec<_>>()
+    };
+    spec.init_containers.iter().chain(&spec.containers).flat_map(of_container).collect()
 }
 
 /// All pods of this node that ask for anything of ours.

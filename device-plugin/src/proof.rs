@@ -4,6 +4,7 @@
 //! Allocate is answered on a guess. Before a container starts kubelet says its exact device IDs, and its own books say
 //! whose they are: that is proof. What is done about a difference is decided in [`verdict`] and carried out elsewhere.
 
+pub mod environment;
 pub mod look;
 pub mod owner;
 pub mod podresources;

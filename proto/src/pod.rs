@@ -54,9 +54,23 @@ pub struct Container {
     /// `Always` on an init container makes it a sidecar.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restart_policy: Option<String>,
+    /// Variables that its author sets, which win over those of device plugins.
+    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
+    pub env: Vec<Variable>,
     /// Limits and requests.
     #[serde(default, deserialize_with = "null_as_default")]
     pub resources: ResourceRequirements,
+}
+
+/// A variable of a container.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Variable {
+    /// Its name.
+    #[serde(default)]
+    pub name: String,
+    /// Its value, if that stands in the pod itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value: Option<String>,
 }
 
 impl Container {

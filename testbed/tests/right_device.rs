@@ -22,7 +22,10 @@ const DEADLINE: Duration = Duration::from_secs(60);
 /// A node of two GPUs of 16 GiB, whose plugin is started with these arguments.
 async fn cluster(plugin_args: &[&str]) -> Result<(Cluster, Pods)> {
     let args = plugin_args.iter().map(|arg| (*arg).to_owned()).collect();
-    let node = NodeSpec { plugin_args: args, ..NodeSpec::new("n1", &[16384, 16384]) };
+    cluster_of(NodeSpec { plugin_args: args, ..NodeSpec::new("n1", &[16384, 16384]) }).await
+}
+
+async fn cluster_of(node: NodeSpec) -> Result<(Cluster, Pods)> {
     let cluster = Cluster::start(Spec::of(vec![node])).await?;
     let pods = Pods::of(cluster.client(), "default");
     Ok((cluster, pods))
@@ -42,6 +45,13 @@ fn record(minor: u32, units: u64, nanos: u64) -> BTreeMap<String, String> {
         text(MEM_ASSIGNED, "false".to_owned()),
         text(MEM_ASSUME_TIME, nanos.to_string()),
     ])
+}
+
+/// The same pod with a variable of its own.
+fn setting(mut pod: Pod, name: &str, value: &str) -> Result<Pod> {
+    let container = pod.spec.as_mut().and_then(|spec| spec.containers.first_mut()).context("no container")?;
+    container.env = Some(serde_json::from_value(json!([{"name": name, "value": value}]))?);
+    Ok(pod)
 }
 
 /// A pod that is bound without the scheduler.
@@ -209,4 +219,31 @@ async fn without_the_api_server_containers_start_again() -> Result<()> {
     pods.create(&PodSpec::new("b", &[(GPU_MEM, "4")])).await?;
     until_running(&cluster, "b").await?;
     verify(&cluster).await
+}
+
+/// By variable a pod's own value would win over what was counted for it; by CDI it does not.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_does_not_choose_its_gpus_itself() -> Result<()> {
+    for inject in ["envvar", "cdi"] {
+        let (mut cluster, pods) = cluster_of(NodeSpec { inject, ..NodeSpec::new("n1", &[16384, 16384]) }).await?;
+        let with = |name: &str, value: &str| setting(stray(name, 4, &record(0, 4, 1))?, invariants::VISIBLE_DEVICES, value);
+        create(&pods, &with("same", "GPU-n1-0")?).await?;
+        until_running(&cluster, "same").await?;
+        create(&pods, &with("other", "GPU-n1-1")?).await?;
+        create(&pods, &with("all", "all")?).await?;
+        for name in ["other", "all"] {
+            if inject == "cdi" {
+                until_running(&cluster, name).await?;
+                continue;
+            }
+            let said = until_told(&cluster, name, "GPUMismatch").await?;
+            ensure!(
+                said.contains("container \"c\" sets NVIDIA_VISIBLE_DEVICES, which is not allowed in a pod that shares devices"),
+                "{said}"
+            );
+            ensure!(!is_started(&mut cluster, name)?, "{name} has started");
+        }
+        verify(&cluster).await?;
+    }
+    Ok(())
 }

@@ -40,6 +40,11 @@ pub fn of_answer(resource: Served, answer: &ContainerAllocateResponse, variable:
 
 /// The devices that a value of a resource's variable names, GPUs also by index; none if one of them is not on this node.
 pub fn named(resource: Served, value: &str, fleet: &Fleet) -> Option<BTreeSet<GpuUuid>> {
+    named_in_order(resource, value, fleet).map(BTreeSet::from_iter)
+}
+
+/// The same in the value's order, which is that of the devices in the container.
+pub fn named_in_order(resource: Served, value: &str, fleet: &Fleet) -> Option<Vec<GpuUuid>> {
     let device_type = resource.device_type();
     let device = |name: &str| {
         let by_index = |index: u32| fleet.gpus.iter().find(|entry| entry.gpu.index == index).map(|entry| entry.gpu.uuid.clone());

@@ -54,6 +54,27 @@ pub enum Refusal {
         /// What its record says.
         recorded: String,
     },
+    /// Its author says something else than what is counted for it, and wins.
+    #[error(
+        "container {container:?} sets {variable}, which is not allowed in a pod that shares devices: it would win over {given:?}, which is \
+         counted for it; take it out of the pod, or let this node's plugin run with --inject=cdi"
+    )]
+    Overridden {
+        /// The container.
+        container: String,
+        /// What it sets.
+        variable: String,
+        /// The value that is counted for it.
+        given: String,
+    },
+    /// It has other limits than its record, for as long as it lives.
+    #[error("kubelet has given it {kept}, but its record says {recorded}; delete it to have it placed anew")]
+    Limits {
+        /// What it has.
+        kept: String,
+        /// What it should have.
+        recorded: String,
+    },
     /// Nobody can tell what it would see.
     #[error("what kubelet has given it is not known: it is neither in kubelet's checkpoint nor was it given by this process")]
     Unknown,
@@ -62,7 +83,7 @@ pub enum Refusal {
 impl Refusal {
     /// Whether trying again cannot help.
     pub fn is_final(&self) -> bool {
-        matches!(self, Self::Mismatch { .. })
+        matches!(self, Self::Mismatch { .. } | Self::Limits { .. })
     }
 }
 

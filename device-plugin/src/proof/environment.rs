@@ -1,0 +1,83 @@
+//! Will the environment of a container say what its pod's record says? Of answers by variable only: what a CDI spec says
+//! comes last and wins.
+//!
+//! kubelet puts the variables of an answer first, then those of the pod's `envFrom`, then those of its `env`; of two values
+//! the later wins. What comes from a `ConfigMap` or a Secret is not known here.
+
+use std::collections::{BTreeMap, HashMap};
+
+use proto::device::TYPE_GPU;
+
+use crate::fleet::Fleet;
+use crate::inject::{self, is_limit};
+use crate::inventory::{Gpu, GpuUuid};
+use crate::plugin::Settings;
+use crate::pods::{NodePod, OwnVariable, Stage};
+use crate::served::Served;
+
+use super::sight::named_in_order;
+use super::verdict::Refusal;
+
+/// A container that is to start with what kubelet keeps for it.
+#[derive(Clone, Copy, Debug)]
+pub struct Kept<'a> {
+    /// Its pod, whose record names the devices of the answer.
+    pub pod: &'a NodePod,
+    /// Those of the pod's containers that it may be.
+    pub containers: &'a [&'a str],
+    /// The resource that it starts for.
+    pub resource: Served,
+    /// The variables of the answer.
+    pub envs: &'a HashMap<String, String>,
+}
+
+impl Kept<'_> {
+    /// Whether nothing but the record decides what the container sees and which limits it has.
+    ///
+    /// # Errors
+    /// What else does.
+    pub fn check(&self, settings: &Settings, fleet: &Fleet) -> Result<(), Refusal> {
+        self.check_own(settings, fleet)?;
+        self.check_limits(settings, fleet)
+    }
+
+    /// The pod's own variables must not say anything else than the answer. A pod that sees all GPUs may see fewer.
+    fn check_own(&self, settings: &Settings, fleet: &Fleet) -> Result<(), Refusal> {
+        let shown = inject::variable(&settings.visible_devices_env, self.resource);
+        let devices = |value: &str| named_in_order(self.resource, value, fleet);
+        let differs = |own: &&OwnVariable| {
+            let Some(given) = self.envs.get(&own.name).filter(|_| own.name == shown || is_limit(&own.name)) else { return false };
+            let is_same_devices = |value: &str| own.name == shown && devices(value).is_some_and(|own| Some(own) == devices(given));
+            let is_same = own.value.as_deref().is_some_and(|value| value == given || is_same_devices(value));
+            !(is_same || own.name == shown && self.pod.sees_all)
+        };
+        let own = self.pod.variables.iter().filter(|own| self.containers.contains(&&*own.container));
+        let Some(found) = own.into_iter().find(differs) else { return Ok(()) };
+        let given = self.envs.get(&found.name).cloned().unwrap_or_default();
+        Err(Refusal::Overridden { container: found.container.clone(), variable: found.name.clone(), given })
+    }
+
+    /// The limits of the answer must be those of the record. A pod that runs has been let start with its own, and goes on with
+    /// them whatever has become of its label or of the node's unit.
+    fn check_limits(&self, settings: &Settings, fleet: &Fleet) -> Result<(), Refusal> {
+        let shown = self.envs.get(inject::variable(&settings.visible_devices_env, self.resource));
+        let Some(devices) = shown.and_then(|value| named_in_order(self.resource, value, fleet)) else { return Ok(()) };
+        if self.pod.stage == Stage::Running || self.resource.device_type() != TYPE_GPU {
+            return Ok(());
+        }
+        let gpu = |uuid: &GpuUuid| fleet.gpus.iter().map(|entry| &entry.gpu).find(|gpu| gpu.uuid == *uuid);
+        let gpus: Vec<&Gpu> = devices.iter().filter_map(gpu).collect();
+        let recorded = inject::limits(settings, self.pod, self.pod.placement.as_ref().ok(), &gpus);
+        let kept = self.envs.iter().filter(|(name, _)| is_limit(name));
+        let kept: BTreeMap<String, String> = kept.map(|(name, value)| (name.clone(), value.clone())).collect();
+        if kept == recorded { Ok(()) } else { Err(Refusal::Limits { kept: in_words(&kept), recorded: in_words(&recorded) }) }
+    }
+}
+
+fn in_words(limits: &BTreeMap<String, String>) -> String {
+    let pairs: Vec<String> = limits.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    if pairs.is_empty() { "no limits".to_owned() } else { pairs.join(" ") }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,117 @@
+//! What containers set themselves, and limits of other pods' records.
+
+use std::time::Duration;
+
+use proto::memory_unit::MemoryUnit;
+use proto::resource::ResourceNames;
+use rstest::rstest;
+
+use super::*;
+use crate::builders::{fleet, gpu, pod, rdma, shares};
+use crate::pods::{Held, NodePod};
+
+const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
+
+fn settings() -> Settings {
+    Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::ZERO)
+}
+
+/// A pod on the GPUs 2 and 0 with 4 GiB and 30 percent of each.
+fn two() -> NodePod {
+    let mut pod = NodePod { is_limited: true, ..pod("a", 1, [shares(2)]).on([2, 0]) };
+    pod.placement.as_mut().unwrap().held = vec![Held { bytes: Some(4 << 30), ratio: None, core: 30 }; 2];
+    pod
+}
+
+fn setting(pod: NodePod, container: &str, name: &str, value: Option<&str>) -> NodePod {
+    let own = OwnVariable { container: container.to_owned(), name: name.to_owned(), value: value.map(str::to_owned) };
+    NodePod { variables: [own].into(), ..pod }
+}
+
+/// What the pod's only container is answered by variable.
+fn envs(pod: &NodePod) -> HashMap<String, String> {
+    let known = inject::Known { pod, container: &pod.containers[0], placement: pod.placement.as_ref().ok() };
+    let (two, zero) = (gpu(2), gpu(0));
+    inject::envvar_answer(&settings(), Some(&known), Served::Shared, &inject::Given::Gpus(vec![&two, &zero])).envs
+}
+
+fn checked(pod: &NodePod, envs: &HashMap<String, String>) -> Result<(), String> {
+    let containers = [&*pod.containers[0].name];
+    let kept = Kept { pod, containers: &containers, resource: Served::Shared, envs };
+    kept.check(&settings(), &fleet(3)).map_err(|refusal| refusal.to_string())
+}
+
+#[rstest]
+#[case::something_else("A", Some("b"), true)]
+#[case::all(VISIBLE, Some("all"), false)]
+#[case::none(VISIBLE, Some("none"), false)]
+#[case::nothing(VISIBLE, Some(""), false)]
+#[case::from_elsewhere(VISIBLE, None, false)]
+#[case::another(VISIBLE, Some("1"), false)]
+#[case::one_of_them(VISIBLE, Some("2"), false)]
+#[case::its_own(VISIBLE, Some("GPU-00000002-aaaa-bbbb-cccc-000000000002,GPU-00000000-aaaa-bbbb-cccc-000000000000"), true)]
+#[case::its_own_by_index(VISIBLE, Some("2,0"), true)]
+// The limits go by the place of each.
+#[case::its_own_the_other_way_round(VISIBLE, Some("0,2"), false)]
+#[case::a_reference(VISIBLE, Some("$(OTHER)"), false)]
+#[case::a_larger_limit("CUDA_DEVICE_MEMORY_LIMIT_1", Some("16384m"), false)]
+#[case::its_own_limit("CUDA_DEVICE_MEMORY_LIMIT_1", Some("4096m"), true)]
+#[case::no_limit("CUDA_DEVICE_SM_LIMIT", Some("0"), false)]
+#[case::of_a_device_that_it_has_not("CUDA_DEVICE_MEMORY_LIMIT_2", Some("1m"), true)]
+// Read only for devices that have no limit of their own.
+#[case::of_all_devices("CUDA_DEVICE_MEMORY_LIMIT", Some("1m"), true)]
+fn variables_of_its_own(#[case] name: &str, #[case] value: Option<&str>, #[case] starts: bool) {
+    let pod = setting(two(), "s2", name, value);
+    let found = checked(&pod, &envs(&pod));
+    assert_eq!(found.is_ok(), starts, "{found:?}");
+    let beside = setting(two(), "beside", name, value);
+    assert_eq!(checked(&beside, &envs(&beside)), Ok(()), "it is another container's");
+}
+
+#[test]
+fn the_words_say_what_to_do() {
+    let pod = setting(two(), "s2", "CUDA_DEVICE_SM_LIMIT", Some("100"));
+    assert_eq!(
+        checked(&pod, &envs(&pod)).unwrap_err(),
+        "container \"s2\" sets CUDA_DEVICE_SM_LIMIT, which is not allowed in a pod that shares devices: it would win over \"30\", which is \
+         counted for it; take it out of the pod, or let this node's plugin run with --inject=cdi"
+    );
+}
+
+#[test]
+fn a_pod_that_is_not_limited_sets_limits_as_it_likes() {
+    let free = NodePod { is_limited: false, ..setting(two(), "s2", "CUDA_DEVICE_SM_LIMIT", Some("5")) };
+    assert_eq!(checked(&free, &envs(&free)), Ok(()));
+}
+
+#[test]
+fn a_pod_that_sees_all_gpus_may_say_which() {
+    let all = NodePod { sees_all: true, ..setting(two(), "s2", VISIBLE, Some("all")) };
+    assert_eq!(checked(&all, &envs(&all)), Ok(()));
+}
+
+#[test]
+fn devices_of_other_types_have_a_variable_of_their_own() {
+    let pod = setting(pod("a", 1, [rdma(50)]), "r50", "GPUSHARE_RDMA_DEVICES", Some("0000:01:00.0"));
+    let envs = HashMap::from([("GPUSHARE_RDMA_DEVICES".to_owned(), "0000:00:00.0".to_owned())]);
+    let kept = Kept { pod: &pod, containers: &["r50"], resource: Served::Rdma, envs: &envs };
+    assert!(matches!(kept.check(&settings(), &fleet(1)), Err(Refusal::Overridden { .. })));
+}
+
+/// Pods that ask for the same may be admitted in another order than they were placed in, and only one of them be limited.
+#[test]
+fn limits_are_those_of_the_record() {
+    let (limited, free) = (two(), NodePod { is_limited: false, ..two() });
+    assert_eq!(checked(&limited, &envs(&limited)), Ok(()));
+    assert_eq!(
+        checked(&limited, &envs(&free)).unwrap_err(),
+        "kubelet has given it no limits, but its record says CUDA_DEVICE_MEMORY_LIMIT_0=4096m CUDA_DEVICE_MEMORY_LIMIT_1=4096m \
+         CUDA_DEVICE_SM_LIMIT=30; delete it to have it placed anew"
+    );
+    assert!(checked(&free, &envs(&limited)).is_err(), "it would be limited without having asked for it");
+    let mut larger = two();
+    larger.placement.as_mut().unwrap().held[1].bytes = Some(8 << 30);
+    assert!(checked(&larger, &envs(&limited)).is_err());
+    let running = NodePod { stage: Stage::Running, ..larger };
+    assert_eq!(checked(&running, &envs(&limited)), Ok(()), "it has started with them");
+}
