@@ -112,9 +112,9 @@ pub enum RequestError {
     /// A pod speaks two dialects.
     #[error("the pod asks for both {one} and {other}; use the resources of one dialect only")]
     MixedDialects {
-        /// A resource of one dialect.
+        /// A resource of one dialect, and how much of it.
         one: String,
-        /// A resource of the other.
+        /// The same of the other.
         other: String,
     },
     /// A quantity that makes no sense.
@@ -177,7 +177,7 @@ impl PodRequest {
     pub fn of(pod: &Pod, names: &ResourceNames) -> Result<Option<Self>, RequestError> {
         let sees_all = sees_all_devices(pod)?;
         rules::refuse_mixed_dialects(&pod.spec, names)?;
-        let request = amounts::Amounts::of_pod(&pod.spec, names, sees_all)?.request(sees_all)?;
+        let request = amounts::Amounts::of_pod(&pod.spec, names, sees_all)?.request(names, sees_all)?;
         Ok(Some(request).filter(|request| *request != Self::default()))
     }
 

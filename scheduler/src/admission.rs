@@ -24,7 +24,7 @@ pub(crate) use overrides::refusal_of_filter as overrides_of_filter;
 pub struct Rules {
     /// Resource names that are the cluster's choice.
     pub names: ResourceNames,
-    /// Scheduler that pods with our resources are sent to, if they name none of their own.
+    /// Scheduler that pods asking for devices are sent to, if they name none of their own.
     pub scheduler_name: Option<String>,
     /// Whether no pod may see all devices of its node.
     pub forbid_all_devices: bool,

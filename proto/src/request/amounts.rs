@@ -21,6 +21,8 @@ pub(super) struct Amounts {
     /// Percent of both core and memory; not in `ratio` and `core`.
     both: u64,
     whole: u64,
+    /// In whose words, if any are asked for.
+    vendor: Option<&'static str>,
     others: BTreeMap<String, u64>,
 }
 
@@ -63,14 +65,12 @@ impl Amounts {
         if let (Some(shared), false, false) = (shared, has_memory, sees_all) {
             return Err(rule(format!("{GPU_SHARED} ({shared}) needs {GPU_MEMORY} or {GPU_MEMORY_RATIO} beside it")));
         }
-        let mut whole = 0_u64;
-        // With a zero, as charts write it, a pod says that it wants no GPU.
-        for name in VENDOR_GPUS.into_iter().filter(|name| container.asks_for(name)) {
-            whole += read(name)?.unwrap_or(0);
-        }
+        // With a zero, as charts write it, a pod says that it wants no GPU. Several vendors' names are refused elsewhere.
+        let vendor = VENDOR_GPUS.into_iter().find(|name| container.asks_for(name));
+        let whole = vendor.map(read).transpose()?.flatten().unwrap_or(0);
         let or_zero = Option::unwrap_or_default;
         let [units, shared, bytes, ratio, core, both] = [units, shared, bytes, ratio, core, both].map(or_zero);
-        Ok(Self { units, shared, bytes, ratio, core, both, whole, others: others(container, names)? })
+        Ok(Self { units, shared, bytes, ratio, core, both, whole, vendor, others: others(container, names)? })
     }
 
     fn combine(&self, other: &Self, combine: impl Fn(u64, u64) -> u64) -> Self {
@@ -87,25 +87,33 @@ impl Amounts {
             core: combine(self.core, other.core),
             both: combine(self.both, other.both),
             whole: combine(self.whole, other.whole),
+            vendor: self.vendor.or(other.vendor),
             others,
         }
     }
 
     /// What the pod as a whole asks for, if that breaks no rule.
-    pub(super) fn request(self, sees_all: bool) -> Result<PodRequest, RequestError> {
+    pub(super) fn request(self, names: &ResourceNames, sees_all: bool) -> Result<PodRequest, RequestError> {
         for name in [RDMA, FPGA] {
             let amount = self.others.get(name).copied().unwrap_or(0);
             refuse_uneven_percent(name, amount)?;
         }
-        let gpus = if sees_all { self.all_gpus()? } else { self.gpus()? };
+        let gpus = if sees_all { self.all_gpus(names)? } else { self.gpus()? };
         Ok(PodRequest { gpus, others: self.others.into_iter().collect() })
     }
 
     /// All GPUs of a node and no amounts of them.
-    fn all_gpus(&self) -> Result<Option<GpuRequest>, RequestError> {
-        let amounts = [self.units, self.bytes, self.ratio, self.core, self.both, self.whole];
-        if let Some(amount) = amounts.iter().find(|amount| **amount > 0) {
-            return Err(of_pod(format!("annotation {ALL_DEVICES} excludes amounts, but the pod asks for one ({amount})")));
+    fn all_gpus(&self, names: &ResourceNames) -> Result<Option<GpuRequest>, RequestError> {
+        let amounts = [
+            (names.memory.as_str(), self.units),
+            (GPU_MEMORY, self.bytes),
+            (GPU_MEMORY_RATIO, self.ratio),
+            (GPU_CORE, self.core),
+            (GPU, self.both),
+            (self.vendor.unwrap_or_default(), self.whole),
+        ];
+        if let Some((name, amount)) = amounts.iter().find(|(_, amount)| *amount > 0) {
+            return Err(of_pod(format!("annotation {ALL_DEVICES} excludes amounts, but the pod asks for {name} ({amount})")));
         }
         let devices = devices(GPU_SHARED, self.shared)?;
         let request = GpuRequest { dialect: Dialect::AllDevices, devices, memory: Memory::Bytes(0), core: 0 };
@@ -113,8 +121,8 @@ impl Amounts {
     }
 
     fn gpus(&self) -> Result<Option<GpuRequest>, RequestError> {
-        if self.whole > 0 {
-            let devices = devices("a vendor's GPUs", self.whole)?;
+        if let Some(name) = self.vendor.filter(|_| self.whole > 0) {
+            let devices = devices(name, self.whole)?;
             let percent = self.whole * WHOLE_PERCENT;
             return Ok(Some(GpuRequest { dialect: Dialect::Vendor, devices, memory: Memory::Ratio(percent), core: percent }));
         }
@@ -144,8 +152,14 @@ impl Amounts {
         for (name, percent) in [(GPU, self.both), (GPU_MEMORY_RATIO, ratio), (GPU_CORE, core)] {
             refuse_uneven_percent(name, percent)?;
         }
-        let percent = if ratio > 0 { ratio } else { core };
-        devices(GPU_MEMORY_RATIO, (percent / WHOLE_PERCENT).max(1))
+        let (name, percent) = match (self.both, ratio) {
+            (0, 0) => (GPU_CORE, core),
+            (0, ratio) => (GPU_MEMORY_RATIO, ratio),
+            (_, ratio) => (GPU, ratio),
+        };
+        let most = MAX_DEVICES * WHOLE_PERCENT;
+        let n = u32::try_from((percent / WHOLE_PERCENT).max(1)).ok().filter(|_| percent <= most);
+        n.ok_or_else(|| of_pod(format!("{name} ({percent}) is more than {MAX_DEVICES} devices")))
     }
 }
 

@@ -19,13 +19,16 @@ pub(super) fn of_container(container: &Container, rule: String) -> RequestError 
 /// Memory units, Koordinator's names and each vendor's name exclude one another.
 pub(super) fn refuse_mixed_dialects(spec: &PodSpec, names: &ResourceNames) -> Result<(), RequestError> {
     let containers = || spec.init_containers.iter().chain(&spec.containers);
-    let asks = |resource: &str| containers().any(|container| text(container, resource).is_some());
-    let koordinator = [GPU_SHARED, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_CORE, GPU].into_iter().find(|name| asks(name));
-    let units = asks(&names.memory).then_some(names.memory.as_str());
-    let vendors = VENDOR_GPUS.into_iter().filter(|name| containers().any(|container| container.asks_for(name)));
-    let mut present = [units, koordinator].into_iter().flatten().chain(vendors);
+    let of = |resource: &str, value: &QuantityText| format!("{resource} ({})", shown(value));
+    let asks = |resource: &str| containers().find_map(|container| text(container, resource)).map(|value| of(resource, value));
+    let koordinator = [GPU_SHARED, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_CORE, GPU].into_iter().find_map(asks);
+    let vendors = VENDOR_GPUS.into_iter().filter_map(|name| {
+        let container = containers().find(|container| container.asks_for(name))?;
+        Some(of(name, text(container, name)?))
+    });
+    let mut present = [asks(&names.memory), koordinator].into_iter().flatten().chain(vendors);
     match (present.next(), present.next()) {
-        (Some(one), Some(other)) => Err(RequestError::MixedDialects { one: one.to_owned(), other: other.to_owned() }),
+        (Some(one), Some(other)) => Err(RequestError::MixedDialects { one, other }),
         _ => Ok(()),
     }
 }

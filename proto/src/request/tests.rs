@@ -109,9 +109,10 @@ fn amounts_without_shares_are_understood_of_bound_pods_only(#[case] limits: serd
 #[case::fpga(json!({"koordinator.sh/fpga": 250}), "koordinator.sh/fpga (250) is more than one device")]
 #[case::no_rdma(json!({"koordinator.sh/rdma": 0}), "container \"c0\": koordinator.sh/rdma is \"0\", which is not a whole number from 1")]
 #[case::half_an_fpga(json!({"koordinator.sh/fpga": "500m"}), "koordinator.sh/fpga is \"500m\"")]
-#[case::vendor_and_share(json!({"nvidia.com/gpu": 1, "koordinator.sh/gpu.shared": 1}), "the pod asks for both koordinator.sh/gpu.shared and nvidia.com/gpu")]
-#[case::two_vendors(json!({"nvidia.com/gpu": 1, "amd.com/gpu": 1}), "the pod asks for both nvidia.com/gpu and amd.com/gpu")]
-#[case::absurdly_many(json!({"nvidia.com/gpu": 2000}), "a vendor's GPUs (2000) is more than 1024")]
+#[case::vendor_and_share(json!({"nvidia.com/gpu": 1, "koordinator.sh/gpu.shared": 1}), "the pod asks for both koordinator.sh/gpu.shared (1) and nvidia.com/gpu (1)")]
+#[case::two_vendors(json!({"nvidia.com/gpu": 1, "amd.com/gpu": 1}), "the pod asks for both nvidia.com/gpu (1) and amd.com/gpu (1)")]
+#[case::absurdly_many(json!({"nvidia.com/gpu": 2000}), "the pod: nvidia.com/gpu (2000) is more than 1024")]
+#[case::absurdly_many_percent(json!({"koordinator.sh/gpu-memory-ratio": 200_000}), "koordinator.sh/gpu-memory-ratio (200000) is more than 1024 devices")]
 fn broken_rules_make_bound_pods_doubtful_too(#[case] limits: serde_json::Value, #[case] words: &str) {
     let spec = pod(&[limits]);
     let message = read_bound(&spec).unwrap_err().to_string();
@@ -139,7 +140,10 @@ fn a_marked_pod_sees_all_devices_and_names_no_amounts() {
     let unserved = pod(&[json!({"cpu": 1})]);
     assert!(refused(&marked(&unserved, "true")).contains("annotation gpushare/all-devices needs koordinator.sh/gpu.shared"));
     let greedy = pod(&[json!({"koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu-memory": 7})]);
-    assert!(refused(&marked(&greedy, "true")).contains("annotation gpushare/all-devices excludes amounts"));
+    assert!(
+        refused(&marked(&greedy, "true"))
+            .contains("annotation gpushare/all-devices excludes amounts, but the pod asks for koordinator.sh/gpu-memory (7)")
+    );
 }
 
 #[test]
@@ -198,10 +202,10 @@ fn not_ours(#[case] limits: serde_json::Value) {
 )]
 #[case::two_dialects(
     json!({"koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu-memory": "1Gi", "aliyun.com/gpu-mem": 1}),
-    "the pod asks for both aliyun.com/gpu-mem and koordinator.sh/gpu.shared"
+    "the pod asks for both aliyun.com/gpu-mem (1) and koordinator.sh/gpu.shared (1)"
 )]
-#[case::units_and_core(json!({"koordinator.sh/gpu-core": 10, "aliyun.com/gpu-mem": 1}), "the pod asks for both aliyun.com/gpu-mem and")]
-#[case::vendor_and_units(json!({"nvidia.com/gpu": 1, "aliyun.com/gpu-mem": 1}), "the pod asks for both aliyun.com/gpu-mem and nvidia.com/gpu")]
+#[case::units_and_core(json!({"koordinator.sh/gpu-core": 10, "aliyun.com/gpu-mem": 1}), "the pod asks for both aliyun.com/gpu-mem (1) and koordinator.sh/gpu-core (10)")]
+#[case::vendor_and_units(json!({"nvidia.com/gpu": 1, "aliyun.com/gpu-mem": 1}), "the pod asks for both aliyun.com/gpu-mem (1) and nvidia.com/gpu (1)")]
 #[case::zero(json!({"aliyun.com/gpu-mem": 0}), "container \"c0\": aliyun.com/gpu-mem is \"0\", which is not a whole number from 1")]
 #[case::negative(json!({"aliyun.com/gpu-mem": "-3"}), "aliyun.com/gpu-mem is \"-3\"")]
 #[case::fraction(json!({"aliyun.com/gpu-mem": "500m"}), "aliyun.com/gpu-mem is \"500m\"")]

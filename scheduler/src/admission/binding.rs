@@ -16,19 +16,21 @@ use crate::index::{Index, Shared};
 
 /// Knows which pods ask for our resources.
 pub trait Bindings {
-    /// Whether a pod does; `false` also if nobody knows.
-    fn asks(&self, namespace: &str, name: &str) -> bool;
+    /// Whether a pod does, or asks for whole devices in a vendor's name of a node whose devices are counted here; `false` also
+    /// if nobody knows.
+    fn asks(&self, namespace: &str, name: &str, node: &str) -> bool;
 }
 
 impl Bindings for Shared<Index> {
-    fn asks(&self, namespace: &str, name: &str) -> bool {
+    fn asks(&self, namespace: &str, name: &str, node: &str) -> bool {
         let index = self.read();
+        let is_counted = index.fleet().node_id(node).is_some();
         let mut pods = index.pods_named(namespace, name);
-        pods.any(|(_, facts)| index.concerns(facts) && !asks_vendor(facts))
+        pods.any(|(_, facts)| index.concerns(facts) && (is_counted || !asks_vendor(facts)))
     }
 }
 
-/// Whether a pod asks for whole devices in a vendor's name: others may bind it, to nodes where the vendor's plugin serves it.
+/// Whether a pod asks for whole devices in a vendor's name: others may bind it to nodes of which only the vendor's plugin knows.
 fn asks_vendor(facts: &PodFacts) -> bool {
     match &facts.ask {
         Ask::Request(request) => request.gpus.as_ref().is_some_and(|gpus| gpus.dialect == Dialect::Vendor),
@@ -40,6 +42,14 @@ fn asks_vendor(facts: &PodFacts) -> bool {
 struct Binding {
     #[serde(default)]
     metadata: Metadata,
+    #[serde(default)]
+    target: Target,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Target {
+    #[serde(default)]
+    name: String,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -66,7 +76,7 @@ pub(super) fn verdict(rules: &Rules, request: &AdmissionRequest, bindings: &impl
     let first = |one: &str, other: &str| if one.is_empty() { other.to_owned() } else { one.to_owned() };
     let (namespace, name) = (first(&request.namespace, &meta.namespace), first(&request.name, &meta.name));
     let brings_devices = meta.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(DEVICE_ALLOCATED));
-    if !brings_devices && !bindings.asks(&namespace, &name) {
+    if !brings_devices && !bindings.asks(&namespace, &name, &binding.target.name) {
         return Ok(Verdict::ALLOWED);
     }
     let message =

@@ -54,9 +54,7 @@ fn mutate(rules: &Rules, pod: &Pod, object: Value) -> Result<(Draft, Vec<String>
             put(&mut draft, &format!("/spec/containers/{idx}"), GPU_SHARED, &Value::from("1"));
         }
     }
-    if asks.shares_devices() || asks.others || asks.is_empty() {
-        name_scheduler(&mut draft, rules.scheduler_name.as_deref());
-    }
+    name_scheduler(&mut draft, rules.scheduler_name.as_deref());
     let warnings = remove_record(&mut draft);
     Ok((draft, warnings))
 }

@@ -15,7 +15,7 @@ use super::{Bindings, Refusal, Rules, Verdict};
 struct Asking(&'static [(&'static str, &'static str)]);
 
 impl Bindings for Asking {
-    fn asks(&self, namespace: &str, name: &str) -> bool {
+    fn asks(&self, namespace: &str, name: &str, _node: &str) -> bool {
         self.0.contains(&(namespace, name))
     }
 }

@@ -22,7 +22,7 @@ pub(super) struct WebhookArgs {
     /// Address to serve the admission webhooks on, over TLS, such as 0.0.0.0:9443; nowhere if left out.
     #[arg(long, env = "GPUSHARE_WEBHOOK_LISTEN", value_name = "ADDRESS")]
     webhook_listen: Option<SocketAddr>,
-    /// Scheduler that pods asking for our resources are sent to, unless they name one other than the default.
+    /// Scheduler that pods asking for GPUs, RDMA or FPGAs are sent to, unless they name one other than the default.
     #[arg(long, env = "GPUSHARE_WEBHOOK_SCHEDULER_NAME", value_name = "NAME", requires = "webhook_listen")]
     webhook_scheduler_name: Option<String>,
     /// Place no pod that shares devices and sets `NVIDIA_VISIBLE_DEVICES` or `CUDA_MPS_*`, or runs privileged.

@@ -15,7 +15,7 @@ use super::requests::{amounts, says_all_and_shared};
 struct Nobody;
 
 impl Bindings for Nobody {
-    fn asks(&self, _namespace: &str, _name: &str) -> bool {
+    fn asks(&self, _namespace: &str, _name: &str, _node: &str) -> bool {
         false
     }
 }

@@ -117,7 +117,7 @@ async fn pod_that_asks_for_nothing_passes_everywhere() {
 /// A request that breaks a rule is refused on every node, in the words of the rule.
 #[rstest]
 #[case::amounts_alone(json!({"koordinator.sh/gpu-memory": "1Gi"}), "container \"main\" asks for koordinator.sh/gpu-memory (1Gi) but not for koordinator.sh/gpu.shared; without it kubelet does not ask for a device")]
-#[case::two_dialects(json!({"aliyun.com/gpu-mem": "1", "koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "1Gi"}), "the pod asks for both aliyun.com/gpu-mem and koordinator.sh/gpu.shared; use the resources of one dialect only")]
+#[case::two_dialects(json!({"aliyun.com/gpu-mem": "1", "koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "1Gi"}), "the pod asks for both aliyun.com/gpu-mem (1) and koordinator.sh/gpu.shared (1); use the resources of one dialect only")]
 #[case::zero(json!({"aliyun.com/gpu-mem": "0"}), "container \"main\": aliyun.com/gpu-mem is \"0\", which is not a whole number from 1 to 1125899906842624")]
 #[case::negative(json!({"aliyun.com/gpu-mem": "-1"}), "container \"main\": aliyun.com/gpu-mem is \"-1\", which is not a whole number from 1 to 1125899906842624")]
 #[case::absurd(json!({"aliyun.com/gpu-mem": "9223372036854775807"}), "container \"main\": aliyun.com/gpu-mem is \"9223372036854775807\", which is not a whole number from 1 to 1125899906842624")]

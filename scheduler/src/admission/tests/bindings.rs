@@ -47,16 +47,19 @@ fn may_not(#[case] pod: &str, #[case] annotations: Value) {
 }
 
 #[rstest]
-#[case::units(json!({"aliyun.com/gpu-mem": "1"}), true)]
-#[case::shares(json!({"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "1Gi"}), true)]
-#[case::broken(json!({"koordinator.sh/gpu-memory": "1Gi"}), true)]
-#[case::vendor(json!({"nvidia.com/gpu": "1"}), false)]
-#[case::nothing(json!({"cpu": "1", "example.com/thing": "1"}), false)]
-fn the_index_knows_whose_pods_are_guarded(#[case] amounts: Value, #[case] expected: bool) {
+#[case::units(json!({"aliyun.com/gpu-mem": "1"}), true, true)]
+#[case::shares(json!({"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "1Gi"}), true, true)]
+#[case::broken(json!({"koordinator.sh/gpu-memory": "1Gi"}), true, true)]
+#[case::vendor(json!({"nvidia.com/gpu": "1"}), true, false)]
+#[case::nothing(json!({"cpu": "1", "example.com/thing": "1"}), false, false)]
+fn the_index_knows_whose_pods_are_guarded(#[case] amounts: Value, #[case] where_counted: bool, #[case] elsewhere: bool) {
     let pod = json!({
         "metadata": {"name": "p", "namespace": "default", "uid": "u"},
         "spec": {"containers": [{"name": "c", "resources": {"limits": amounts}}]}});
-    let index = Shared::new(offline::index(std::iter::empty(), std::iter::empty(), std::iter::once(pod)));
-    assert_eq!(index.asks("default", "p"), expected);
-    assert!(!index.asks("default", "q") && !index.asks("other", "p"));
+    let device = json!({"metadata": {"name": "counted"}, "spec": {"devices": [{
+        "type": "gpu", "id": "GPU-0", "minor": 0, "health": true, "resources": {"koordinator.sh/gpu-memory": "16Gi"}}]}});
+    let node = json!({"metadata": {"name": "counted"}});
+    let index = Shared::new(offline::index([node].into_iter(), [device].into_iter(), [pod].into_iter()));
+    assert_eq!((index.asks("default", "p", "counted"), index.asks("default", "p", "elsewhere")), (where_counted, elsewhere));
+    assert!(!index.asks("default", "q", "counted") && !index.asks("other", "p", "counted"));
 }

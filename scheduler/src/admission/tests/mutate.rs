@@ -157,14 +157,13 @@ fn all_devices_is_not_added(#[case] value: &str, #[case] asked: Value, #[case] e
 #[case::bound("default-scheduler", "n1", "default-scheduler")]
 fn scheduler_is_named(#[case] named: &str, #[case] node: &str, #[case] expected: &str) {
     let rules = Rules { scheduler_name: Some("ours".to_owned()), ..Rules::default() };
-    for asked in ["koordinator.sh/gpu-memory", "aliyun.com/gpu-mem", "kubernetes.io/rdma"] {
+    for asked in ["koordinator.sh/gpu-memory", "aliyun.com/gpu-mem", "kubernetes.io/rdma", "nvidia.com/gpu"] {
         let pod = with(pod(&json!({asked: "1"})), "/spec/schedulerName", named.into());
         let pod = with(pod, "/spec/nodeName", node.into());
         assert_eq!(mutated(&rules, &pod)["spec"]["schedulerName"], expected);
     }
-    for other in ["cpu", "nvidia.com/gpu"] {
-        let pod = pod(&json!({other: "1"}));
-        assert_eq!(mutated(&rules, &pod), pod);
+    for other in [json!({"cpu": "1"}), json!({"nvidia.com/gpu": "0"})] {
+        assert_eq!(mutated(&rules, &pod(&other)), pod(&other));
     }
 }
 
