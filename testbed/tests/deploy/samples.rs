@@ -32,7 +32,31 @@ fn ask_for_what_they_say() {
     gpushare-many-containers: 4 memory units on 1 device
     gpushare-beside-a: 1 memory units on 1 device
     gpushare-beside-b: 1 memory units on 1 device
+    all-devices: all GPUs of the node and no amounts of them
+    koordinator-percent: 25 % of memory and 25 % of core on 1 device
     ");
+}
+
+/// Those need something that a node with our plugin alone has not; only the webhooks' is refused without it.
+#[test]
+fn special_ones_ask_for_what_they_say() {
+    let mut lines = Vec::new();
+    for entry in fs::read_dir(deploy().join("samples/special")).unwrap() {
+        for pod in documents(&fs::read_to_string(entry.unwrap().path()).unwrap()) {
+            let pod = Pod::deserialize(&pod).unwrap();
+            let request = PodRequest::of(&pod, &ResourceNames::default()).unwrap().unwrap();
+            let refusal = PodRequest::of_new(&pod, &ResourceNames::default()).err().map(|error| format!(" ({error})"));
+            lines.push(format!("{}: {request}{}", pod.metadata.name.unwrap_or_default(), refusal.unwrap_or_default()));
+        }
+    }
+    lines.sort();
+    insta::assert_snapshot!(lines.join("\n"), @r#"
+    hami-core: 50 % of memory and 50 % of core on 1 device
+    other-device: example.com/npu-core 6
+    rdma-and-fpga: 50 % of memory on 1 device, koordinator.sh/fpga 100, koordinator.sh/rdma 50
+    whole-gpu: 2 whole GPUs
+    with-webhooks: 200 % of memory and 200 % of core on 2 devices (container "main" asks for koordinator.sh/gpu-memory-ratio (200) but not for koordinator.sh/gpu.shared; without it kubelet does not ask for a device)
+    "#);
 }
 
 /// Nodes of the demo count in MiB, nodes of a cluster in GiB.
