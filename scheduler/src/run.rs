@@ -143,7 +143,8 @@ async fn client(config: &Config) -> anyhow::Result<Client> {
 
 fn start_log(log: &Log) -> anyhow::Result<()> {
     let filter = EnvFilter::try_new(&log.level).with_context(|| format!("--log-level {:?}", log.level))?;
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // A line that cannot be written, as on a full disk, is lost: saying so would end the task that wanted to write it.
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).log_internal_errors(false);
     let builder = builder.with_ansi(std::io::stderr().is_terminal());
     let started = match log.format {
         LogFormat::Text => builder.try_init(),

@@ -106,8 +106,6 @@ impl Kubelet {
     }
 
     /// Kills the kubelet process and starts it again; containers go on running meanwhile.
-    ///
-    /// A machine that reboots is [`Kubelet::stop`] and [`Kubelet::start`] with the same directory.
     pub async fn restart(&mut self) -> Result<(), StartupError> {
         self.restart_with(|_| {}).await
     }
@@ -117,6 +115,13 @@ impl Kubelet {
         self.process.stop().await;
         meanwhile(&self.lasting.config);
         self.process = Process::start(self.lasting.clone())?;
+        Ok(())
+    }
+
+    /// The machine reboots: all containers are gone, and kubelet starts with what it has written down.
+    pub async fn reboot(&mut self) -> Result<(), StartupError> {
+        self.process.stop().await;
+        *self = Self::start(KubeletConfig::clone(&self.lasting.config))?;
         Ok(())
     }
 

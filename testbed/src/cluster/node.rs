@@ -210,6 +210,28 @@ impl SimulatedNode {
         Ok(plugin.restart().await?)
     }
 
+    /// Kills its plugin and starts it with another value of a flag.
+    pub async fn restart_plugin_with(&mut self, flag: &str, value: &str) -> Result<()> {
+        let args = &mut self.invocation.args;
+        let at = args.iter().position(|arg| arg == flag).with_context(|| format!("the plugin is not started with {flag}"))?;
+        value.clone_into(args.get_mut(at + 1).with_context(|| format!("{flag} has no value"))?);
+        let plugin = self.plugin.as_mut().context("no plugin runs on this node")?;
+        Ok(plugin.restart_as(self.invocation.clone()).await?)
+    }
+
+    /// Tells its plugin to end, and then starts another one, as a `DaemonSet` does; whether the old one ended cleanly.
+    pub async fn replace_plugin(&mut self, grace: Duration) -> Result<bool> {
+        let is_clean = self.plugin.take().context("no plugin runs on this node")?.stop(grace).await;
+        self.start_plugin(&[])?;
+        Ok(is_clean)
+    }
+
+    /// Ends everything that runs on it, and starts its kubelet; the plugin comes when somebody starts it.
+    pub async fn reboot(&mut self) -> Result<()> {
+        self.remove_plugin().await;
+        Ok(self.kubelet.reboot().await?)
+    }
+
     /// Installs the plugin where none runs, with these flags behind its own.
     pub fn start_plugin(&mut self, more: &[&str]) -> Result<()> {
         let mut invocation = self.invocation.clone();

@@ -1,25 +1,22 @@
-//! What nodes go through in their lives, on a cluster of the real daemons: the API server away, for a moment or for ten minutes,
-//! for everybody or for the plugin alone.
+//! The API server away, for a moment or for ten minutes.
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use proto::resource::GPU_MEM;
 use rstest::rstest;
 use testbed::apiserver::{Fault, Matching};
 use testbed::cluster::{Cluster, Health, NodeSpec, Spec};
-use testbed::invariants;
 use testbed::kubelet::Kubelet;
-use testbed::observer::{Snapshot, is_running};
+use testbed::observer::Snapshot;
 use testbed::pods::{PodSpec, Pods};
 
-const DEADLINE: Duration = Duration::from_secs(60);
+use crate::{DEADLINE, LOOK, seen, starts, starts_again, until_run, until_told, verify};
+
 /// A short time without the API server: longer than a request of the plugin may take.
 const A_WHILE: Duration = Duration::from_secs(12);
 /// Pause between restarts of a container.
 const BEAT: Duration = Duration::from_secs(2);
-/// How long a container that must not start is watched.
-const LOOK: Duration = Duration::from_secs(3);
 
 /// Two nodes of two GPUs of 16 GiB, whose plugins give containers their devices in this manner.
 async fn cluster(inject: &'static str) -> Result<(Cluster, Pods)> {
@@ -27,53 +24,6 @@ async fn cluster(inject: &'static str) -> Result<(Cluster, Pods)> {
     let cluster = Cluster::start(Spec::of(vec![node("n1"), node("n2")])).await?;
     let pods = Pods::of(cluster.client(), "default");
     Ok((cluster, pods))
-}
-
-async fn until_run(cluster: &Cluster, names: &[&str]) -> Result<()> {
-    let is_up = |snapshot: &Snapshot, name: &str| snapshot.pod(&format!("default/{name}")).is_some_and(is_running);
-    let all_up = |snapshot: &Snapshot| names.iter().all(|name| is_up(snapshot, name)).then_some(());
-    cluster.until(&format!("{} to run", names.join(", ")), DEADLINE, all_up).await
-}
-
-fn starts(kubelet: &Kubelet, name: &str) -> u32 {
-    kubelet.container("default", name, "main").map_or(0, |container| container.starts)
-}
-
-/// Ends a container, and waits until kubelet has started it again; what it sees.
-async fn starts_again(kubelet: &Kubelet, name: &str) -> Result<String> {
-    let before = starts(kubelet, name);
-    kubelet.restart_container("default", name, "main")?;
-    ensure!(kubelet.until(DEADLINE, |kubelet| starts(kubelet, name) > before).await, "the container of {name} does not start again");
-    seen(kubelet, name)
-}
-
-fn seen(kubelet: &Kubelet, name: &str) -> Result<String> {
-    let container = kubelet.container("default", name, "main").with_context(|| format!("{name} has no container"))?;
-    container.env.get(invariants::VISIBLE_DEVICES).cloned().with_context(|| format!("{name} sees nothing"))
-}
-
-/// Nothing that has started sees what is not counted for it, and nothing is counted twice.
-async fn verify(cluster: &Cluster) -> Result<()> {
-    let snapshot = Snapshot::of(cluster.api().cluster());
-    let accounts = invariants::accounts(&snapshot, &std::collections::BTreeSet::new());
-    ensure!(accounts.violations.is_empty(), "{:?}", accounts.violations);
-    let misfits = invariants::misfits(&invariants::sights(cluster.client(), &snapshot).await?);
-    ensure!(misfits.is_empty(), "{misfits:?}");
-    Ok(())
-}
-
-/// Waits for an event of this reason on an object.
-async fn until_told(cluster: &Cluster, object: &str, reason: &str) -> Result<()> {
-    let is_told = || {
-        let events = cluster.api().cluster().list("events", None).unwrap_or_default();
-        events.iter().any(|event| event["reason"] == reason && event["involvedObject"]["name"] == object)
-    };
-    let told = async {
-        while !is_told() {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    };
-    tokio::time::timeout(DEADLINE, told).await.with_context(|| format!("no event {reason} on {object}"))
 }
 
 /// Nobody reaches the API server for so long. Containers start again and see what they saw; a GPU that falls sick is taken from

@@ -1,0 +1,64 @@
+//! What nodes go through in their lives, on a cluster of the real daemons.
+
+mod api_server;
+mod node;
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use testbed::cluster::Cluster;
+use testbed::invariants;
+use testbed::kubelet::Kubelet;
+use testbed::observer::{Snapshot, is_running};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+/// How long a container that must not start is watched.
+const LOOK: Duration = Duration::from_secs(3);
+
+async fn until_run(cluster: &Cluster, names: &[&str]) -> Result<()> {
+    let is_up = |snapshot: &Snapshot, name: &str| snapshot.pod(&format!("default/{name}")).is_some_and(is_running);
+    let all_up = |snapshot: &Snapshot| names.iter().all(|name| is_up(snapshot, name)).then_some(());
+    cluster.until(&format!("{} to run", names.join(", ")), DEADLINE, all_up).await
+}
+
+fn starts(kubelet: &Kubelet, name: &str) -> u32 {
+    kubelet.container("default", name, "main").map_or(0, |container| container.starts)
+}
+
+/// Ends a container, and waits until kubelet has started it again; what it sees.
+async fn starts_again(kubelet: &Kubelet, name: &str) -> Result<String> {
+    let before = starts(kubelet, name);
+    kubelet.restart_container("default", name, "main")?;
+    ensure!(kubelet.until(DEADLINE, |kubelet| starts(kubelet, name) > before).await, "the container of {name} does not start again");
+    seen(kubelet, name)
+}
+
+fn seen(kubelet: &Kubelet, name: &str) -> Result<String> {
+    let container = kubelet.container("default", name, "main").with_context(|| format!("{name} has no container"))?;
+    container.env.get(invariants::VISIBLE_DEVICES).cloned().with_context(|| format!("{name} sees nothing"))
+}
+
+/// Nothing that has started sees what is not counted for it, and nothing is counted twice.
+async fn verify(cluster: &Cluster) -> Result<()> {
+    let snapshot = Snapshot::of(cluster.api().cluster());
+    let accounts = invariants::accounts(&snapshot, &std::collections::BTreeSet::new());
+    ensure!(accounts.violations.is_empty(), "{:?}", accounts.violations);
+    let misfits = invariants::misfits(&invariants::sights(cluster.client(), &snapshot).await?);
+    ensure!(misfits.is_empty(), "{misfits:?}");
+    Ok(())
+}
+
+/// Waits for an event of this reason on an object.
+async fn until_told(cluster: &Cluster, object: &str, reason: &str) -> Result<()> {
+    let is_told = || {
+        let events = cluster.api().cluster().list("events", None).unwrap_or_default();
+        events.iter().any(|event| event["reason"] == reason && event["involvedObject"]["name"] == object)
+    };
+    let told = async {
+        while !is_told() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let log = || cluster.nodes().filter_map(|node| node.plugin()).map(testbed::daemons::Daemon::log_tail).collect::<String>();
+    tokio::time::timeout(DEADLINE, told).await.with_context(|| format!("no event {reason} on {object}: {}", log()))
+}

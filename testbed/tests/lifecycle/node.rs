@@ -1,0 +1,233 @@
+//! A node's plugin replaced or told otherwise, its GPUs changed, its disk unusable, the machine rebooted.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use proto::resource::{GPU_MEM, GPU_MEMORY};
+use testbed::cluster::{Cluster, GpuSpec, NodeSpec, Spec};
+use testbed::invariants;
+use testbed::kubelet::{Kubelet, RunState};
+use testbed::observer::{Snapshot, phase, unscheduled_because};
+use testbed::pods::{PodSpec, Pods};
+
+use crate::{DEADLINE, LOOK, seen, starts, starts_again, until_run, until_told, verify};
+
+/// How long a plugin may take to end.
+const GRACE: Duration = Duration::from_secs(10);
+
+async fn cluster_of(node: NodeSpec) -> Result<(Cluster, Pods)> {
+    let cluster = Cluster::start(Spec::of(vec![node])).await?;
+    let pods = Pods::of(cluster.client(), "default");
+    Ok((cluster, pods))
+}
+
+/// A node whose GPUs have 16 GiB each.
+fn node_of(n_gpus: usize) -> NodeSpec {
+    NodeSpec::new("n1", &vec![16384; n_gpus])
+}
+
+async fn run(cluster: &Cluster, pods: &Pods, name: &str, units: u64) -> Result<()> {
+    pods.create(&PodSpec::new(name, &[(GPU_MEM, &units.to_string())])).await?;
+    until_run(cluster, &[name]).await
+}
+
+/// Creates a pod that finds no room, and waits until it has been told so.
+async fn waits(cluster: &Cluster, pods: &Pods, name: &str, units: u64) -> Result<()> {
+    pods.create(&PodSpec::new(name, &[(GPU_MEM, &units.to_string())])).await?;
+    let is_told = |snapshot: &Snapshot| snapshot.pod(name).and_then(unscheduled_because).map(drop);
+    cluster.until(&format!("{name} to be refused"), DEADLINE, is_told).await
+}
+
+/// Watches a container for a while that must not start.
+async fn stays(kubelet: &Kubelet, name: &str, n_starts: u32) -> Result<()> {
+    let is_up = |kubelet: &Kubelet| {
+        let container = kubelet.container("default", name, "main");
+        container.is_some_and(|container| container.starts > n_starts && matches!(container.state, RunState::Running { .. }))
+    };
+    ensure!(!kubelet.until(LOOK, is_up).await, "{name} has started");
+    Ok(())
+}
+
+async fn until_up(kubelet: &Kubelet, name: &str, n_starts: u32) -> Result<String> {
+    ensure!(kubelet.until(DEADLINE, |kubelet| starts(kubelet, name) > n_starts).await, "{name} does not start");
+    seen(kubelet, name)
+}
+
+/// What has been recorded in bytes stays so, kubelet's IDs of before mean what they meant, and new pods ask in the new unit.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_memory_unit_changes_under_running_pods() -> Result<()> {
+    let (mut cluster, pods) = cluster_of(node_of(2)).await?;
+    run(&cluster, &pods, "old", 4).await?;
+    let node = cluster.node("n1")?;
+    let of_old = seen(node.kubelet(), "old")?;
+    node.restart_plugin_with("--memory-unit", "MiB").await?;
+    let units = |kubelet: &Kubelet| kubelet.capacity().get(GPU_MEM).copied();
+    ensure!(node.kubelet().until(DEADLINE, |kubelet| units(kubelet) == Some((32768, 32768))).await, "kubelet knows no MiB");
+    ensure!(starts_again(node.kubelet(), "old").await? == of_old, "it sees another GPU");
+    let is_told = |snapshot: &Snapshot| (invariants::memory_unit(snapshot, "n1") == 1 << 20).then_some(());
+    cluster.until("the unit to be told", DEADLINE, is_told).await?;
+    cluster.until_ready(DEADLINE).await?;
+    run(&cluster, &pods, "whole", 16384).await?;
+    run(&cluster, &pods, "rest", 12288).await?;
+    waits(&cluster, &pods, "more", 1).await?;
+    let node = cluster.node("n1")?;
+    ensure!(seen(node.kubelet(), "whole")? != of_old && seen(node.kubelet(), "rest")? == of_old, "12 GiB are left beside the 4");
+    node.restart_kubelet().await?;
+    ensure!(node.kubelet().until(DEADLINE, |kubelet| units(kubelet) == Some((32768, 32768))).await, "the plugin does not register");
+    ensure!(node.kubelet().until(DEADLINE, Kubelet::has_synced).await, "kubelet does not go on");
+    ensure!(starts_again(node.kubelet(), "old").await? == of_old, "it sees another GPU");
+    until_run(&cluster, &["old", "whole", "rest"]).await
+}
+
+/// A GPU comes; one is taken out, and is sick; then the driver's list says that another is there in its place, or that it is
+/// in MIG mode, which is the same to a plugin that does not share instances: it is gone. When it is back all is well.
+#[tokio::test(flavor = "multi_thread")]
+async fn gpus_come_and_go() -> Result<()> {
+    let (mut cluster, pods) = cluster_of(node_of(1)).await?;
+    let these = |minors: &[usize]| -> Vec<GpuSpec> {
+        let all = node_of(3).gpus;
+        minors.iter().filter_map(|minor| all.get(*minor).cloned()).collect()
+    };
+    run(&cluster, &pods, "first", 12).await?;
+    cluster.node("n1")?.set_gpus(these(&[0, 1]))?;
+    until_told(&cluster, "n1", "GPUAdded").await?;
+    run(&cluster, &pods, "second", 12).await?;
+    let node = cluster.node("n1")?;
+    ensure!(seen(node.kubelet(), "first")? == "GPU-n1-0" && seen(node.kubelet(), "second")? == "GPU-n1-1", "the new GPU is not used");
+
+    node.set_gpus(these(&[1]))?;
+    until_told(&cluster, "n1", "GPUUnhealthy").await?;
+    until_told(&cluster, "first", "GPUUnhealthy").await?;
+    // kube-scheduler counts what the first pod asks for as taken from the units that are left.
+    waits(&cluster, &pods, "third", 4).await?;
+    let node = cluster.node("n1")?;
+    let before = starts(node.kubelet(), "first");
+    node.kubelet().restart_container("default", "first", "main")?;
+    stays(node.kubelet(), "first", before).await?;
+
+    node.set_gpus(these(&[1, 2]))?;
+    until_told(&cluster, "n1", "GPUGone").await?;
+    until_run(&cluster, &["third"]).await?;
+    let node = cluster.node("n1")?;
+    ensure!(["GPU-n1-1", "GPU-n1-2"].contains(&&*seen(node.kubelet(), "third")?), "it is on a GPU that is not there");
+    stays(node.kubelet(), "first", before).await?;
+
+    node.set_gpus(these(&[0, 1, 2]))?;
+    ensure!(until_up(node.kubelet(), "first", before).await? == "GPU-n1-0", "it sees another GPU");
+    until_run(&cluster, &["first", "second", "third"]).await?;
+    verify(&cluster).await
+}
+
+/// Who may be root is not kept from writing by permissions; a file in place of the directory keeps everybody from it.
+struct Blocked(PathBuf);
+
+impl Blocked {
+    fn cdi_dir(kubelet: &Kubelet) -> Result<Self> {
+        let dir = kubelet.config().cdi_dirs.first().context("no directory of CDI specs")?.clone();
+        std::fs::rename(&dir, dir.with_extension("aside"))?;
+        std::fs::write(&dir, "not a directory")?;
+        Ok(Self(dir))
+    }
+
+    fn unblock(self) -> Result<()> {
+        std::fs::remove_file(&self.0)?;
+        Ok(std::fs::rename(self.0.with_extension("aside"), &self.0)?)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_can_be_written_where_cdi_specs_are() -> Result<()> {
+    let (mut cluster, pods) = cluster_of(NodeSpec { inject: "cdi", ..node_of(1) }).await?;
+    run(&cluster, &pods, "before", 4).await?;
+    let blocked = Blocked::cdi_dir(cluster.node("n1")?.kubelet())?;
+    pods.create(&PodSpec::new("meanwhile", &[(GPU_MEM, "4")])).await?;
+    until_told(&cluster, "meanwhile", "GPUNotReady").await?;
+    stays(cluster.node("n1")?.kubelet(), "meanwhile", 0).await?;
+    blocked.unblock()?;
+    until_run(&cluster, &["before", "meanwhile"]).await?;
+    verify(&cluster).await?;
+
+    // A plugin that does without; what was given by CDI before still needs it.
+    let node = cluster.node("n1")?;
+    let blocked = Blocked::cdi_dir(node.kubelet())?;
+    node.restart_plugin_with("--inject", "envvar").await?;
+    cluster.until_ready(DEADLINE).await?;
+    run(&cluster, &pods, "by-variable", 4).await?;
+    let node = cluster.node("n1")?;
+    let by_cdi = |name: &str| node.kubelet().container("default", name, "main").map(|container| container.cdi_devices.len());
+    ensure!((by_cdi("before"), by_cdi("by-variable")) == (Some(1), Some(0)), "not in the manner that is possible");
+    let before = starts(node.kubelet(), "before");
+    node.kubelet().restart_container("default", "before", "main")?;
+    stays(node.kubelet(), "before", before).await?;
+    blocked.unblock()?;
+    until_up(node.kubelet(), "before", before).await?;
+    until_run(&cluster, &["before", "meanwhile", "by-variable"]).await?;
+    verify(&cluster).await
+}
+
+/// Lets the plugin write no byte to any file, or lets it again.
+async fn fill_disk(cluster: &mut Cluster, is_full: bool) -> Result<()> {
+    let pid = cluster.node("n1")?.plugin().and_then(testbed::daemons::Daemon::pid).context("no plugin runs")?;
+    let limit = if is_full { "--fsize=0:" } else { "--fsize=unlimited:" };
+    let status = tokio::process::Command::new("prlimit").args(["--pid", &pid.to_string(), limit]).status().await?;
+    ensure!(status.success(), "prlimit ended with {status}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_disk_is_full() -> Result<()> {
+    let (mut cluster, pods) = cluster_of(NodeSpec { disk_may_be_full: true, inject: "cdi", ..node_of(1) }).await?;
+    run(&cluster, &pods, "before", 4).await?;
+    fill_disk(&mut cluster, true).await?;
+    pods.create(&PodSpec::new("meanwhile", &[(GPU_MEM, "4")])).await?;
+    until_told(&cluster, "meanwhile", "GPUNotReady").await?;
+    let kubelet = cluster.node("n1")?.kubelet();
+    stays(kubelet, "meanwhile", 0).await?;
+    ensure!(starts_again(kubelet, "before").await? == "GPU-n1-0", "a spec that is there needs no write");
+    fill_disk(&mut cluster, false).await?;
+    until_run(&cluster, &["before", "meanwhile"]).await?;
+    verify(&cluster).await
+}
+
+/// kubelet and node status know the resources all the time, and no pod is turned away.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upgrade_loses_no_resource() -> Result<()> {
+    let (mut cluster, pods) = cluster_of(node_of(2)).await?;
+    run(&cluster, &pods, "before", 4).await?;
+    let api = cluster.api().cluster().clone();
+    let node = cluster.node("n1")?;
+    let is_listed = |kubelet: &Kubelet| {
+        let status = api.get("nodes", "", "n1").map(|node| node["status"]["capacity"].clone()).unwrap_or_default();
+        kubelet.capacity().contains_key(GPU_MEM)
+            && [GPU_MEM, GPU_MEMORY].iter().all(|name| status[*name].as_str().is_some_and(|n| n != "0"))
+    };
+    for _ in 0..3 {
+        let before = node.kubelet().n_registrations();
+        ensure!(node.replace_plugin(GRACE).await?, "the old plugin did not end cleanly");
+        let mut lost = false;
+        let is_back = |kubelet: &Kubelet| {
+            lost |= !is_listed(kubelet);
+            kubelet.n_registrations() > before && kubelet.capacity().values().all(|(_, healthy)| *healthy > 0)
+        };
+        ensure!(node.kubelet().until(DEADLINE, is_back).await, "the new plugin does not register");
+        ensure!(!lost, "a resource was lost");
+    }
+    run(&cluster, &pods, "after", 4).await?;
+    until_run(&cluster, &["before", "after"]).await?;
+    verify(&cluster).await
+}
+
+/// kubelet turns away what ran before, as nobody answers for its devices; those are free at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reboot_with_the_plugin_late() -> Result<()> {
+    let (mut cluster, pods) = cluster_of(node_of(1)).await?;
+    run(&cluster, &pods, "before", 16).await?;
+    cluster.node("n1")?.reboot().await?;
+    let is_failed = |snapshot: &Snapshot| snapshot.pod("before").is_some_and(|pod| phase(pod) == "Failed").then_some(());
+    cluster.until("the pod to be turned away", DEADLINE, is_failed).await?;
+    cluster.node("n1")?.start_plugin(&[])?;
+    cluster.until_ready(DEADLINE).await?;
+    run(&cluster, &pods, "after", 16).await?;
+    verify(&cluster).await
+}
