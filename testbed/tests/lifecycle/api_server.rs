@@ -60,11 +60,10 @@ async fn away(inject: &'static str, period: Duration) -> Result<()> {
     cluster.node("n1")?.restart_kubelet().await?;
     tokio::time::sleep(period.saturating_sub(began.elapsed()).max(LOOK)).await;
     ensure!(starts(cluster.node("n2")?.kubelet(), "b") == before, "b starts though nobody can know what it may see");
-    eprintln!("{} requests failed in {:?}; a started {n_restarts} times again", gone.hits(), began.elapsed());
+    ensure!(gone.hits() > 0 && n_restarts > 0, "nothing was tried meanwhile");
     gone.remove();
     cluster.api().cluster().compact();
 
-    let back = Instant::now();
     let kubelet = cluster.node("n2")?.kubelet();
     ensure!(
         kubelet.until(DEADLINE, |kubelet| starts(kubelet, "b") > before).await,
@@ -73,17 +72,14 @@ async fn away(inject: &'static str, period: Duration) -> Result<()> {
         cluster.node("n2")?.plugin().map(testbed::daemons::Daemon::log_tail).unwrap_or_default()
     );
     ensure!(seen(kubelet, "b")? == of_b, "b sees another GPU than before");
-    eprintln!("b started after {:?}", back.elapsed());
     let is_sick = |snapshot: &Snapshot| {
         let device = snapshot.devices.get("n1")?.spec.devices.iter().find(|info| info.minor == i32::try_from(idle).ok())?;
         (!device.health).then_some(())
     };
     cluster.until("the sick GPU to be published", DEADLINE, is_sick).await?;
     until_told(&cluster, "n1", "GPUUnhealthy").await?;
-    eprintln!("everything was told after {:?}", back.elapsed());
     pods.create(&PodSpec::new("new", &[(GPU_MEM, "12")]).on("n2")).await?;
     until_run(&cluster, &["a", "b", "new"]).await?;
-    eprintln!("a new pod ran after {:?}", back.elapsed());
     ensure!(starts_again(cluster.node("n1")?.kubelet(), "a").await? == of_a, "a sees another GPU than before");
     verify(&cluster).await
 }

@@ -52,7 +52,10 @@ async fn verify(cluster: &Cluster) -> Result<()> {
 async fn until_told(cluster: &Cluster, object: &str, reason: &str) -> Result<()> {
     let is_told = || {
         let events = cluster.api().cluster().list("events", None).unwrap_or_default();
-        events.iter().any(|event| event["reason"] == reason && event["involvedObject"]["name"] == object)
+        events.iter().any(|event| {
+            event.pointer("/reason").is_some_and(|text| text == reason)
+                && event.pointer("/involvedObject/name").is_some_and(|name| name == object)
+        })
     };
     let told = async {
         while !is_told() {

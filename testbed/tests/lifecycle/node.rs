@@ -198,9 +198,10 @@ async fn an_upgrade_loses_no_resource() -> Result<()> {
     let api = cluster.api().cluster().clone();
     let node = cluster.node("n1")?;
     let is_listed = |kubelet: &Kubelet| {
-        let status = api.get("nodes", "", "n1").map(|node| node["status"]["capacity"].clone()).unwrap_or_default();
+        let status =
+            api.get("nodes", "", "n1").map(|node| node.pointer("/status/capacity").cloned().unwrap_or_default()).unwrap_or_default();
         kubelet.capacity().contains_key(GPU_MEM)
-            && [GPU_MEM, GPU_MEMORY].iter().all(|name| status[*name].as_str().is_some_and(|n| n != "0"))
+            && [GPU_MEM, GPU_MEMORY].iter().all(|name| status.get(*name).is_some_and(|amount| amount != "0"))
     };
     for _ in 0..3 {
         let before = node.kubelet().n_registrations();
