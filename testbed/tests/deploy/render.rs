@@ -132,9 +132,12 @@ fn apply_patch(folder: &Path, patch: &Patch, objects: &mut Vec<Value>) {
     let document = documents(&read(&folder.join(&patch.path))).remove(0);
     let Some(target) = &patch.target else { return remove(&document, objects) };
     let operations: json_patch::Patch = serde_json::from_value(document).unwrap();
-    let is_meant = |object: &&mut Value| {
-        object["kind"] == *target.kind && target.name.as_ref().is_none_or(|name| object["metadata"]["name"] == **name)
+    let is_named = |object: &Value, pattern: &str| match (pattern.strip_suffix(".*"), object["metadata"]["name"].as_str()) {
+        (Some(prefix), Some(name)) => name.starts_with(prefix),
+        (_, name) => name == Some(pattern),
     };
+    let is_meant =
+        |object: &&mut Value| object["kind"] == *target.kind && target.name.as_ref().is_none_or(|pattern| is_named(object, pattern));
     let mut n_meant = 0;
     for object in objects.iter_mut().filter(is_meant) {
         n_meant += 1;
@@ -213,6 +216,7 @@ fn every_kustomization_is_known() {
     components/webhook-configurations/kustomization.yaml
     components/webhooks-cert-manager/kustomization.yaml
     components/webhooks/kustomization.yaml
+    components/whole-gpus/kustomization.yaml
     overlays/simulated/kustomization.yaml
     samples/Kustomization
     ");

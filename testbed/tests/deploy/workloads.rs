@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::daemons::{DEVICE_PLUGIN, Daemon, SCHEDULER};
 use crate::leader::LEADER_LABEL;
-use crate::render::{render, render_base_with};
+use crate::render::{render, render_base_with, render_with};
 use crate::{all, find, texts};
 
 const FOLDERS: [&str; 3] = ["base", "overlays/simulated", "attach/second-scheduler"];
@@ -250,4 +250,43 @@ fn policy_covers_the_resources_that_the_plugin_publishes() {
 /// Says so by leaving the list out, as the API server does: an empty one would differ from what is stored at every `apply`.
 fn admits_nobody(policy: &Value) -> bool {
     policy["spec"]["policyTypes"] == json!(["Ingress"]) && policy["spec"].get("ingress").is_none()
+}
+
+/// The DaemonSet for nodes where our plugin serves whole GPUs is a copy, as kustomize cannot make one.
+#[test]
+fn whole_gpus_differ_from_the_base_by_a_label_and_a_flag() {
+    let objects = render_base_with("components/whole-gpus");
+    let whole_name = format!("{}-whole-gpus", DEVICE_PLUGIN.name);
+    for kind in ["DaemonSet", "NetworkPolicy"] {
+        let (plain, whole) = (find(&objects, kind, DEVICE_PLUGIN.name), find(&objects, kind, &whole_name));
+        let mut expected = plain.clone();
+        if kind == "DaemonSet" {
+            let affinity = expected["spec"]["template"]["spec"].as_object_mut().unwrap().remove("affinity").unwrap();
+            let terms = &affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"];
+            assert_eq!(terms[0]["matchExpressions"], json!([{"key": "gpushare/whole-gpus", "operator": "NotIn", "values": ["true"]}]));
+            let pod = &mut expected["spec"]["template"]["spec"];
+            pod["nodeSelector"]["gpushare/whole-gpus"] = json!("true");
+            let args = pod["containers"][0]["args"].as_array_mut().unwrap();
+            args.insert(1, json!("--vendor-resource=nvidia.com/gpu=ours"));
+            DEVICE_PLUGIN.accepts(&texts(&pod["containers"][0]["args"])).unwrap();
+        }
+        let label = format!("app.kubernetes.io/name\":\"{}\"", DEVICE_PLUGIN.name);
+        let expected = expected.to_string().replace(&label, &format!("app.kubernetes.io/name\":\"{whole_name}\""));
+        let mut expected: Value = serde_json::from_str(&expected).unwrap();
+        expected["metadata"]["name"] = json!(whole_name);
+        assert_eq!(*whole, expected, "{kind}");
+    }
+}
+
+/// A component that changes the plugin changes it on all nodes.
+#[test]
+fn components_change_both_daemon_sets() {
+    for component in ["components/nri", "components/nvidia-runtime-class", "components/simulated"] {
+        let (plain, whole) = (render("base"), render_with("base", &["components/whole-gpus", component]));
+        let before = find(&plain, "DaemonSet", DEVICE_PLUGIN.name).to_string().len();
+        for daemon_set in all(&whole, "DaemonSet") {
+            assert!(daemon_set.to_string().len() > before, "{component}");
+        }
+        assert_eq!(all(&whole, "DaemonSet").len(), 2);
+    }
 }
