@@ -252,7 +252,7 @@ fn admits_nobody(policy: &Value) -> bool {
     policy["spec"]["policyTypes"] == json!(["Ingress"]) && policy["spec"].get("ingress").is_none()
 }
 
-/// The DaemonSet for nodes where our plugin serves whole GPUs is a copy, as kustomize cannot make one.
+/// The `DaemonSet` for nodes where our plugin serves whole GPUs is a copy, as kustomize cannot make one.
 #[test]
 fn whole_gpus_differ_from_the_base_by_a_label_and_a_flag() {
     let objects = render_base_with("components/whole-gpus");
