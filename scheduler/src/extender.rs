@@ -5,11 +5,12 @@
 pub mod binding;
 pub mod filter;
 pub mod inspect;
+mod patience;
 pub mod prioritize;
 mod remembered;
 mod turns;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::Router;
@@ -31,6 +32,7 @@ use crate::index::{Index, Shared};
 use crate::leader::{LABEL, Leadership, NotLeading};
 use crate::metrics::{Ending, Metrics, Timer, Verb};
 use crate::serve::ClientCertificate;
+use patience::Patience;
 use remembered::Remembered;
 use turns::Turns;
 
@@ -42,6 +44,8 @@ pub struct Extender {
     binder: Binder,
     /// Pods that filters were asked about and no watch has shown yet.
     remembered: Mutex<Remembered>,
+    /// Which refusals are thought over.
+    patience: Mutex<Patience>,
     /// By pod UID.
     turns: Turns,
     /// By node name.
@@ -64,9 +68,6 @@ struct Limits {
     read_timeout: Duration,
     client_certificate: bool,
 }
-
-/// A verb that needs memory only: request bytes in, answer bytes out.
-type Answer = fn(&Extender, &[u8], Instant) -> Result<Vec<u8>, RequestFailure>;
 
 /// A request that is not answered with what it asks for.
 #[derive(Debug, thiserror::Error)]
@@ -146,6 +147,7 @@ impl Extender {
             metrics,
             binder,
             remembered: Mutex::default(),
+            patience: Mutex::default(),
             turns: Turns::default(),
             node_turns: Turns::default(),
             resolving: Mutex::default(),
@@ -252,29 +254,50 @@ async fn metrics(registry: Arc<Registry>) -> Response {
 }
 
 async fn filter(State(extender): State<Arc<Extender>>, request: Request<Body>) -> Response {
-    extender.answer(Verb::Filter, request, filter::answer).await
+    let body = extender.receive(request).await;
+    let mut timer = extender.metrics.time(Verb::Filter);
+    let _permit = extender.answering.acquire().await;
+    let answer = match body {
+        Ok(body) => extender.consider(&body).await,
+        Err(failure) => Err(failure),
+    };
+    let answer = match answer {
+        Err(RequestFailure::NotLeading(reason)) => {
+            timer.ending = Ending::NotLeading;
+            filter::refusal(reason)
+        }
+        answer => answer,
+    };
+    respond(&mut timer, answer)
 }
 
 async fn prioritize(State(extender): State<Arc<Extender>>, request: Request<Body>) -> Response {
-    extender.answer(Verb::Prioritize, request, prioritize::answer).await
+    let body = extender.receive(request).await;
+    let mut timer = extender.metrics.time(Verb::Prioritize);
+    let _permit = extender.answering.acquire().await;
+    let leads = |body| extender.leads().map(|()| body).map_err(RequestFailure::from);
+    let answer = body.and_then(leads).and_then(|body| prioritize::answer(&extender, &body));
+    respond(&mut timer, answer)
 }
 
 impl Extender {
-    /// Answers a verb that needs memory only.
-    async fn answer(&self, verb: Verb, request: Request<Body>, answer: Answer) -> Response {
-        let body = self.receive(request).await;
-        let mut timer = self.metrics.time(verb);
-        let _permit = self.answering.acquire().await;
-        let leads = |body| self.leads().map(|()| body).map_err(RequestFailure::from);
-        let answer = match body.and_then(leads) {
-            Ok(body) => answer(self, &body, now()),
-            Err(RequestFailure::NotLeading(reason)) if verb == Verb::Filter => {
-                timer.ending = Ending::NotLeading;
-                filter::refusal(reason)
-            }
-            Err(failure) => Err(failure),
-        };
-        respond(&mut timer, answer)
+    /// Answers a filter from memory; a refusal that may come too early is thought over, once.
+    async fn consider(&self, body: &[u8]) -> Result<Vec<u8>, RequestFailure> {
+        self.leads()?;
+        let mut answer = filter::answer(self, body, now())?;
+        if let Some(refused) = answer.refused.take().filter(|refused| self.patience().is_early(refused, now())) {
+            let has_news = patience::news(&self.index, &refused).await;
+            self.leads()?;
+            answer = filter::answer(self, body, now())?;
+            self.patience().thought_over(answer.refused.as_ref(), has_news, now());
+            self.metrics.thought_over(answer.refused.is_none());
+        }
+        answer.count(&self.metrics);
+        Ok(answer.json)
+    }
+
+    fn patience(&self) -> MutexGuard<'_, Patience> {
+        self.patience.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether this replica decides; a client that comes to the wrong one has to connect anew.

@@ -200,6 +200,11 @@ impl Index {
         self.pods.get(uid).map(|entry| &entry.facts)
     }
 
+    /// Whether a watch has shown this pod, which asks for our resources.
+    pub fn is_shown(&self, uid: &str) -> bool {
+        self.pods.get(uid).is_some_and(|entry| entry.list != 0)
+    }
+
     /// Finds pods by name; more than one while a pod and its successor of the same name overlap.
     pub fn pods_named<'a>(&'a self, namespace: &'a str, name: &'a str) -> impl Iterator<Item = (&'a OwnerId, &'a PodFacts)> {
         let entries = self.pods.iter().map(|(uid, entry)| (uid, &entry.facts));

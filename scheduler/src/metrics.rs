@@ -92,12 +92,18 @@ struct ReasonLabels {
     reason: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ThoughtOverLabels {
+    outcome: &'static str,
+}
+
 /// Counts and times of requests.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     requests: Family<RequestLabels, Counter>,
     seconds: Family<VerbLabels, Histogram, fn() -> Histogram>,
     refusals: Family<ReasonLabels, Counter>,
+    thought_over: Family<ThoughtOverLabels, Counter>,
 }
 
 /// Measures one request; counts it when dropped.
@@ -117,10 +123,13 @@ impl Metrics {
             requests: Family::default(),
             seconds: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
             refusals: Family::default(),
+            thought_over: Family::default(),
         };
         registry.register("requests", "Requests by verb and outcome", metrics.requests.clone());
         registry.register_with_unit("request", "Time from the whole request to its answer", Unit::Seconds, metrics.seconds.clone());
         registry.register("refused_nodes", "Nodes refused by filters, by reason", metrics.refusals.clone());
+        let help = "Refusals of pods held back until a watch had caught up, by what became of them";
+        registry.register("refusals_thought_over", help, metrics.thought_over.clone());
         registry.register_collector(Box::new(State(index)));
         metrics
     }
@@ -133,6 +142,14 @@ impl Metrics {
     /// Counts nodes that a filter refused.
     pub fn refused(&self, reason: Reason, n_nodes: u64) {
         self.refusals.get_or_create(&ReasonLabels { reason: reason.label() }).inc_by(n_nodes);
+    }
+}
+
+impl Metrics {
+    /// Counts a refusal that was held back; whether the pod was let through in the end.
+    pub fn thought_over(&self, fits: bool) {
+        let outcome = if fits { "fits" } else { "refused" };
+        self.thought_over.get_or_create(&ThoughtOverLabels { outcome }).inc();
     }
 }
 

@@ -12,6 +12,8 @@ mod bind_races;
 mod bodies;
 #[path = "extender/devices.rs"]
 mod devices;
+#[path = "extender/early.rs"]
+mod early;
 #[path = "extender/golden.rs"]
 mod golden;
 #[path = "extender/histories.rs"]

@@ -29,6 +29,7 @@ pub struct Fleet {
     pub(crate) hinted: FxHashMap<OwnerId, u32>,
     /// How much each resource counts for the policies that weigh them.
     pub(crate) weights: Weights,
+    n_openings: u64,
 }
 
 #[derive(Debug, Default)]
@@ -49,6 +50,11 @@ impl Fleet {
         Self { weights, ..self }
     }
 
+    /// How often something has changed by which a request may fit that did not: grows with every inventory and release.
+    pub fn n_openings(&self) -> u64 {
+        self.n_openings
+    }
+
     /// Finds a node that has devices, holdings or hints.
     #[inline]
     pub fn node_id(&self, name: &str) -> Option<NodeId> {
@@ -61,6 +67,7 @@ impl Fleet {
     /// Devices that make no sense are left out and reported.
     pub fn set_inventory(&mut self, node: &str, mut inventory: Inventory) -> Vec<InventoryProblem> {
         let problems = inventory.sift();
+        self.n_openings += 1;
         let index = self.index_of(node);
         if let Some(node) = self.at_mut(index) {
             node.set_inventory(Some(inventory));
@@ -94,6 +101,7 @@ impl Fleet {
             node.take(owner);
         }
         self.vacate_if_idle(index);
+        self.n_openings += 1;
         true
     }
 
@@ -123,7 +131,9 @@ impl Fleet {
     }
 
     pub(crate) fn put(&mut self, owner: &OwnerId, index: u32, origin: Origin, holdings: Holdings) {
-        let before = self.owners.insert(owner.clone(), index).filter(|&before| before != index);
+        let before = self.owners.insert(owner.clone(), index);
+        self.n_openings += u64::from(before.is_some());
+        let before = before.filter(|&before| before != index);
         // The new node is filled before anything is vacated: it may be there for the sake of this owner's hint only.
         let held = Held { owner: owner.clone(), origin, holdings };
         if let Some(node) = self.at_mut(index) {

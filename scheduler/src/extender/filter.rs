@@ -17,6 +17,7 @@ use crate::bind::{is_identity, shorten};
 use crate::index::{Index, NodeAsk};
 use crate::inventory;
 use crate::leader::NotLeading;
+use crate::metrics::Metrics;
 
 /// Most bytes that one failed node's entry takes besides its name.
 const ENTRY: usize = 96;
@@ -74,11 +75,44 @@ impl<'a> Wanted<'a> {
     }
 }
 
+/// An answer, and what it comes from.
+#[derive(Debug)]
+pub struct Answer {
+    /// As kube-scheduler reads it.
+    pub json: Vec<u8>,
+    /// The pod, if no node has room for it.
+    pub(super) refused: Option<Refused>,
+    /// The nodes that were found wanting; none where nothing was judged anew.
+    missed: Vec<(usize, Miss)>,
+}
+
+/// A pod that no node has room for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Refused {
+    pub(super) uid: Box<str>,
+    /// Whether no watch has shown the pod yet.
+    pub(super) is_unseen: bool,
+    /// How often room had been made anywhere by then.
+    pub(super) n_openings: u64,
+}
+
+impl Answer {
+    /// Counts the refusals that it tells of.
+    pub(super) fn count(&self, metrics: &Metrics) {
+        for reason in Reason::ALL {
+            let n_nodes = self.missed.iter().filter(|(_, miss)| miss.reason == reason).count();
+            if n_nodes > 0 {
+                metrics.refused(reason, u64::try_from(n_nodes).unwrap_or(u64::MAX));
+            }
+        }
+    }
+}
+
 /// Request bytes in, answer bytes out.
 ///
 /// # Errors
 /// If the bytes are no filter request, or the state is not complete.
-pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Vec<u8>, RequestFailure> {
+pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Answer, RequestFailure> {
     let malformed = |reason: String| RequestFailure::malformed("filter", &reason);
     let args: ExtenderArgs<'_> = serde_json::from_slice(body).map_err(|error| malformed(error.to_string()))?;
     let uid = args.pod.uid();
@@ -97,7 +131,7 @@ pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Vec<u8>,
         Some(rule) if matches!(wanted, Wanted::Room(_)) => Wanted::Impossible(rule),
         _ => wanted,
     };
-    let (judged, json) = match (&args.node_names, args.nodes) {
+    let (mut judged, json) = match (&args.node_names, args.nodes) {
         (Some(names), _) => {
             let judged = judge_names(&index, &wanted, names);
             let json = judged.json(names, body.len(), wanted.rule());
@@ -107,9 +141,9 @@ pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Vec<u8>,
         (None, None) => return Err(malformed("neither NodeNames nor Nodes is given".to_owned())),
     };
     let (is_new, was_hinted) = (index.pod(uid).is_none(), index.is_hinted(uid));
-    if !matches!(wanted, Wanted::Only(_)) {
-        judged.count(extender);
-    }
+    let is_room = matches!(wanted, Wanted::Room(_)) && judged.fitting.is_empty();
+    let refused = is_room.then(|| Refused { uid: uid.into(), is_unseen: !index.is_shown(uid), n_openings: index.fleet().n_openings() });
+    let missed = if matches!(wanted, Wanted::Only(_)) { Vec::new() } else { std::mem::take(&mut judged.missed) };
     // What is kept for later is kept for pods only that the API server can have named.
     let is_pod = facts.as_ref().is_some_and(|facts| is_identity(uid, &facts.namespace, &facts.name));
     let hint = match wanted {
@@ -127,7 +161,7 @@ pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Vec<u8>,
             None => {}
         }
     }
-    Ok(json)
+    Ok(Answer { json, refused, missed })
 }
 
 /// The rule by which the policy against overrides refuses a pod, as the webhook would.
@@ -179,15 +213,6 @@ impl Judged {
     /// The node, if it is the only one that fits.
     fn only(&self) -> Option<NodeId> {
         self.last_fit.filter(|_| self.fitting.len() == 1)
-    }
-
-    fn count(&self, extender: &Extender) {
-        for reason in Reason::ALL {
-            let n_nodes = self.missed.iter().filter(|(_, miss)| miss.reason == reason).count();
-            if n_nodes > 0 {
-                extender.metrics.refused(reason, u64::try_from(n_nodes).unwrap_or(u64::MAX));
-            }
-        }
     }
 
     /// The answer to a request of names.

@@ -1,7 +1,5 @@
 //! `prioritize`: how good each node would be, from 0 to 10.
 
-use std::time::Instant;
-
 use proto::extender::{ExtenderArgs, HostPriority};
 
 use super::filter::Wanted;
@@ -12,7 +10,7 @@ use crate::accounting::PodFacts;
 ///
 /// # Errors
 /// If the bytes are no prioritize request, or the state is not complete.
-pub fn answer(extender: &Extender, body: &[u8], _now: Instant) -> Result<Vec<u8>, RequestFailure> {
+pub fn answer(extender: &Extender, body: &[u8]) -> Result<Vec<u8>, RequestFailure> {
     let malformed = |reason: String| RequestFailure::malformed("prioritize", &reason);
     let args: ExtenderArgs<'_> = serde_json::from_slice(body).map_err(|error| malformed(error.to_string()))?;
     let index = extender.index.read();

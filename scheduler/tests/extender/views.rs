@@ -122,6 +122,7 @@ async fn metrics_count_what_happened() {
     gpushare_scheduler_nodes 1
     gpushare_scheduler_pending_pods 0
     gpushare_scheduler_pods 2
+    gpushare_scheduler_refusals_thought_over_total{outcome="refused"} 1
     gpushare_scheduler_refused_nodes_total{reason="memory"} 1
     gpushare_scheduler_requests_total{verb="bind",outcome="ok"} 1
     gpushare_scheduler_requests_total{verb="filter",outcome="ok"} 1

@@ -36,7 +36,7 @@ fn world(rules: &Rules) -> World {
 fn filter_refusal(World(extender, _): &World, pod: &Value) -> Option<String> {
     let body = json!({"Pod": pod, "NodeNames": ["n"]}).to_string();
     let answer = filter::answer(extender, body.as_bytes(), Instant::now()).unwrap();
-    let answer: Value = serde_json::from_slice(&answer).unwrap();
+    let answer: Value = serde_json::from_slice(&answer.json).unwrap();
     answer["FailedAndUnresolvableNodes"]["n"].as_str().map(str::to_owned)
 }
 
