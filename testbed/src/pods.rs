@@ -76,6 +76,15 @@ impl PodSpec {
         self
     }
 
+    /// With a field of its first container.
+    #[must_use]
+    pub fn with(mut self, field: &str, value: Value) -> Self {
+        if let Some(container) = self.0.pointer_mut("/spec/containers/0") {
+            set(container, field, value);
+        }
+        self
+    }
+
     /// For another scheduler than the default one.
     #[must_use]
     pub fn scheduler(mut self, name: &str) -> Self {

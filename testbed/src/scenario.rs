@@ -33,6 +33,7 @@ mod node_faults;
 mod nonsense;
 mod old_nodes;
 mod other_types;
+mod policies;
 mod replicas;
 mod requests;
 mod runtime_hook;
@@ -80,7 +81,7 @@ pub fn all() -> Vec<Scenario> {
     let groups = [
         group(&harmless, false, &[Stage::Plain, Stage::Webhooks]),
         group(&faults, true, &[Stage::Faults]),
-        group(&[all_devices::BREAKING], true, &[Stage::Faults, Stage::Webhooks]),
+        group(&[all_devices::BREAKING, policies::SCENARIOS], true, &[Stage::Faults, Stage::Webhooks]),
         group(&[webhooks::SCENARIOS], true, &[Stage::Webhooks]),
         group(&[replicas::SCENARIOS], true, &[Stage::Replicas]),
         group(&mixed, true, &[Stage::Mixed]),
