@@ -9,7 +9,7 @@ mod specs;
 
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use clap::ValueEnum;
@@ -23,6 +23,7 @@ use crate::events::Recorder;
 use crate::eviction::evict;
 use crate::exchange::{Exchange, ExchangeFailed};
 use crate::identity::checkpoint::{Allocated, Checkpoint};
+use crate::inject;
 use crate::metrics::{Metrics, Outcome};
 use crate::plugin::NodeState;
 use crate::pods::{NodePod, PodUid, Stage};
@@ -46,7 +47,7 @@ const PATIENCE: Duration = Duration::from_secs(8);
 /// How long a look that was too early is waited after.
 const SOON: Duration = Duration::from_millis(50);
 
-/// How long after the beginning of this process the API server may not tell yet what a predecessor let start.
+/// How long after it has first told of the pods the API server may not tell yet what a predecessor let start.
 const YOUTH: Duration = Duration::from_secs(30);
 
 /// Most exchanges that one start may need.
@@ -147,7 +148,8 @@ pub struct Gate {
     exchange: Arc<Mutex<Exchange>>,
     recorder: Recorder,
     metrics: Metrics,
-    began: Instant,
+    /// When the pods of this node were known first.
+    told: OnceLock<Instant>,
 }
 
 impl fmt::Debug for Gate {
@@ -173,7 +175,7 @@ struct Start<'a> {
 impl Gate {
     /// A gate that has let nobody start yet.
     pub fn new(client: Client, policy: Policy, exchange: Arc<Mutex<Exchange>>, recorder: Recorder, metrics: Metrics) -> Self {
-        Self { client, policy, looks: SharedLook::new(PACE), exchange, recorder, metrics, began: Instant::now() }
+        Self { client, policy, looks: SharedLook::new(PACE), exchange, recorder, metrics, told: OnceLock::new() }
     }
 
     /// Returns when the container that holds these device IDs may start.
@@ -224,6 +226,15 @@ impl Gate {
         }
     }
 
+    /// Notes that the pods of this node are known.
+    fn note_told(&self) {
+        self.told.get_or_init(Instant::now);
+    }
+
+    fn is_young(&self) -> bool {
+        self.told.get().is_none_or(|told| told.elapsed() < YOUTH)
+    }
+
     async fn look(&self, node: &NodeState) -> Look {
         let look = async || {
             let listed = podresources::list(&self.policy.pod_resources, &node.settings.names).await;
@@ -238,12 +249,12 @@ impl Gate {
         exchange.load_for(&start.uid).await.map_err(Held::NotLoaded)?;
         let written: &[Allocated] = look.written.as_ref().map_or(&[], |written| written.as_slice());
         for _ in 0..MOST_EXCHANGES {
-            let knowledge = Knowledge { is_written_known: look.written.is_some(), is_young: self.began.elapsed() < YOUTH };
+            let knowledge = Knowledge { is_written_known: look.written.is_some(), is_young: self.is_young() };
             let Judged { pod, verdict, is_by_spec, is_inherited } = judge(node, written, knowledge, start)?;
             match verdict {
                 Verdict::Confirm => {
                     if is_by_spec {
-                        self.prepare(node, &pod, start)?;
+                        self.prepare(node, &pod, start, &containers_of(&pod, written, start))?;
                     }
                     node.ledger().confirm(&pod.uid);
                     node.ledger().start(start.resource, start.ids);
@@ -369,19 +380,23 @@ fn judge(node: &NodeState, written: &[Allocated], knowledge: Knowledge, start: &
         let verdict = Verdict::Refuse(Refusal::Unknown);
         return Ok(Judged { pod, verdict, is_by_spec: false, is_inherited: ran_before });
     };
+    let containers = containers_of(&pod, written, start);
     let own = sight::of_answer(start.resource, kept, variable, &fleet);
+    if own.is_none() && must_speak(&pod, &containers, start.resource) {
+        let verdict = Verdict::Refuse(Refusal::Unknown);
+        return Ok(Judged { pod, verdict, is_by_spec: false, is_inherited: ran_before });
+    }
     let is_by_spec = own == Some(Sight::Spec);
     let mut seen = sight::of_pod(written, &start.uid, variable, &fleet);
     if let Some(own) = own {
-        seen.entry(start.resource.device_type()).or_insert(own);
+        sight::add(&mut seen, start.resource.device_type(), own);
     }
     let Knowledge { is_written_known, is_young } = knowledge;
     let unit = node.settings.memory_unit;
     let evidence = Evidence { pods: &pods, fleet: &fleet, ledger: &ledger, written, is_written_known, is_young, variable, unit };
     let verdict = match evidence.judge(&pod, &seen) {
         Verdict::Confirm if !is_by_spec => {
-            let containers = containers_of(&pod, written, start);
-            let kept = Kept { pod: &pod, containers: &containers, resource: start.resource, envs: &kept.envs };
+            let kept = Kept { pod: &pod, containers: &containers, resource: start.resource, answer: kept };
             kept.check(&node.settings, &fleet).map_or_else(Verdict::Refuse, |()| Verdict::Confirm)
         }
         verdict => verdict,
@@ -396,6 +411,12 @@ fn containers_of<'a>(pod: &'a NodePod, written: &'a [Allocated], start: &Start<'
     let named: Vec<&str> = written.iter().filter(is_own).map(|entry| &*entry.container).collect();
     let asks = |container: &&ContainerRequest| start.resource.count(container) == start.ids.len() as u64;
     if named.is_empty() { pod.containers.iter().filter(asks).map(|container| &*container.name).collect() } else { named }
+}
+
+/// Whether the answer for this resource says what the container sees, whichever of these it is.
+fn must_speak(pod: &NodePod, containers: &[&str], resource: Served) -> bool {
+    let mut asking = pod.containers.iter().filter(|container| containers.contains(&&*container.name) && resource.count(container) > 0);
+    !containers.is_empty() && asking.all(|container| inject::speaks(resource, container))
 }
 
 #[cfg(test)]

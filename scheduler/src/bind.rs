@@ -303,3 +303,6 @@ fn is_uid(text: &str) -> bool {
 pub fn shorten(text: &str) -> String {
     text.chars().take(MAX_MESSAGE).collect()
 }
+
+#[cfg(test)]
+mod tests;

@@ -197,7 +197,7 @@ impl Leadership {
     }
 
     /// Leads, by a renewal that was sent then; `is_new` if it did not lead before.
-    fn lead(&self, terms: Terms, renewed: Instant, is_new: bool) {
+    pub(crate) fn lead(&self, terms: Terms, renewed: Instant, is_new: bool) {
         let mut state = self.state();
         state.is_cleared &= !is_new;
         state.standing = Standing::Leading { terms, renewed };

@@ -38,6 +38,18 @@ struct Device {
     container_edits: Map<String, Value>,
 }
 
+impl Device {
+    /// Whether it brings the GPU's own device node if it brings any of a GPU: a spec that is older than the last start of
+    /// the driver may mean another GPU by a name or a number.
+    fn is_of(&self, gpu: &Gpu) -> bool {
+        let path = |node: &Value| node.get("path").and_then(Value::as_str).map(str::to_owned);
+        let nodes = self.container_edits.get("deviceNodes").and_then(Value::as_array).into_iter().flatten().filter_map(path);
+        let is_of_gpu = |path: &String| path.strip_prefix("/dev/nvidia").is_some_and(|rest| rest.parse::<u32>().is_ok());
+        let mut of_gpus = nodes.filter(is_of_gpu).peekable();
+        of_gpus.peek().is_none() || of_gpus.all(|path| gpu.device_node == Path::new(&path))
+    }
+}
+
 /// The edits for all of `gpus` together with what goes with any of them; none if not every one is in a spec.
 ///
 /// `variable` is left out: whoever asks sets it.
@@ -46,7 +58,8 @@ pub fn edits(dirs: &[PathBuf], gpus: &[&Gpu], variable: &str) -> Option<Edits> {
     let mut edits = Edits::default();
     let mut merged: Vec<&Spec> = Vec::new();
     for gpu in gpus {
-        let (spec, device) = find(&specs, gpu.uuid.as_str()).or_else(|| find(&specs, &gpu.index.to_string()))?;
+        let found = find(&specs, gpu.uuid.as_str()).or_else(|| find(&specs, &gpu.index.to_string()));
+        let (spec, device) = found.filter(|(_, device)| device.is_of(gpu))?;
         if !merged.iter().any(|known| std::ptr::eq(*known, spec)) {
             merged.push(spec);
             add(&mut edits, &spec.container_edits, variable);
@@ -131,5 +144,17 @@ devices:
         assert_eq!((found.env.len(), found.others["hooks"].len(), found.version.as_deref()), (1, 1, Some("0.5.0")));
         assert_eq!(edits(&dirs, &[&one, &three], "NVIDIA_VISIBLE_DEVICES"), None);
         assert_eq!(edits(&dirs, &[], "NVIDIA_VISIBLE_DEVICES"), None);
+    }
+
+    /// A GPU is gone since, and the driver has numbered the others anew.
+    #[test]
+    fn a_spec_that_means_another_gpu_is_not_believed() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("nvidia.yaml"), YAML).unwrap();
+        let dirs = [dir.path().to_owned()];
+        let third = Gpu { index: 2, ..gpu(3) };
+        assert_eq!(edits(&dirs, &[&third], "NVIDIA_VISIBLE_DEVICES"), None, "2 is /dev/nvidia2, and it is /dev/nvidia3");
+        let renumbered = Gpu { device_node: "/dev/nvidia0".into(), ..gpu(1) };
+        assert_eq!(edits(&dirs, &[&renumbered], "NVIDIA_VISIBLE_DEVICES"), None);
     }
 }

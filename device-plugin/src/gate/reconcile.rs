@@ -57,6 +57,9 @@ impl Memory {
 pub async fn keep_reconciled(node: Arc<NodeState>) {
     let mut memory = Memory::default();
     let _ = node.pods.clone().wait_for(Pods::is_synced).await;
+    if let Some(gate) = node.gate.get() {
+        gate.note_told();
+    }
     loop {
         if let (Some(gate), Some(written)) = (node.gate.get(), node.checkpoint().and_then(Checkpoint::read)) {
             gate.reconcile(&node, &written, &mut memory).await;

@@ -21,8 +21,9 @@ use super::{Gate, Held, Start};
 
 impl Gate {
     /// Writes the spec that the container's answer names: the runtime reads it after this.
-    pub(super) fn prepare(&self, node: &NodeState, pod: &NodePod, start: &Start<'_>) -> Result<(), Held> {
-        let is_other = write(node, pod, start.resource, start.ids);
+    /// It may be any of these containers.
+    pub(super) fn prepare(&self, node: &NodeState, pod: &NodePod, start: &Start<'_>, containers: &[&str]) -> Result<(), Held> {
+        let is_other = write(node, pod, start.resource, start.ids, containers);
         let dir = || node.settings.injection.cdi_dir.clone();
         if is_other.map_err(|source| Held::Spec { pod: pod.display_name(), dir: dir(), source })? {
             self.metrics.count(Outcome::Rewritten);
@@ -31,12 +32,12 @@ impl Gate {
     }
 }
 
-/// Writes the spec for these IDs of the pod; whether there was another one.
-fn write(node: &NodeState, pod: &NodePod, resource: Served, ids: &[String]) -> io::Result<bool> {
+/// Writes the spec for these IDs of the pod, which one of these containers has; whether there was another one.
+fn write(node: &NodeState, pod: &NodePod, resource: Served, ids: &[String], containers: &[&str]) -> io::Result<bool> {
     let Ok(placement) = &pod.placement else { return Ok(false) };
-    let asks = |container: &&ContainerRequest| resource.count(container) == ids.len() as u64;
     // Without a spec of its own it would see what an earlier holder of these IDs saw.
-    let container = pod.containers.iter().find(asks).ok_or_else(|| io::Error::other("none of its containers asks for so many devices"))?;
+    let container = holder(pod, resource, ids.len() as u64, containers)
+        .ok_or_else(|| io::Error::other("none of its containers asks for so many devices"))?;
     let fleet = node.fleet.borrow();
     let keys: Vec<DeviceKey> = placement.names(resource).iter().filter_map(|name| fleet.find(resource, name)).collect();
     if keys.is_empty() {
@@ -45,6 +46,12 @@ fn write(node: &NodeState, pod: &NodePod, resource: Served, ids: &[String]) -> i
     let known = Known { pod, container, placement: Some(placement) };
     let edits = inject::cdi_edits(&node.settings, &known, resource, &Given::of(&fleet, resource, &keys));
     cdi::write(&node.settings.injection.cdi_dir, &cdi::device_name(resource, ids), &edits)
+}
+
+/// Who of these has so many IDs: best one whose spec says all that there is to say, as an init container hands its IDs on.
+fn holder<'a>(pod: &'a NodePod, resource: Served, n_ids: u64, containers: &[&str]) -> Option<&'a ContainerRequest> {
+    let asks = |container: &&ContainerRequest| resource.count(container) == n_ids && containers.contains(&&*container.name);
+    pod.containers.iter().filter(asks).min_by_key(|container| !inject::speaks(resource, container))
 }
 
 /// Whether the container sees what its CDI spec says.
@@ -71,7 +78,7 @@ pub(super) fn rebuild(node: &NodeState, pods: &Pods, written: &[Allocated]) {
     let kept: BTreeSet<String> = by_spec().map(|entry| cdi::device_name(entry.resource, &entry.ids)).collect();
     let is_missing = |entry: &Allocated| !cdi::exists(dir, &cdi::device_name(entry.resource, &entry.ids));
     for (pod, entry) in sole_holders(pods, by_spec()).into_iter().filter(|(_, entry)| is_missing(entry)) {
-        if let Err(error) = write(node, pod, entry.resource, &entry.ids) {
+        if let Err(error) = write(node, pod, entry.resource, &entry.ids, &[&entry.container]) {
             warn!(pod = pod.display_name(), dir = %dir.display(), %error, "cannot write a CDI spec");
         }
     }
@@ -89,7 +96,19 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::builders::{pod, pods, units};
+    use crate::builders::{pod, pods, shares, units};
+
+    /// Two containers of one pod have two shares each, and one has memory units too, whose spec is the one that speaks.
+    #[rstest]
+    #[case::the_one_that_has_them("both", &["both"])]
+    #[case::the_other("s2", &["s2"])]
+    #[case::whichever_needs_more("s2", &["both", "s2"])]
+    fn a_spec_is_that_of_the_container_which_has_the_ids(#[case] expected: &str, #[case] containers: &[&str]) {
+        let both = ContainerRequest { name: "both".to_owned(), memory_units: 3, ..shares(2) };
+        let pod = pod("a", 1, [both, shares(2)]);
+        assert_eq!(holder(&pod, Served::Shared, 2, containers).unwrap().name, expected);
+        assert_eq!(holder(&pod, Served::Shared, 1, containers), None);
+    }
 
     /// IDs by letters; the node has pods a and b, and one that has ended.
     #[rstest]

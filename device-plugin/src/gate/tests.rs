@@ -34,6 +34,18 @@ fn entry(pod: &NodePod, resource: Served, ids: &[&str], answer: ContainerAllocat
 
 /// Two GPUs, two adapters, and a plugin that serves whole GPUs too and has answered nothing.
 fn judged(all: Vec<NodePod>, written: &[Allocated], of: usize, resource: Served, ids: &[&str]) -> Judged {
+    judged_after(all, written, of, resource, ids, None)
+}
+
+/// The same after the plugin has given this answer.
+fn judged_after(
+    all: Vec<NodePod>,
+    written: &[Allocated],
+    of: usize,
+    resource: Served,
+    ids: &[&str],
+    answer: Option<ContainerAllocateResponse>,
+) -> Judged {
     let gpus = fleet(2);
     let inventory = Inventory {
         gpus: gpus.gpus.iter().map(|entry| entry.gpu.clone()).collect(),
@@ -49,6 +61,9 @@ fn judged(all: Vec<NodePod>, written: &[Allocated], of: usize, resource: Served,
     let known = node.pods.borrow().clone();
     node.inherit(&known);
     let ids: Vec<String> = ids.iter().map(|id| (*id).to_owned()).collect();
+    if let Some(answer) = answer {
+        node.ledger().keep(resource, &ids, Some(uid.clone()), answer);
+    }
     let knowledge = Knowledge { is_written_known: true, is_young: false };
     judge(&node, written, knowledge, &Start { resource, ids: &ids, uid }).unwrap_or_else(|held| panic!("{held}"))
 }
@@ -187,4 +202,38 @@ fn a_gpu_that_is_not_shared_takes_no_new_sharer() {
     );
     assert_eq!(verdict(running(pod("a", 1, [shares(1)]).on([1]))), Verdict::Confirm);
     assert_eq!(verdict(pod("a", 1, [shares(1)]).on([0])), Verdict::Confirm);
+}
+
+/// What another plugin gave is in mounts or in CDI devices of its own, or the variable has another name by now.
+#[rstest]
+#[case::never_run(pod("a", 1, [units(1)]), "what kubelet has given it is not known")]
+#[case::running(running(pod("a", 1, [units(1)])), "starts again")]
+#[case::units_beside_shares(pod("a", 1, [ContainerRequest { shared: 1, ..units(1) }]), "what kubelet has given it is not known")]
+fn an_answer_that_names_no_device_is_none(#[case] pod: NodePod, #[case] expected: &str) {
+    let written = [entry(&pod, Served::Memory, &["x"], says("OTHER", "0"))];
+    let found = ending(&judged(vec![pod], &written, 0, Served::Memory, &["x"]), Served::Memory);
+    assert!(found.starts_with(expected), "{found}");
+}
+
+/// Of a container that asks for units too, the answer about shares says nothing.
+#[test]
+fn an_answer_that_has_nothing_to_say_is_one() {
+    let both = ContainerRequest { shared: 1, ..units(1) };
+    let pod = pod("a", 1, [both]);
+    let silent = entry(&pod, Served::Shared, &["s"], ContainerAllocateResponse::default());
+    let written = [silent, entry(&pod, Served::Memory, &["m"], says(VISIBLE, gpu(0).uuid.as_str()))];
+    assert_eq!(ending(&judged(vec![pod], &written, 0, Served::Shared, &["s"]), Served::Shared), "starts");
+}
+
+/// kubelet's file has another container of the pod already, and not yet this one, which this process has answered otherwise.
+#[test]
+fn what_is_not_written_down_yet_counts_too() {
+    let pod = pod("a", 1, [units(1), units(2)]);
+    let written = [entry(&pod, Served::Memory, &["x"], says(VISIBLE, gpu(0).uuid.as_str()))];
+    let found = |minor: u32| {
+        let answer = says(VISIBLE, gpu(minor).uuid.as_str());
+        ending(&judged_after(vec![pod.clone()], &written, 0, Served::Memory, &["y", "z"], Some(answer)), Served::Memory)
+    };
+    assert_eq!(found(0), "starts");
+    assert!(found(1).contains("its containers were given different devices"), "{}", found(1));
 }

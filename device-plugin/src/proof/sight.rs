@@ -59,13 +59,18 @@ pub fn of_pod(written: &[Allocated], uid: &PodUid, variable: &str, fleet: &Fleet
     let mut sights = Sights::new();
     for entry in written.iter().filter(|entry| entry.pod == *uid) {
         let Some(sight) = of_answer(entry.resource, &entry.answer, variable, fleet) else { continue };
-        let seen = sights.entry(entry.resource.device_type()).or_insert(Sight::Spec);
-        // A container with a spec sees whatever the others do, once that is written.
-        if *seen == Sight::Spec {
-            *seen = sight;
-        } else if sight != Sight::Spec && *seen != sight {
-            *seen = Sight::Unclear("its containers were given different devices".to_owned());
-        }
+        add(&mut sights, entry.resource.device_type(), sight);
     }
     sights
+}
+
+/// Adds what one more container of the pod sees.
+pub fn add(sights: &mut Sights, device_type: &'static str, sight: Sight) {
+    let seen = sights.entry(device_type).or_insert(Sight::Spec);
+    // A container with a spec sees whatever the others do, once that is written.
+    if *seen == Sight::Spec {
+        *seen = sight;
+    } else if sight != Sight::Spec && *seen != sight {
+        *seen = Sight::Unclear("its containers were given different devices".to_owned());
+    }
 }

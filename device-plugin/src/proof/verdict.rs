@@ -76,7 +76,7 @@ pub enum Refusal {
         recorded: String,
     },
     /// Nobody can tell what it would see.
-    #[error("what kubelet has given it is not known: it is neither in kubelet's checkpoint nor was it given by this process")]
+    #[error("what kubelet has given it is not known: no answer that names devices is in kubelet's checkpoint or was given by this process")]
     Unknown,
 }
 

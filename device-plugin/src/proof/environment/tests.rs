@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use proto::kubelet::deviceplugin::DeviceSpec;
 use proto::memory_unit::MemoryUnit;
 use proto::resource::ResourceNames;
 use rstest::rstest;
@@ -29,15 +30,15 @@ fn setting(pod: NodePod, container: &str, name: &str, value: Option<&str>) -> No
 }
 
 /// What the pod's only container is answered by variable.
-fn envs(pod: &NodePod) -> HashMap<String, String> {
+fn envs(pod: &NodePod) -> ContainerAllocateResponse {
     let known = inject::Known { pod, container: &pod.containers[0], placement: pod.placement.as_ref().ok() };
     let (two, zero) = (gpu(2), gpu(0));
-    inject::envvar_answer(&settings(), Some(&known), Served::Shared, &inject::Given::Gpus(vec![&two, &zero])).envs
+    inject::envvar_answer(&settings(), Some(&known), Served::Shared, &inject::Given::Gpus(vec![&two, &zero]))
 }
 
-fn checked(pod: &NodePod, envs: &HashMap<String, String>) -> Result<(), String> {
+fn checked(pod: &NodePod, answer: &ContainerAllocateResponse) -> Result<(), String> {
     let containers = [&*pod.containers[0].name];
-    let kept = Kept { pod, containers: &containers, resource: Served::Shared, envs };
+    let kept = Kept { pod, containers: &containers, resource: Served::Shared, answer };
     kept.check(&settings(), &fleet(3)).map_err(|refusal| refusal.to_string())
 }
 
@@ -93,8 +94,9 @@ fn a_pod_that_sees_all_gpus_may_say_which() {
 #[test]
 fn devices_of_other_types_have_a_variable_of_their_own() {
     let pod = setting(pod("a", 1, [rdma(50)]), "r50", "GPUSHARE_RDMA_DEVICES", Some("0000:01:00.0"));
-    let envs = HashMap::from([("GPUSHARE_RDMA_DEVICES".to_owned(), "0000:00:00.0".to_owned())]);
-    let kept = Kept { pod: &pod, containers: &["r50"], resource: Served::Rdma, envs: &envs };
+    let envs = [("GPUSHARE_RDMA_DEVICES".to_owned(), "0000:00:00.0".to_owned())].into();
+    let answer = ContainerAllocateResponse { envs, ..ContainerAllocateResponse::default() };
+    let kept = Kept { pod: &pod, containers: &["r50"], resource: Served::Rdma, answer: &answer };
     assert!(matches!(kept.check(&settings(), &fleet(1)), Err(Refusal::Overridden { .. })));
 }
 
@@ -114,4 +116,16 @@ fn limits_are_those_of_the_record() {
     assert!(checked(&larger, &envs(&limited)).is_err());
     let running = NodePod { stage: Stage::Running, ..larger };
     assert_eq!(checked(&running, &envs(&limited)), Ok(()), "it has started with them");
+}
+
+/// The GPUs have changed numbers since kubelet was answered.
+#[rstest]
+#[case::its_own(&["/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia2"], true)]
+#[case::another_s(&["/dev/nvidiactl", "/dev/nvidia1"], false)]
+#[case::of_no_gpu(&["/dev/nvidia7"], true)]
+fn device_nodes_are_those_of_the_record(#[case] nodes: &[&str], #[case] starts: bool) {
+    let pod = two();
+    let node = |path: &&str| DeviceSpec { container_path: (*path).to_owned(), host_path: (*path).to_owned(), permissions: "rw".to_owned() };
+    let answer = ContainerAllocateResponse { devices: nodes.iter().map(node).collect(), ..envs(&pod) };
+    assert_eq!(checked(&pod, &answer).is_ok(), starts);
 }
