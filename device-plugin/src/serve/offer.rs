@@ -12,6 +12,7 @@ use tokio::time::timeout;
 use tracing::{info, warn};
 
 use crate::cdi;
+use crate::identity::checkpoint::{Allocated, Checkpoint};
 use crate::inject::Manner;
 use crate::plugin::offer::keep_offered;
 use crate::plugin::registration::KubeletDir;
@@ -103,17 +104,29 @@ pub(super) async fn unit_published(mut node: watch::Receiver<Option<Node>>, sett
 }
 
 /// Finds out how containers are to be given their devices, unless the operator has said it.
-async fn settle_manner(mut known_node: watch::Receiver<Option<Node>>, node: &NodeState) {
+pub(super) async fn settle_manner(mut known_node: watch::Receiver<Option<Node>>, node: &NodeState) {
     let injection = &node.settings.injection;
     if injection.manner.is_some() {
         return;
     }
     let runtime = match timeout(NODE_WAIT, known_node.wait_for(Option::is_some)).await {
-        Ok(Ok(found)) => found.as_ref().map(|node| node.status.node_info.container_runtime_version.clone()).unwrap_or_default(),
-        _ => String::new(),
+        Ok(Ok(found)) => found.as_ref().map(|node| node.status.node_info.container_runtime_version.clone()),
+        _ => None,
     };
-    let (manner, reason) = Manner::of_runtime(&runtime, cdi::is_writable(&injection.cdi_dir));
+    let is_writable = cdi::is_writable(&injection.cdi_dir);
+    // The API server may be away, and what was done before is known all the same.
+    let (manner, reason) = if runtime.is_none() && is_writable && has_given_by_cdi(node) {
+        (Manner::Cdi, "an earlier process of this plugin found that the node's runtime takes CDI devices")
+    } else {
+        Manner::of_runtime(runtime.as_deref().unwrap_or_default(), is_writable)
+    };
     if node.settle_manner(manner) {
         info!(?manner, reason, runtime, "how containers are given their devices");
     }
+}
+
+/// Whether kubelet keeps an answer of this plugin that names a CDI device.
+fn has_given_by_cdi(node: &NodeState) -> bool {
+    let names_one = |entry: &Allocated| entry.answer.cdi_devices.iter().any(|device| device.name.starts_with(cdi::PREFIX));
+    node.checkpoint().and_then(Checkpoint::read).is_some_and(|written| written.iter().any(names_one))
 }
