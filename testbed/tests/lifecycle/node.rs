@@ -49,6 +49,14 @@ async fn stays(kubelet: &Kubelet, name: &str, n_starts: u32) -> Result<()> {
     Ok(())
 }
 
+/// Waits until the plugin has told kubelet of both its resources, which it had done so often before; node status follows.
+async fn until_registered(cluster: &mut Cluster, n_before: usize) -> Result<()> {
+    let is_known =
+        |kubelet: &Kubelet| kubelet.n_registrations() >= n_before + 2 && kubelet.capacity().values().all(|(_, healthy)| *healthy > 0);
+    ensure!(cluster.node("n1")?.kubelet().until(DEADLINE, is_known).await, "the plugin does not register");
+    cluster.until_ready(DEADLINE).await
+}
+
 async fn until_up(kubelet: &Kubelet, name: &str, n_starts: u32) -> Result<String> {
     ensure!(kubelet.until(DEADLINE, |kubelet| starts(kubelet, name) > n_starts).await, "{name} does not start");
     seen(kubelet, name)
@@ -151,8 +159,9 @@ async fn nothing_can_be_written_where_cdi_specs_are() -> Result<()> {
     // A plugin that does without; what was given by CDI before still needs it.
     let node = cluster.node("n1")?;
     let blocked = Blocked::cdi_dir(node.kubelet())?;
+    let n_before = node.kubelet().n_registrations();
     node.restart_plugin_with("--inject", "envvar").await?;
-    cluster.until_ready(DEADLINE).await?;
+    until_registered(&mut cluster, n_before).await?;
     run(&cluster, &pods, "by-variable", 4).await?;
     let node = cluster.node("n1")?;
     let by_cdi = |name: &str| node.kubelet().container("default", name, "main").map(|container| container.cdi_devices.len());
@@ -227,8 +236,9 @@ async fn a_reboot_with_the_plugin_late() -> Result<()> {
     cluster.node("n1")?.reboot().await?;
     let is_failed = |snapshot: &Snapshot| snapshot.pod("before").is_some_and(|pod| phase(pod) == "Failed").then_some(());
     cluster.until("the pod to be turned away", DEADLINE, is_failed).await?;
+    let n_before = cluster.node("n1")?.kubelet().n_registrations();
     cluster.node("n1")?.start_plugin(&[])?;
-    cluster.until_ready(DEADLINE).await?;
+    until_registered(&mut cluster, n_before).await?;
     run(&cluster, &pods, "after", 16).await?;
     verify(&cluster).await
 }
