@@ -1,10 +1,14 @@
 //! CDI devices: their spec files, and the edits they make to a container.
 //!
-//! Reads the directories anew at every container creation, as a runtime with a refreshed cache does. A file
-//! that does not parse is skipped; two files of one directory that define the same device define none.
+//! Looks at the directories anew at every container creation, and reads the files that have changed, as a runtime does
+//! that refreshes its cache. A file that does not parse is skipped; two files of one directory that define the same device define none.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
 
 use serde::Deserialize;
 
@@ -58,68 +62,111 @@ struct SpecDevice {
 #[error("unresolvable CDI devices {}", .0.join(", "))]
 pub(crate) struct Unresolvable(pub(crate) Vec<String>);
 
-/// The edits of all `names`: of each spec once, before the first of its devices.
-pub(crate) fn resolve(dirs: &[PathBuf], names: &[String]) -> Result<Edits, Unresolvable> {
-    if names.is_empty() {
-        return Ok(Edits::default());
+/// The specs of some directories, of which later ones take precedence.
+#[derive(Debug)]
+pub(crate) struct Specs {
+    dirs: Vec<PathBuf>,
+    /// What each file said when it was read last; nothing if it does not parse.
+    parsed: Mutex<HashMap<PathBuf, Parsed>>,
+}
+
+type Parsed = (Stamp, Option<Arc<Spec>>);
+
+/// What changes with a file's text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stamp {
+    modified: SystemTime,
+    len: u64,
+    inode: u64,
+}
+
+/// A device that some spec defines.
+struct Found {
+    path: PathBuf,
+    spec: Arc<Spec>,
+    /// Its place in the spec.
+    at: usize,
+}
+
+impl Specs {
+    /// The specs of these directories.
+    pub(crate) fn of(dirs: Vec<PathBuf>) -> Self {
+        Self { dirs, parsed: Mutex::default() }
     }
-    let known = Known::read(dirs);
-    let missing: Vec<String> = names.iter().filter(|name| !known.devices.contains_key(*name)).cloned().collect();
-    if !missing.is_empty() {
-        return Err(Unresolvable(missing));
-    }
-    let mut edits = Edits::default();
-    let mut seen = BTreeSet::new();
-    for (path, own) in names.iter().filter_map(|name| known.devices.get(name)) {
-        if seen.insert(path)
-            && let Some(common) = known.specs.get(path)
-        {
-            edits.append(common);
+
+    /// The edits of all `names`: of each spec once, before the first of its devices.
+    pub(crate) fn resolve(&self, names: &[String]) -> Result<Edits, Unresolvable> {
+        if names.is_empty() {
+            return Ok(Edits::default());
         }
-        edits.append(own);
+        let found = self.find(names);
+        let missing: Vec<String> = names.iter().filter(|name| !found.contains_key(name.as_str())).cloned().collect();
+        if !missing.is_empty() {
+            return Err(Unresolvable(missing));
+        }
+        let mut edits = Edits::default();
+        let mut seen = BTreeSet::new();
+        for Found { path, spec, at } in names.iter().filter_map(|name| found.get(name.as_str())) {
+            if seen.insert(path) {
+                edits.append(&spec.container_edits);
+            }
+            if let Some(device) = spec.devices.get(*at) {
+                edits.append(&device.container_edits);
+            }
+        }
+        Ok(edits)
     }
-    Ok(edits)
-}
 
-#[derive(Default)]
-struct Known {
-    /// Edits that go with every device of a spec, by file.
-    specs: BTreeMap<PathBuf, Edits>,
-    devices: BTreeMap<String, (PathBuf, Edits)>,
-}
-
-impl Known {
-    fn read(dirs: &[PathBuf]) -> Self {
-        let mut known = Self::default();
-        for dir in dirs {
-            let mut in_dir: BTreeMap<String, Vec<(PathBuf, Edits)>> = BTreeMap::new();
-            for path in spec_files(dir) {
-                let Some(spec) = read_spec(&path) else { continue };
-                for device in spec.devices {
-                    let name = format!("{}={}", spec.kind, device.name);
-                    in_dir.entry(name).or_default().push((path.clone(), device.container_edits));
+    fn find<'n>(&self, names: &'n [String]) -> BTreeMap<&'n str, Found> {
+        let mut parsed = self.parsed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = BTreeMap::new();
+        let mut read = HashMap::new();
+        for dir in &self.dirs {
+            let mut in_dir: BTreeMap<&str, Vec<Found>> = BTreeMap::new();
+            for (path, stamp) in spec_files(dir) {
+                let before = parsed.remove(&path).filter(|(of, _)| *of == stamp);
+                let spec = before.map_or_else(|| read_spec(&path).map(Arc::new), |(_, spec)| spec);
+                if let Some(spec) = &spec {
+                    for (name, at) in names.iter().flat_map(|name| spec.places(name).map(move |at| (name.as_str(), at))) {
+                        in_dir.entry(name).or_default().push(Found { path: path.clone(), spec: Arc::clone(spec), at });
+                    }
                 }
-                known.specs.insert(path, spec.container_edits);
+                read.insert(path, (stamp, spec));
             }
             for (name, mut found) in in_dir {
-                known.devices.remove(&name);
+                known.remove(name);
                 if found.len() == 1
                     && let Some(only) = found.pop()
                 {
-                    known.devices.insert(name, only);
+                    known.insert(name, only);
                 }
             }
         }
+        *parsed = read;
         known
     }
 }
 
-fn spec_files(dir: &Path) -> Vec<PathBuf> {
+impl Spec {
+    /// Where the spec defines the device of this full name.
+    fn places(&self, name: &str) -> impl Iterator<Item = usize> {
+        let device = name.strip_prefix(&self.kind).and_then(|rest| rest.strip_prefix('='));
+        self.devices.iter().enumerate().filter(move |(_, own)| Some(own.name.as_str()) == device).map(|(at, _)| at)
+    }
+}
+
+fn spec_files(dir: &Path) -> Vec<(PathBuf, Stamp)> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     let is_spec = |path: &PathBuf| path.extension().is_some_and(|ext| ext == "json" || ext == "yaml");
-    let mut files: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(is_spec).collect();
-    files.sort();
-    files
+    let paths = entries.map(|entry| entry.path()).filter(is_spec);
+    paths.filter_map(|path| Stamp::of(&path).ok().map(|stamp| (path, stamp))).collect()
+}
+
+impl Stamp {
+    fn of(path: &Path) -> io::Result<Self> {
+        let metadata = std::fs::metadata(path)?;
+        Ok(Self { modified: metadata.modified()?, len: metadata.len(), inode: metadata.ino() })
+    }
 }
 
 fn read_spec(path: &Path) -> Option<Spec> {

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ use tokio::sync::{Mutex, mpsc, oneshot, watch};
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::cdi::{self, Unresolvable};
+use super::cdi::{Specs, Unresolvable};
 use super::pod::PodSpec;
 use super::runtime::{Container, RunState, Runtime};
 use super::socket;
@@ -84,7 +84,7 @@ impl Nri {
     }
 
     /// Asks every plugin about a container that is being made, and makes it so.
-    pub(crate) async fn make(&self, pod: &PodSpec, mut container: Container, cdi_dirs: &[PathBuf]) -> Result<Container, Unmade> {
+    pub(crate) async fn make(&self, pod: &PodSpec, mut container: Container, specs: &Specs) -> Result<Container, Unmade> {
         let mut plugins = self.plugins.lock().await;
         let mut left = std::mem::take(&mut *plugins).into_iter();
         let mut made = Ok(());
@@ -93,7 +93,7 @@ impl Nri {
         {
             let request = CreateContainerRequest { pod: Some(sandbox_of(pod)), container: Some(told(&container)) };
             made = match plugin.call::<CreateContainerResponse>("CreateContainer", &request).await {
-                Ok(Ok(response)) => adjust(&mut container, response.adjust.unwrap_or_default(), cdi_dirs).map_err(Unmade::Cdi),
+                Ok(Ok(response)) => adjust(&mut container, response.adjust.unwrap_or_default(), specs).map_err(Unmade::Cdi),
                 Ok(Err(status)) => Err(Unmade::Refused(status)),
                 Err(Closed) => continue,
             };
@@ -265,10 +265,10 @@ fn told(container: &Container) -> api::Container {
     }
 }
 
-fn adjust(container: &mut Container, adjustment: ContainerAdjustment, cdi_dirs: &[PathBuf]) -> Result<(), Unresolvable> {
+fn adjust(container: &mut Container, adjustment: ContainerAdjustment, specs: &Specs) -> Result<(), Unresolvable> {
     container.env.extend(adjustment.env.into_iter().map(|pair| (pair.key, pair.value)));
     let names: Vec<String> = adjustment.cdi_devices.into_iter().map(|device| device.name).collect();
-    let edits = cdi::resolve(cdi_dirs, &names)?;
+    let edits = specs.resolve(&names)?;
     let assigned = edits.env.iter().filter_map(|pair| pair.split_once('='));
     let assigned: BTreeMap<String, String> = assigned.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
     container.env.extend(assigned);

@@ -20,6 +20,7 @@ use tonic::transport::Server;
 
 use super::active::Pods;
 use super::admission::AdmissionLog;
+use super::cdi::Specs;
 use super::checkpoint;
 use super::config::{Hold, KubeletConfig};
 use super::devices::Devices;
@@ -90,6 +91,8 @@ pub(crate) struct Process {
     pub(crate) hold: watch::Sender<Hold>,
     pub(crate) counts: Arc<Counts>,
     pub(crate) nri: Option<Arc<Nri>>,
+    /// What the container runtime knows of CDI.
+    pub(crate) specs: Specs,
     changed: watch::Sender<()>,
     devices: Mutex<Devices>,
     pods: Mutex<Pods>,
@@ -118,6 +121,7 @@ impl Process {
             writer: Arc::new(StatusWriter::new(&config, cancel.clone(), tasks.clone())),
             allocatable: Mutex::new(Amounts::read(&config.capacity)),
             devices: Mutex::new(Devices::restore(Held::restore(entries), registered.into_keys())),
+            specs: Specs::of(config.cdi_dirs.clone()),
             config,
             runtime,
             admissions,

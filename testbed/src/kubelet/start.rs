@@ -9,7 +9,7 @@ use std::time::Instant;
 use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 
 use super::allocation::Reusable;
-use super::cdi::{self, Unresolvable};
+use super::cdi::Unresolvable;
 use super::devices::AllocationError;
 use super::held::Holder;
 use super::nri::Unmade;
@@ -78,7 +78,7 @@ impl Process {
         let (responses, held) = self.granted(&holder, &order);
         let composed = self.compose(pod, container, &responses, held)?;
         match &self.nri {
-            Some(nri) => nri.make(pod, composed, &self.config.cdi_dirs).await.map_err(StartError::Nri),
+            Some(nri) => nri.make(pod, composed, &self.specs).await.map_err(StartError::Nri),
             None => Ok(composed),
         }
     }
@@ -131,7 +131,7 @@ impl Process {
             }
         }
         env.extend(container.env.iter().cloned());
-        let edits = cdi::resolve(&self.config.cdi_dirs, &cdi_devices).map_err(StartError::Cdi)?;
+        let edits = self.specs.resolve(&cdi_devices).map_err(StartError::Cdi)?;
         let assigned = edits.env.iter().filter_map(|pair| pair.split_once('='));
         env.extend(assigned.map(|(name, value)| (name.to_owned(), value.to_owned())));
         let nodes = responses.iter().flat_map(|response| &response.devices).map(|device| device.container_path.clone());

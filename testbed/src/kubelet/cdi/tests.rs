@@ -1,8 +1,10 @@
 //! Tests of CDI resolution.
 
+use std::path::PathBuf;
+
 use tempfile::TempDir;
 
-use super::{Unresolvable, resolve};
+use super::{Edits, Specs, Unresolvable};
 
 fn names(list: &[&str]) -> Vec<String> {
     list.iter().map(|name| (*name).to_owned()).collect()
@@ -12,6 +14,10 @@ fn spec(kind: &str, device: &str, env: &str) -> String {
     format!(
         "cdiVersion: 0.6.0\nkind: {kind}\ncontainerEdits:\n  env: [ALL={env}]\ndevices:\n- name: {device}\n  containerEdits:\n    env: [ONE={env}]\n"
     )
+}
+
+fn resolve(dirs: &[PathBuf], names: &[String]) -> Result<Edits, Unresolvable> {
+    Specs::of(dirs.to_vec()).resolve(names)
 }
 
 #[test]
@@ -47,4 +53,22 @@ fn two_files_of_one_directory_conflict_and_a_later_directory_overrides() {
     assert_eq!(resolve(&dirs, &wanted).unwrap().env, ["ALL=high", "ONE=high"]);
     std::fs::write(second.path().join("2.yaml"), spec("v.com/gpu", "a", "again")).unwrap();
     assert_eq!(resolve(&dirs, &wanted), Err(Unresolvable(wanted)));
+}
+
+#[test]
+fn what_is_replaced_or_removed_is_seen() {
+    let dir = TempDir::new().unwrap();
+    let specs = Specs::of(vec![dir.path().to_owned()]);
+    let (path, wanted) = (dir.path().join("1.yaml"), names(&["v.com/gpu=a"]));
+    for env in ["one", "two"] {
+        let new = dir.path().join("new");
+        std::fs::write(&new, spec("v.com/gpu", "a", env)).unwrap();
+        std::fs::rename(&new, &path).unwrap();
+        assert_eq!(specs.resolve(&wanted).unwrap().env, [format!("ALL={env}"), format!("ONE={env}")]);
+        assert_eq!(specs.resolve(&wanted).unwrap().env.len(), 2, "and so it stays");
+    }
+    std::fs::write(dir.path().join("2.yaml"), spec("v.com/gpu", "a", "again")).unwrap();
+    assert_eq!(specs.resolve(&wanted), Err(Unresolvable(wanted.clone())));
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(specs.resolve(&wanted).unwrap().env, ["ALL=again", "ONE=again"]);
 }
