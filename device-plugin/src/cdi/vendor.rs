@@ -2,6 +2,7 @@
 //!
 //! Read anew each time: they are rewritten when the driver changes. What does not parse is left out.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -93,14 +94,15 @@ fn add(edits: &mut Edits, more: &Map<String, Value>, variable: &str) {
 
 fn read_dir(dir: &Path) -> Vec<Spec> {
     let is_spec = |path: &PathBuf| path.extension().is_some_and(|end| end == "json" || end == "yaml" || end == "yml");
-    let entries = fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
-    let mut paths: Vec<PathBuf> = entries.filter(is_spec).filter(|path| !is_own(path)).collect();
+    // Specs of our own are most of what is there.
+    let others = fs::read_dir(dir).into_iter().flatten().flatten().filter(|entry| !is_own(&entry.file_name()));
+    let mut paths: Vec<PathBuf> = others.map(|entry| entry.path()).filter(is_spec).collect();
     paths.sort();
     paths.iter().filter_map(|path| read(path)).collect()
 }
 
-fn is_own(path: &Path) -> bool {
-    path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(super::FILE.0))
+fn is_own(file: &OsStr) -> bool {
+    file.as_encoded_bytes().starts_with(super::FILE.0.as_bytes())
 }
 
 fn read(path: &Path) -> Option<Spec> {
