@@ -63,14 +63,19 @@ impl<'a> Wanted<'a> {
     }
 
     fn of_node(&self, index: &Index, name: &str) -> Result<Option<NodeId>, Miss> {
+        self.of_found(index, name, || index.fleet().node_id(name))
+    }
+
+    #[inline]
+    fn of_found(&self, index: &Index, name: &str, node: impl FnOnce() -> Option<NodeId>) -> Result<Option<NodeId>, Miss> {
         match self {
             Self::Nothing => Ok(None),
             Self::Only(node) if **node == *name => Ok(None),
             Self::Only(_) => Err(Miss { reason: Reason::NoDevice, unknown: false }),
             Self::Impossible(_) => Err(Miss { reason: Reason::InvalidRequest, unknown: false }),
-            Self::Room(ask) => {
-                index.fit(name, ask).map_err(|reason| Miss { reason, unknown: reason == Reason::NoDevice && !index.knows_node(name) })
-            }
+            Self::Room(ask) => index
+                .fit_found(name, node(), ask)
+                .map_err(|reason| Miss { reason, unknown: reason == Reason::NoDevice && !index.knows_node(name) }),
         }
     }
 }
@@ -269,8 +274,13 @@ fn push_name(json: &mut Vec<u8>, name: &Name<'_>) {
 
 fn judge_names(index: &Index, wanted: &Wanted<'_>, names: &[Name<'_>]) -> Judged {
     let mut judged = Judged::with_capacity(names.len());
-    for (at, name) in names.iter().enumerate() {
-        judged.push(at, wanted.of_node(index, &name.0));
+    // All are looked up before any is judged, so that the processor waits for the memory of many at a time.
+    let found: Vec<Option<NodeId>> = match wanted {
+        Wanted::Room(_) => names.iter().map(|name| index.fleet().node_id(&name.0)).collect(),
+        Wanted::Nothing | Wanted::Impossible(_) | Wanted::Only(_) => vec![None; names.len()],
+    };
+    for ((at, name), node) in names.iter().enumerate().zip(found) {
+        judged.push(at, wanted.of_found(index, &name.0, || node));
     }
     judged
 }

@@ -69,7 +69,16 @@ impl Index {
     /// The reason why not.
     #[inline]
     pub fn fit(&self, name: &str, ask: &NodeAsk<'_>) -> Result<Option<NodeId>, Reason> {
-        let Some(node) = self.fleet.node_id(name) else {
+        self.fit_found(name, self.fleet.node_id(name), ask)
+    }
+
+    /// The same for a node that has been looked up already, if it has devices.
+    ///
+    /// # Errors
+    /// The reason why not.
+    #[inline]
+    pub fn fit_found(&self, name: &str, node: Option<NodeId>, ask: &NodeAsk<'_>) -> Result<Option<NodeId>, Reason> {
+        let Some(node) = node else {
             // What kubelet offers of the rest, kube-scheduler knows.
             return if ask.needs_known_devices() { Err(Reason::NoDevice) } else { Ok(None) };
         };
