@@ -43,7 +43,7 @@ pub struct Extender {
     metrics: Metrics,
     binder: Binder,
     /// Pods that filters were asked about and no watch has shown yet.
-    remembered: Mutex<Remembered>,
+    remembered: Mutex<Remembered<PodFacts>>,
     /// Which refusals are thought over.
     patience: Mutex<Patience>,
     /// By pod UID.
@@ -197,11 +197,11 @@ impl Extender {
 
     /// Keeps what a filter was told about a pod that no watch has shown.
     fn remember(&self, uid: &str, facts: &PodFacts) {
-        self.remembered.lock().unwrap_or_else(PoisonError::into_inner).put(uid, facts);
+        self.remembered.lock().unwrap_or_else(PoisonError::into_inner).put(uid, facts.clone());
     }
 
     fn recall(&self, uid: &str) -> Option<PodFacts> {
-        self.remembered.lock().unwrap_or_else(PoisonError::into_inner).get(uid)
+        self.remembered.lock().unwrap_or_else(PoisonError::into_inner).get(uid).cloned()
     }
 }
 

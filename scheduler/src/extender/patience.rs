@@ -6,13 +6,12 @@
 //! nothing has changed since the pod was refused last, or our watch has not even shown the pod, and whatever ended before
 //! the pod came will be shown before it.
 
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use rustc_hash::FxHashMap;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::filter::Refused;
+use super::remembered::Remembered;
 use crate::index::{Index, Shared};
 
 /// Longest time that an answer is held back. kube-scheduler decides on one pod at a time, and waits.
@@ -24,15 +23,11 @@ const GLANCE: Duration = Duration::from_millis(1);
 /// Time in which no answer is held back after one was in vain, so that kube-scheduler loses a twentieth of its time at most.
 const REST: Duration = Duration::from_secs(1);
 
-/// Most pods whose refusals are remembered; the oldest go first, and are answered at once.
-const MAX_PODS: usize = 4096;
-
 /// Who was refused when.
 #[derive(Debug, Default)]
 pub(super) struct Patience {
-    /// How often room had been made when a pod was refused last, by UID.
-    refused: FxHashMap<Box<str>, u64>,
-    order: VecDeque<Box<str>>,
+    /// How often room had been made when a pod was refused last. A pod that is forgotten is answered at once.
+    refused: Remembered<u64>,
     rests_until: Option<Instant>,
 }
 
@@ -55,16 +50,7 @@ impl Patience {
 
     /// Remembers a refusal; what was remembered of the pod before.
     fn note(&mut self, refused: &Refused) -> Option<u64> {
-        let before = self.refused.insert(refused.uid.clone(), refused.n_openings);
-        if before.is_none() {
-            self.order.push_back(refused.uid.clone());
-            if self.order.len() > MAX_PODS
-                && let Some(oldest) = self.order.pop_front()
-            {
-                self.refused.remove(&oldest);
-            }
-        }
-        before
+        self.refused.put(&refused.uid, refused.n_openings)
     }
 }
 
@@ -111,15 +97,5 @@ mod tests {
         patience.thought_over(Some(&refused("a", 1)), false, now);
         assert!(!patience.is_early(&refused("a", 1), now + REST / 2));
         assert!(patience.is_early(&refused("a", 1), now + REST));
-    }
-
-    #[test]
-    fn remembers_the_latest_only() {
-        let (mut patience, now) = (Patience::default(), Instant::now());
-        for at in 0..=MAX_PODS {
-            patience.is_early(&refused(&at.to_string(), 1), now);
-        }
-        assert_eq!((patience.refused.len(), patience.order.len()), (MAX_PODS, MAX_PODS));
-        assert!(!patience.is_early(&refused("0", 1), now));
     }
 }
