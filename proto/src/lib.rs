@@ -19,3 +19,4 @@ pub mod quantity;
 pub mod record;
 pub mod request;
 pub mod resource;
+pub mod topology;

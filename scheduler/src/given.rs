@@ -83,7 +83,7 @@ fn hold_other(holdings: &mut Holdings, given: &Given, inventory: Option<&Invento
     let reference = DeviceRef::Id(device.id.clone());
     if !holdings.others.iter().any(|held| held.kind == *kind && held.device == reference) {
         let (amounts, trusted) = (device.resources.clone(), !given.is_replica);
-        holdings.others.push(HeldDevice { kind: kind.clone(), device: reference, amounts, trusted });
+        holdings.others.push(HeldDevice { kind: kind.clone(), device: reference, amounts, functions: Vec::new(), trusted });
     }
     true
 }

@@ -127,6 +127,7 @@ impl DeviceReport {
             unit_bytes: unit.map(MemoryUnit::bytes),
             serves_vendor: self.serves_vendor,
             classes: Some(self.classes.clone()),
+            ..Inventory::default()
         };
         NodeReport { inventory, opaque: false, problems }
     }
@@ -151,6 +152,7 @@ fn gpu(info: DeviceInfo) -> Result<placement::Gpu, String> {
         slots: count(GPU_SHARED, DEFAULT_SLOTS)?,
         healthy: info.health,
         sharing,
+        traits: placement::Traits::default(),
         uuid: if info.id.is_empty() { GpuUuid::from(made_up(minor)) } else { GpuUuid::from(info.id) },
     })
 }
@@ -164,7 +166,7 @@ fn device(info: DeviceInfo) -> Result<Device, String> {
     };
     let resources = info.resources.iter().map(amount).collect::<Result<_, String>>()?;
     let id = if info.id.is_empty() { DeviceId::from(made_up(minor)) } else { DeviceId::from(info.id) };
-    Ok(Device { id, minor, resources, healthy: info.health })
+    Ok(Device { id, minor, resources, healthy: info.health, traits: placement::Traits::default() })
 }
 
 fn minor(info: &DeviceInfo) -> Result<u32, String> {
@@ -224,6 +226,7 @@ fn equal_gpus(n_gpus: u64, memory_bytes: u64) -> Vec<placement::Gpu> {
         slots: DEFAULT_SLOTS,
         healthy: true,
         sharing: true,
+        traits: placement::Traits::default(),
     };
     (0..u32::try_from(n_gpus).unwrap_or(0)).map(gpu).collect()
 }

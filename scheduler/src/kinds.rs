@@ -84,7 +84,10 @@ mod tests {
 
     fn class(kind: &str, resources: &[&str]) -> Class {
         let resources = resources.iter().map(|name| ((*name).into(), 100)).collect();
-        Class { kind: kind.into(), devices: vec![Device { id: "d".into(), minor: 0, resources, healthy: true }] }
+        Class {
+            kind: kind.into(),
+            devices: vec![Device { id: "d".into(), minor: 0, resources, healthy: true, traits: placement::Traits::default() }],
+        }
     }
 
     fn shown(kinds: &Kinds, amounts: &[(&str, u64)]) -> Vec<String> {

@@ -19,7 +19,7 @@ fn name(at: u32) -> String {
 
 fn gpu(node: u32, minor: u32) -> Gpu {
     let uuid = format!("GPU-00000000-0000-4000-8000-{node:08x}{minor:04x}").into();
-    Gpu { uuid, minor, memory_bytes: 80 * GIB, core: 100, slots: 100, healthy: true, sharing: true }
+    Gpu { uuid, minor, memory_bytes: 80 * GIB, core: 100, slots: 100, healthy: true, sharing: true, traits: placement::Traits::default() }
 }
 
 /// Nodes with 8 GPUs of 80 GiB; on every other node each GPU is too full for 40 GiB more.

@@ -7,12 +7,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::fit::Hints;
 use crate::gpu::InventoryProblem;
 use crate::holding::Holdings;
-use crate::ident::{DeviceId, DeviceType, ResourceName};
+use crate::ident::{DeviceId, DeviceType, FunctionId, ResourceName};
 use crate::node::Node;
 use crate::points::device_usages;
 use crate::policy::DevicePolicy;
 use crate::rank::Order;
 use crate::reason::Reason;
+use crate::traits::{Function, Traits};
 use crate::weigh::{BEST, Leaning};
 
 /// Amounts by resource.
@@ -29,6 +30,8 @@ pub struct Device {
     pub resources: NamedAmounts,
     /// Whether it takes new owners; those that it has stay counted.
     pub healthy: bool,
+    /// What tells it apart from others.
+    pub traits: Traits,
 }
 
 /// The devices of one type of one node.
@@ -71,6 +74,8 @@ pub struct HeldDevice {
     pub device: DeviceRef,
     /// What is held of it.
     pub amounts: NamedAmounts,
+    /// Its virtual functions that are held, if it is not held itself.
+    pub functions: Vec<FunctionId>,
     /// Whether the record is beyond doubt; a doubtful one is charged, but does not count as oversubscription.
     pub trusted: bool,
 }
@@ -86,6 +91,8 @@ pub struct DeviceShare {
     pub minor: u32,
     /// What is taken of it.
     pub amounts: NamedAmounts,
+    /// Its virtual functions that are taken, if it is not taken itself.
+    pub functions: Vec<Function>,
 }
 
 /// One device of another type than GPU, for people.
@@ -111,8 +118,9 @@ struct Fitting<'a> {
 
 impl From<&DeviceShare> for HeldDevice {
     fn from(share: &DeviceShare) -> Self {
-        let DeviceShare { kind, id, amounts, .. } = share;
-        Self { kind: kind.clone(), device: DeviceRef::Id(id.clone()), amounts: amounts.clone(), trusted: true }
+        let DeviceShare { kind, id, amounts, functions, .. } = share;
+        let functions = functions.iter().map(|function| function.id.clone()).collect();
+        Self { kind: kind.clone(), device: DeviceRef::Id(id.clone()), amounts: amounts.clone(), functions, trusted: true }
     }
 }
 
@@ -218,6 +226,7 @@ impl Node {
                 id: device.id.clone(),
                 minor: device.minor,
                 amounts: amounts.clone(),
+                functions: Vec::new(),
             }));
         }
         shares

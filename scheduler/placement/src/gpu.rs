@@ -6,6 +6,7 @@ use crate::amounts::Amounts;
 use crate::class::Class;
 use crate::ident::{DeviceId, DeviceType, GpuUuid};
 use crate::memory::Memory;
+use crate::traits::{LinkGroup, PartitionTable, Traits};
 
 /// Most memory that a device may have: 1 PiB.
 const MAX_MEMORY_BYTES: u64 = 1 << 50;
@@ -29,6 +30,8 @@ pub struct Gpu {
     pub healthy: bool,
     /// Whether it may be shared at all; otherwise it is left to whole requests in the vendor's name.
     pub sharing: bool,
+    /// What tells it apart from others.
+    pub traits: Traits,
 }
 
 /// The devices of one node.
@@ -43,6 +46,10 @@ pub struct Inventory {
     pub serves_vendor: bool,
     /// Devices of other types; `None` if nobody says what the node has, so that nothing can be refused for the lack of it.
     pub classes: Option<Vec<Class>>,
+    /// Which sets of GPUs may be given away together; `None` if the node says nothing of that.
+    pub partitions: Option<PartitionTable>,
+    /// How GPUs are linked with one another.
+    pub links: Vec<LinkGroup>,
 }
 
 /// Something in an inventory that cannot be used; the rest of it is.

@@ -5,6 +5,7 @@ use crate::class::{DeviceShare, HeldDevice};
 use crate::ident::GpuUuid;
 use crate::memory::Memory;
 use crate::request::{MemoryAsk, Request};
+use crate::wishes::{Exclusion, Kind};
 
 /// How a record names a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,11 +61,13 @@ pub struct Holdings {
     pub is_vendor: bool,
     /// Parts of devices of other types.
     pub others: Vec<HeldDevice>,
+    /// What it keeps others from, by type.
+    pub exclusions: Vec<(Kind, Exclusion)>,
 }
 
 impl From<Holding> for Holdings {
     fn from(gpus: Holding) -> Self {
-        Self { gpus, unknown_whole: 0, is_vendor: false, others: Vec::new() }
+        Self { gpus, unknown_whole: 0, is_vendor: false, others: Vec::new(), exclusions: Vec::new() }
     }
 }
 
@@ -112,6 +115,8 @@ pub struct Placement {
     pub is_vendor: bool,
     /// Parts of devices of other types, by type and minor.
     pub others: Vec<DeviceShare>,
+    /// What the owner will keep others from, by type.
+    pub exclusions: Vec<(Kind, Exclusion)>,
 }
 
 impl From<&Share> for HeldShare {
@@ -128,6 +133,7 @@ impl From<&Placement> for Holdings {
             unknown_whole: placement.unknown_whole,
             is_vendor: placement.is_vendor,
             others: placement.others.iter().map(HeldDevice::from).collect(),
+            exclusions: placement.exclusions.clone(),
         }
     }
 }

@@ -70,6 +70,16 @@ ident! {
 }
 
 ident! {
+    /// A PCIe switch of a node; cheap to clone.
+    SwitchId
+}
+
+ident! {
+    /// What identifies a virtual function on its node, such as its PCI address; cheap to clone.
+    FunctionId
+}
+
+ident! {
     /// A resource that devices have amounts of; cheap to clone.
     ResourceName
 }

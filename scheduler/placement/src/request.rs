@@ -4,6 +4,7 @@ use crate::amounts::Amounts;
 use crate::class::ClassRequest;
 use crate::memory::Memory;
 use crate::reason::Reason;
+use crate::wishes::Wishes;
 
 /// Memory on one device, in the terms in which it was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -53,6 +54,8 @@ pub struct Ask<'a> {
     pub gpus: GpuAsk,
     /// Of its other devices, one entry per type.
     pub others: &'a [ClassRequest],
+    /// How devices are to be chosen, if that is not left to us.
+    pub wishes: Option<&'a Wishes>,
 }
 
 impl From<&Request> for GpuAsk {
@@ -63,13 +66,13 @@ impl From<&Request> for GpuAsk {
 
 impl From<&Request> for Ask<'_> {
     fn from(request: &Request) -> Self {
-        Self { gpus: GpuAsk::Share(*request), others: &[] }
+        Self { gpus: GpuAsk::Share(*request), ..Self::default() }
     }
 }
 
 impl From<GpuAsk> for Ask<'_> {
     fn from(gpus: GpuAsk) -> Self {
-        Self { gpus, others: &[] }
+        Self { gpus, ..Self::default() }
     }
 }
 

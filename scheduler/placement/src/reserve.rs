@@ -95,7 +95,7 @@ impl Fleet {
 
 impl Node {
     fn admit(&self, placement: &Placement) -> Result<(), ReserveError> {
-        let Placement { shares, unknown_whole, is_vendor, others } = placement;
+        let Placement { shares, unknown_whole, is_vendor, others, .. } = placement;
         let lacks_memory = |share: &Share| share.amounts.memory == Memory::ZERO && (share.amounts.core > 0 || *is_vendor);
         let is_nothing = shares.iter().all(|share| share.amounts == Amounts::ZERO) && *unknown_whole == 0 && others.is_empty();
         if is_nothing || shares.iter().any(lacks_memory) {

@@ -19,7 +19,7 @@ pub(super) fn others_held(asked: &[(String, u64)], record: &Recorded, around: Su
         let missing = missing(&request, &held);
         if !missing.is_empty() {
             problem = problem.or_else(|| Some(format!("its record names less of {} devices than its spec asks for", request.kind)));
-            held.push(HeldDevice { kind: request.kind, device: DeviceRef::Any, amounts: missing, trusted: false });
+            held.push(HeldDevice { kind: request.kind, device: DeviceRef::Any, amounts: missing, functions: Vec::new(), trusted: false });
         }
     }
     (held, problem)
@@ -34,7 +34,7 @@ impl RecordedDevice {
             *problem = Some(format!("its record names {kind} device {}, which the node does not have", shown(&device)));
         }
         let device = if is_absent { DeviceRef::Any } else { device };
-        HeldDevice { kind, device, amounts, trusted: !is_absent }
+        HeldDevice { kind, device, amounts, functions: Vec::new(), trusted: !is_absent }
     }
 }
 

@@ -21,6 +21,7 @@ fn inventory() -> Inventory {
         slots: 100,
         healthy: true,
         sharing: true,
+        traits: placement::Traits::default(),
     };
     Inventory { gpus: vec![gpu(0), gpu(1)], unit_bytes: Some(10 * MIB), ..Inventory::default() }
 }

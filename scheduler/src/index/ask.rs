@@ -26,7 +26,7 @@ impl NodeAsk<'_> {
     /// The question in the engine's terms.
     #[inline]
     pub fn devices(&self) -> Ask<'_> {
-        Ask { gpus: self.gpus, others: &self.others }
+        Ask { gpus: self.gpus, others: &self.others, wishes: None }
     }
 
     /// Whether only nodes do that are known to have devices.

@@ -12,7 +12,16 @@ use crate::memory::Memory;
 use crate::node::Node;
 
 fn gpu(node: &str, minor: u32) -> Gpu {
-    Gpu { uuid: format!("{node}-{minor}").into(), minor, memory_bytes: 1000, core: 100, slots: 10, healthy: true, sharing: true }
+    Gpu {
+        uuid: format!("{node}-{minor}").into(),
+        minor,
+        memory_bytes: 1000,
+        core: 100,
+        slots: 10,
+        healthy: true,
+        sharing: true,
+        traits: crate::traits::Traits::default(),
+    }
 }
 
 fn share(gpu: GpuRef, memory: u64, core: u32, slots: u32) -> HeldShare {
@@ -24,7 +33,7 @@ fn fleet() -> Fleet {
     let mut fleet = Fleet::new();
     for node in ["n", "m"] {
         let resources = [("rdma".into(), 100)].into();
-        let nic = Device { id: "nic".into(), minor: 0, resources, healthy: true };
+        let nic = Device { id: "nic".into(), minor: 0, resources, healthy: true, traits: crate::traits::Traits::default() };
         let classes = Some(vec![Class { kind: "rdma".into(), devices: vec![nic] }]);
         fleet.set_inventory(node, Inventory { gpus: vec![gpu(node, 0), gpu(node, 1)], classes, ..Inventory::default() });
     }

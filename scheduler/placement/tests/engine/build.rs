@@ -14,7 +14,16 @@ pub(crate) fn mib(mib: u64) -> Memory {
 
 /// A healthy GPU named `<node>-<minor>`.
 pub(crate) fn gpu(node: &str, minor: u32, memory_bytes: u64) -> Gpu {
-    Gpu { uuid: format!("{node}-{minor}").into(), minor, memory_bytes, core: 100, slots: 100, healthy: true, sharing: true }
+    Gpu {
+        uuid: format!("{node}-{minor}").into(),
+        minor,
+        memory_bytes,
+        core: 100,
+        slots: 100,
+        healthy: true,
+        sharing: true,
+        traits: placement::Traits::default(),
+    }
 }
 
 /// GPUs of so many MiB, counted in MiB.

@@ -184,7 +184,16 @@ fn inventory(node: &'static str, may_be_sick: bool) -> impl Strategy<Value = Inv
     (minors, proptest::collection::vec(gpu, 5), unit, any::<bool>()).prop_map(move |(minors, gpus, unit_bytes, alike)| {
         let gpu = |(at, minor): (usize, u32)| {
             let (memory_bytes, core, slots, healthy) = gpus[if alike { 0 } else { at }];
-            Gpu { uuid: format!("{node}-{minor}").into(), minor, memory_bytes, core, slots, healthy, sharing: true }
+            Gpu {
+                uuid: format!("{node}-{minor}").into(),
+                minor,
+                memory_bytes,
+                core,
+                slots,
+                healthy,
+                sharing: true,
+                traits: placement::Traits::default(),
+            }
         };
         Inventory { gpus: minors.into_iter().enumerate().map(gpu).collect(), unit_bytes, ..Inventory::default() }
     })

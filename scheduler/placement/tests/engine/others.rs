@@ -16,7 +16,13 @@ fn amounts(pairs: &[(&str, u64)]) -> NamedAmounts {
 }
 
 fn device(minor: u32, pairs: &[(&str, u64)]) -> Device {
-    Device { id: format!("d{minor}").as_str().into(), minor, resources: amounts(pairs), healthy: true }
+    Device {
+        id: format!("d{minor}").as_str().into(),
+        minor,
+        resources: amounts(pairs),
+        healthy: true,
+        traits: placement::Traits::default(),
+    }
 }
 
 fn class(kind: &str, devices: Vec<Device>) -> Class {
@@ -47,7 +53,7 @@ fn cards(cores: u64, gib: u64) -> ClassRequest {
 }
 
 fn choose(fleet: &Fleet, requests: &[ClassRequest]) -> Result<Placement, Reason> {
-    let ask = Ask { gpus: GpuAsk::Nothing, others: requests };
+    let ask = Ask { gpus: GpuAsk::Nothing, others: requests, wishes: None };
     let id = fleet.node_id("n").unwrap();
     let choice = fleet.choose(id, ask, DevicePolicy::Binpack, Hints::Respect);
     assert_eq!(choice.as_ref().map(drop).map_err(|reason| *reason), fleet.fit(id, ask, Hints::Respect));
@@ -98,7 +104,7 @@ fn one_decision_for_all_devices() {
     fleet.set_inventory("n", inventory);
     let id = fleet.node_id("n").unwrap();
     let requests = [percent(60)];
-    let ask = Ask { gpus: GpuAsk::Share(units(1000)), others: &requests };
+    let ask = Ask { gpus: GpuAsk::Share(units(1000)), others: &requests, wishes: None };
     let placement = fleet.choose(id, ask, DevicePolicy::Binpack, Hints::Respect).unwrap();
     fleet.reserve(&"a".into(), id, &placement).unwrap();
     assert_eq!(fleet.reserve(&"a".into(), id, &placement), Ok(()), "again");
@@ -124,7 +130,8 @@ fn devices_that_cannot_be_told_apart_are_left_out() {
 #[test]
 fn facts_that_exceed_a_device_are_found() {
     let mut fleet = fleet();
-    let held = |device, trusted| HeldDevice { kind: "rdma".into(), device, amounts: amounts(&[("rdma", 101)]), trusted };
+    let held =
+        |device, trusted| HeldDevice { kind: "rdma".into(), device, amounts: amounts(&[("rdma", 101)]), functions: Vec::new(), trusted };
     fleet.hold(&"a".into(), "n", Holdings { others: vec![held(DeviceRef::Minor(0), true)], ..Holdings::default() });
     fleet.hold(&"b".into(), "n", Holdings { others: vec![held(DeviceRef::Any, false)], ..Holdings::default() });
     assert!(matches!(fleet.check().as_slice(), [Violation::DeviceOversubscribed { used: 101, total: 100, .. }]), "{:?}", fleet.check());
@@ -233,7 +240,13 @@ fn take(fleet: &mut Fleet, model: &mut Model, step: &Step) {
             model.devices = None;
         }
         Step::Hold(owner, reference, x, trusted) => {
-            let held = HeldDevice { kind: "t".into(), device: reference.clone(), amounts: amounts(&[("x", *x)]), trusted: *trusted };
+            let held = HeldDevice {
+                kind: "t".into(),
+                device: reference.clone(),
+                amounts: amounts(&[("x", *x)]),
+                functions: Vec::new(),
+                trusted: *trusted,
+            };
             fleet.hold(&name(owner).as_str().into(), "n", Holdings { others: vec![held.clone()], ..Holdings::default() });
             model.hints.remove(owner);
             model.held.insert(*owner, vec![held]);
@@ -241,7 +254,7 @@ fn take(fleet: &mut Fleet, model: &mut Model, step: &Step) {
         Step::Place(owner, x, y, spread) => {
             let Some(id) = fleet.node_id("n") else { return };
             let requests = [request(*x, *y)];
-            let ask = Ask { gpus: GpuAsk::Nothing, others: &requests };
+            let ask = Ask { gpus: GpuAsk::Nothing, others: &requests, wishes: None };
             let policy = if *spread { DevicePolicy::Spread } else { DevicePolicy::Binpack };
             let own = name(owner);
             let choice = fleet.choose(id, ask, policy, Hints::RespectOthers(&own));
@@ -259,7 +272,7 @@ fn take(fleet: &mut Fleet, model: &mut Model, step: &Step) {
         Step::Hint(owner, x) => {
             let Some(id) = fleet.node_id("n") else { return };
             let requests = [request(*x, None)];
-            let ask = Ask { gpus: GpuAsk::Nothing, others: &requests };
+            let ask = Ask { gpus: GpuAsk::Nothing, others: &requests, wishes: None };
             let Ok(placement) = fleet.choose(id, ask, DevicePolicy::Binpack, Hints::Respect) else { return };
             model.hints.remove(owner);
             if fleet.hint(&name(owner).as_str().into(), id, placement.clone()) {
