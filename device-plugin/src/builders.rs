@@ -8,7 +8,7 @@ use proto::request::{ContainerKind, ContainerRequest};
 use proto::resource::RDMA;
 
 use crate::fleet::Fleet;
-use crate::inventory::{Gpu, Inventory, OtherDevice};
+use crate::inventory::{Gpu, Inventory, OtherDevice, Place};
 use crate::plugin::ids::IdScheme;
 use crate::pods::{DeviceName, Held, NodePod, Placement, PodUid, Pods, Requests, Stage};
 
@@ -46,10 +46,10 @@ pub(crate) fn adapter(minor: u32) -> OtherDevice {
         resources: [(RDMA.to_owned(), Quantity::from_unsigned(100))].into(),
         labels: std::collections::BTreeMap::new(),
         bus_id: None,
-        numa_node: None,
-        pcie_root: None,
+        place: Place::default(),
         vf_groups: Vec::new(),
         device_nodes: Vec::new(),
+        function_nodes: std::collections::BTreeMap::new(),
     }
 }
 
@@ -110,8 +110,8 @@ pub(crate) fn gpu(minor: u32) -> Gpu {
         memory_bytes: 16 << 30,
         model: "Tesla T4".to_owned(),
         bus_id: Some(format!("0000:{minor:02x}:00.0")),
-        numa_node: None,
-        pcie_root: None,
+        place: Place::default(),
+        labels: std::collections::BTreeMap::new(),
         device_node: format!("/dev/nvidia{minor}").into(),
     }
 }

@@ -17,7 +17,7 @@ use crate::fleet::sharing::SharedDevices;
 use crate::gate::{self, OnMismatch, Unplaced};
 use crate::health::{Policy, Xids};
 use crate::inject::{Injection, Manner};
-use crate::inventory::{FileSource, NvmlSource, Source};
+use crate::inventory::{FileSource, MachineSource, NvmlSource, PciVendor, Source, SysfsSource};
 use crate::plugin::Settings;
 use crate::pods::IN_NODE_STATUS;
 use crate::served::ServedNames;
@@ -39,7 +39,7 @@ pub struct Args {
     #[arg(long, env = "GPUSHARE_DEVICE_PLUGIN_DIR", default_value = "/var/lib/kubelet/device-plugins", value_name = "DIR")]
     device_plugin_dir: PathBuf,
 
-    /// Where the devices come from: nvml, or a file of simulated ones
+    /// Where the devices come from: nvml (GPUs by NVML, others by sysfs), or a file of simulated ones
     #[arg(long, env = "GPUSHARE_INVENTORY", default_value = "nvml", value_name = "nvml|file:PATH")]
     inventory: InventoryKind,
 
@@ -47,9 +47,17 @@ pub struct Args {
     #[arg(long, env = "GPUSHARE_NVML_LIBRARY", default_value = "libnvidia-ml.so.1", value_name = "LIBRARY")]
     nvml_library: PathBuf,
 
-    /// Where sysfs is mounted, which tells where in the machine a GPU sits
+    /// Where sysfs is mounted, which tells where in the machine devices sit, and of RDMA adapters and FPGAs
     #[arg(long, env = "GPUSHARE_SYSFS_ROOT", default_value = "/sys", value_name = "DIR")]
     sysfs_root: PathBuf,
+
+    /// The types of devices that are looked for in this machine
+    #[arg(long, env = "GPUSHARE_LOOK_FOR", default_value = "gpu,rdma,fpga", value_delimiter = ',', value_enum, value_name = "TYPES")]
+    look_for: Vec<DeviceKind>,
+
+    /// PCI vendors whose processing accelerators are FPGAs, besides the FPGAs that the kernel's own drivers manage
+    #[arg(long, env = "GPUSHARE_FPGA_VENDORS", default_value = "10ee,1172", value_delimiter = ',', value_name = "VENDORS")]
+    fpga_vendors: Vec<PciVendor>,
 
     /// What to do when this node has no library, driver or GPU
     #[arg(long, env = "GPUSHARE_NO_GPU", default_value = "exit", value_enum)]
@@ -220,15 +228,29 @@ impl Config {
     }
 }
 
+impl Args {
+    fn source(&self) -> Source {
+        let interval = self.probe_interval;
+        if let InventoryKind::File(path) = &self.inventory {
+            return Source::File(FileSource { path: path.clone(), node: self.node_name.to_string(), interval });
+        }
+        let looks_for = |kind| self.look_for.contains(&kind);
+        let (library, sysfs) = (self.nvml_library.clone(), self.sysfs_root.clone());
+        let nvml = || NvmlSource { library, sysfs, probe_interval: interval, ..NvmlSource::default() };
+        let others = SysfsSource {
+            root: self.sysfs_root.clone(),
+            interval,
+            has_rdma: looks_for(DeviceKind::Rdma),
+            has_fpga: looks_for(DeviceKind::Fpga),
+            fpga_vendors: self.fpga_vendors.clone(),
+        };
+        Source::Machine(MachineSource { gpus: looks_for(DeviceKind::Gpu).then(nvml), others })
+    }
+}
+
 impl From<Args> for Config {
     fn from(args: Args) -> Self {
-        let source = match args.inventory {
-            InventoryKind::Nvml => {
-                let (library, sysfs, probe_interval) = (args.nvml_library, args.sysfs_root, args.probe_interval);
-                Source::Nvml(NvmlSource { library, sysfs, probe_interval, ..NvmlSource::default() })
-            }
-            InventoryKind::File(path) => Source::File(FileSource { path, node: args.node_name.to_string(), interval: args.probe_interval }),
-        };
+        let source = args.source();
         let vendor_resources = vendor_resource::distinct(args.vendor_resources);
         let whole = vendor_resources.iter().find(|resource| resource.server == VendorServer::Ours).map(|resource| resource.name.clone());
         let settings = Settings {
@@ -374,6 +396,17 @@ impl FromStr for InventoryKind {
             _ => Err(InvalidValue("write nvml, or file: and the path of a file of simulated devices".to_owned())),
         }
     }
+}
+
+/// A type of devices that is looked for in a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum DeviceKind {
+    /// GPUs that NVML lists.
+    Gpu,
+    /// RDMA adapters.
+    Rdma,
+    /// FPGAs.
+    Fpga,
 }
 
 /// How it is told whose a container is.

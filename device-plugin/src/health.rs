@@ -8,7 +8,8 @@
 //! * A critical XID makes its device unhealthy, unless it is of another class by the policy: those that an
 //!   application causes by its own fault say nothing about the device, and only its pods are told of them; those that
 //!   are ignored say nothing to anybody.
-//! * A device that is lost, or fails a probe in another way, is unhealthy at once.
+//! * A device that is lost, or fails a probe in another way, is unhealthy at once; so is an adapter none of whose ports is
+//!   active.
 //! * An XID whose device cannot be told, or is not one of ours, changes nothing by itself. The watch
 //!   answers it by probing every device: those that fail are unhealthy, the others stay as they are.
 //!   One strange event does not take a whole node down.
@@ -52,6 +53,8 @@ pub enum ObservationKind {
     Lost,
     /// The device is there and a probe of it failed; the text says how.
     Failed(String),
+    /// None of the adapter's ports can be used; the text says what they are.
+    PortDown(String),
     /// The source now describes other devices, or the same ones otherwise: discover again.
     InventoryChanged,
 }
@@ -74,6 +77,8 @@ pub enum Reason {
     Lost,
     /// A probe failed.
     ProbeFailed,
+    /// None of an adapter's ports is active.
+    PortDown,
     /// It was sick and is well.
     Recovered,
 }
@@ -86,13 +91,14 @@ impl Reason {
 }
 
 /// One word, fit for a condition's or an event's reason: `Xid79`, `Lost`, `ProbeFailed`,
-/// `Recovered`.
+/// `PortDown`, `Recovered`.
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Xid(xid) => write!(f, "Xid{xid}"),
             Self::Lost => f.write_str("Lost"),
             Self::ProbeFailed => f.write_str("ProbeFailed"),
+            Self::PortDown => f.write_str("PortDown"),
             Self::Recovered => f.write_str("Recovered"),
         }
     }
@@ -242,6 +248,7 @@ impl Health {
             ObservationKind::Xid(xid) => (Reason::Xid(*xid), format!("the driver reported critical error XID {xid}")),
             ObservationKind::Lost => (Reason::Lost, "the device fell off the bus or is not listed any more".to_owned()),
             ObservationKind::Failed(how) => (Reason::ProbeFailed, format!("the device does not answer: {how}")),
+            ObservationKind::PortDown(states) => (Reason::PortDown, format!("no port is active: {states}")),
         };
         let before = course.illness.map(|illness| illness.reason);
         course.trouble(reason, now);

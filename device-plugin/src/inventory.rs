@@ -1,7 +1,7 @@
 //! The devices of this node, GPUs before all: what they are, and a feed of what happens to them.
 //!
-//! A [`Source`] says which devices exist ([`Source::discover`]) and watches them from a thread of
-//! its own ([`Source::watch`]). It reports what it saw as [`Observation`]s and judges nothing:
+//! A [`Source`] says which devices exist ([`Source::discover`]) and watches them from threads
+//! of its own ([`Source::watch`]). It reports what it saw as [`Observation`]s and judges nothing:
 //! whether a device is healthy is decided in [`crate::health`]. It knows nothing of kubelet or of
 //! the API server either.
 //!
@@ -10,8 +10,10 @@
 mod error;
 mod feed;
 mod file;
+mod machine;
 mod nvml;
 pub mod pci;
+mod sysfs;
 mod uuid;
 
 use std::{collections::BTreeMap, fmt, path::PathBuf, time::Duration};
@@ -24,7 +26,10 @@ use tokio::sync::mpsc;
 pub use error::InventoryError;
 pub use feed::Feed;
 pub use file::FileSource;
+pub use machine::MachineSource;
 pub use nvml::NvmlSource;
+pub use pci::Place;
+pub use sysfs::{InvalidVendor, PciVendor, SysfsSource};
 pub use uuid::{GpuUuid, InvalidGpuUuid};
 
 use crate::health::Observation;
@@ -46,10 +51,10 @@ pub struct Gpu {
     pub model: String,
     /// PCI address in the form sysfs uses, such as `0000:3b:00.0`.
     pub bus_id: Option<String>,
-    /// The NUMA node it hangs on, where the machine tells.
-    pub numa_node: Option<i32>,
-    /// The PCIe root complex it hangs on, such as `pci0000:3a`, where the machine tells.
-    pub pcie_root: Option<String>,
+    /// Where it sits, as far as the source tells.
+    pub place: Place,
+    /// What pods may select it by.
+    pub labels: BTreeMap<String, String>,
     /// The device file, such as `/dev/nvidia0`.
     pub device_node: PathBuf,
 }
@@ -69,14 +74,14 @@ pub struct OtherDevice {
     pub labels: BTreeMap<String, String>,
     /// PCI address, where the source tells.
     pub bus_id: Option<String>,
-    /// The NUMA node it hangs on, where the source tells.
-    pub numa_node: Option<i32>,
-    /// The PCIe root complex it hangs on, where the source tells.
-    pub pcie_root: Option<String>,
+    /// Where it sits, as far as the source tells.
+    pub place: Place,
     /// Its virtual functions.
     pub vf_groups: Vec<VirtualFunctionGroup>,
     /// The files that a container needs to use it.
     pub device_nodes: Vec<PathBuf>,
+    /// The files that a container needs to use one of its virtual functions, by PCI address.
+    pub function_nodes: BTreeMap<String, Vec<PathBuf>>,
 }
 
 impl OtherDevice {
@@ -173,8 +178,8 @@ impl Inventory {
 /// Where the devices come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// The NVIDIA management library, loaded at run time.
-    Nvml(NvmlSource),
+    /// This machine: the NVIDIA management library, loaded at run time, and sysfs.
+    Machine(MachineSource),
     /// A file that describes simulated devices.
     File(FileSource),
 }
@@ -183,7 +188,7 @@ impl Source {
     /// How often a watch says something of each device.
     pub fn interval(&self) -> Duration {
         match self {
-            Self::Nvml(nvml) => nvml.probe_interval,
+            Self::Machine(machine) => machine.gpus.as_ref().map_or(machine.others.interval, |gpus| gpus.probe_interval),
             Self::File(file) => file.interval,
         }
     }
@@ -191,12 +196,12 @@ impl Source {
     /// Looks at the devices once. Blocks: NVML may take seconds to wake a GPU.
     pub fn discover(&self) -> Result<Inventory, InventoryError> {
         match self {
-            Self::Nvml(nvml) => nvml.discover(),
+            Self::Machine(machine) => machine.discover(),
             Self::File(file) => file.discover(),
         }
     }
 
-    /// Starts to watch the devices of `inventory` from a thread of its own.
+    /// Starts to watch the devices of `inventory` from threads of its own.
     ///
     /// Every device is probed at once and then at the source's interval, so that health which was
     /// bad from the start is seen too, and recovery needs no other clock. When the devices
@@ -205,7 +210,7 @@ impl Source {
     /// the devices it was started for, and the caller discovers and watches anew.
     pub fn watch(&self, inventory: &Inventory) -> Result<(Feed, mpsc::Receiver<Observation>), InventoryError> {
         match self {
-            Self::Nvml(nvml) => nvml.watch(inventory),
+            Self::Machine(machine) => machine.watch(inventory),
             Self::File(file) => file.watch(inventory),
         }
     }

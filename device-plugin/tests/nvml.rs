@@ -6,6 +6,7 @@
 mod machine;
 
 use std::{
+    collections::BTreeMap,
     fs,
     num::NonZeroU32,
     path::PathBuf,
@@ -14,7 +15,7 @@ use std::{
 
 use device_plugin::{
     health::{Health, HealthChange, Observation, ObservationKind, Policy, Reason},
-    inventory::{ExcludedGpu, Exclusion, Feed, Gpu, GpuUuid, Inventory, InventoryError, NvmlSource, Source},
+    inventory::{ExcludedGpu, Exclusion, Feed, Gpu, GpuUuid, Inventory, InventoryError, MachineSource, NvmlSource, Place, Source},
 };
 use machine::{Card, LOST, Machine, card};
 use rstest::rstest;
@@ -85,9 +86,13 @@ impl Watched {
     }
 }
 
+fn of_gpus(nvml: NvmlSource) -> Source {
+    Source::Machine(MachineSource::of_gpus(nvml))
+}
+
 /// The source that probes and compares all the time.
 fn eager(machine: &Machine) -> Source {
-    Source::Nvml(NvmlSource { probe_interval: OFTEN, reopen_interval: OFTEN, ..machine.nvml() })
+    of_gpus(NvmlSource { probe_interval: OFTEN, reopen_interval: OFTEN, ..machine.nvml() })
 }
 
 fn n_calls(machine: &Machine, call: &str) -> usize {
@@ -113,8 +118,8 @@ fn lists_unequal_gpus_by_minor_number() {
                 memory_bytes: 15_843_721_216,
                 model: "Tesla T4".to_owned(),
                 bus_id: Some("0000:3c:00.0".to_owned()),
-                numa_node: None,
-                pcie_root: None,
+                place: Place::default(),
+                labels: BTreeMap::new(),
                 device_node: PathBuf::from("/dev/nvidia0"),
             },
             Gpu {
@@ -124,8 +129,8 @@ fn lists_unequal_gpus_by_minor_number() {
                 memory_bytes: 24 << 30,
                 model: "RTX 6000".to_owned(),
                 bus_id: Some("0000:3b:00.0".to_owned()),
-                numa_node: Some(1),
-                pcie_root: None,
+                place: Place { numa_node: Some(1), ..Place::default() },
+                labels: BTreeMap::new(),
                 device_node: PathBuf::from("/dev/nvidia1"),
             },
         ],
@@ -168,7 +173,7 @@ fn says_when_no_gpu_can_be_shared() {
 #[test]
 fn no_library_is_absence() {
     let library = PathBuf::from("/nonexistent/libnvidia-ml.so.1");
-    let source = Source::Nvml(NvmlSource { library, ..NvmlSource::default() });
+    let source = of_gpus(NvmlSource { library, ..NvmlSource::default() });
     let error = source.discover().unwrap_err();
     assert!(error.is_absence());
     assert!(matches!(error, InventoryError::LibraryMissing { .. }), "{error:?}");
@@ -181,7 +186,7 @@ fn what_is_no_nvml_library_is_refused() {
     let machine = Machine::new(&[card(0)]);
     fs::write(machine.library(), "not a library").unwrap();
     let other = NvmlSource { library: PathBuf::from("libc.so.6"), ..machine.nvml() };
-    for source in [machine.source(), Source::Nvml(other)] {
+    for source in [machine.source(), of_gpus(other)] {
         let error = source.discover().unwrap_err();
         assert!(matches!(error, InventoryError::LibraryMissing { .. }), "{error:?}");
     }
@@ -333,7 +338,7 @@ async fn a_device_without_events_is_probed(#[case] events: u32, #[case] n_sets: 
     let without = Card { events, ..card(0) };
     let machine = Machine::new(&[without.clone(), card(1)]);
     let nvml = NvmlSource { probe_interval: OFTEN, ..machine.nvml() };
-    let mut watched = Watched::start(&Source::Nvml(nvml));
+    let mut watched = Watched::start(&of_gpus(nvml));
     machine.xid(1, 79);
     watched.until(&seen(1, ObservationKind::Xid(79))).await;
     assert!(watched.health.is_healthy(&uuid(0)));
@@ -346,7 +351,7 @@ async fn a_device_without_events_is_probed(#[case] events: u32, #[case] n_sets: 
 async fn a_machine_without_any_events_is_probed() {
     let machine = Machine::new(&[Card { events: 2, ..card(0) }]);
     let nvml = NvmlSource { probe_interval: OFTEN, ..machine.nvml() };
-    let mut watched = Watched::start(&Source::Nvml(nvml));
+    let mut watched = Watched::start(&of_gpus(nvml));
     let answered = seen(0, ObservationKind::Answered);
     assert_eq!(watched.take(5).await, vec![answered; 5]);
     watched.feed.stop().unwrap();
@@ -390,7 +395,7 @@ async fn a_gpu_that_was_lost_at_the_start_is_announced() {
 async fn a_stopped_watch_ends(#[case] probe_interval: Duration, #[case] events: u32) {
     let machine = Machine::new(&[Card { events, ..card(0) }]);
     let nvml = NvmlSource { probe_interval, ..machine.nvml() };
-    let mut watched = Watched::start(&Source::Nvml(nvml));
+    let mut watched = Watched::start(&of_gpus(nvml));
     watched.take(1).await;
     let stopped = tokio::task::spawn_blocking(|| watched.feed.stop());
     tokio::time::timeout(DEADLINE, stopped).await.unwrap().unwrap().unwrap();

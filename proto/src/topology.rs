@@ -15,8 +15,13 @@ pub const GPU_PARTITIONS: &str = "scheduling.koordinator.sh/gpu-partitions";
 pub const GPU_PARTITION_POLICY: &str = "node.koordinator.sh/gpu-partition-policy";
 /// JSON list of [`GpuLinks`]; an annotation of the Device object.
 pub const GPU_LINKS: &str = "gpushare/gpu-links";
-/// The PCIe root complex that a device is below, such as `pci0000:3a`; a label of the device.
+/// The PCIe root complex that a device is below, such as `pci0000-3a` for what sysfs calls `pci0000:3a`; a label of the device.
+/// Its topology names the switch, if there is one.
 pub const PCIE_ROOT: &str = "gpushare/pcie-root";
+/// Whether a device's topology says NUMA node 0 only because nobody knows it: [`NUMA_UNKNOWN`]; a label of the device.
+pub const NUMA_NODE: &str = "gpushare/numa-node";
+/// The value of [`NUMA_NODE`].
+pub const NUMA_UNKNOWN: &str = "unknown";
 
 /// Longest annotation that is read, in bytes; the API server allows 256 KiB of annotations in all.
 const MAX_BYTES: usize = 256 * 1024;

@@ -98,7 +98,8 @@ fn socket_of_pod_resources_is_beside_the_plugins() {
     assert_eq!(config.pod_resources_socket, PathBuf::from("/kubelet/pod-resources/kubelet.sock"));
     let config = parse(&["--pod-resources-socket", "/a.sock", "--sysfs-root", "/host/sys"]).unwrap();
     assert_eq!(config.pod_resources_socket, PathBuf::from("/a.sock"));
-    assert!(matches!(config.source, Source::Nvml(nvml) if nvml.sysfs == std::path::Path::new("/host/sys")));
+    let Source::Machine(machine) = config.source else { panic!("{:?}", config.source) };
+    assert_eq!((machine.gpus.unwrap().sysfs, machine.others.root), (PathBuf::from("/host/sys"), PathBuf::from("/host/sys")));
 }
 
 proptest! {

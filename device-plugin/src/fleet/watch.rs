@@ -4,9 +4,10 @@
 //! node whose GPUs all fail at once sends kubelet one list, not one per device.
 //!
 //! A call into a driver that hangs cannot be ended. Its thread is left alone and no other is begun in
-//! its place; what is known of the devices then does not stay for ever: when a source has been silent
-//! for long, all of them count as failed until it speaks again.
+//! its place; what is known of its devices then does not stay for ever: when nothing has been said of a
+//! device for long, it counts as failed until its source speaks again.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -78,23 +79,20 @@ struct Follower {
 impl Follower {
     /// Until the feed ends or other devices have been adopted.
     ///
-    /// A feed that says nothing for `limit` is waiting for the driver. It is kept: another one would wait too,
+    /// A feed that says nothing of a device for `limit` is waiting for its driver. It is kept: another one would wait too,
     /// and its thread could not be ended either.
     async fn follow(&mut self, mut seen: mpsc::Receiver<Observation>, limit: Duration) {
         let mut look_at = None;
-        let mut silent_at = Instant::now() + limit;
+        let mut silence = Silence::new(limit, self.inventory.ids().cloned());
         loop {
+            let silence_ends = silence.ends();
             let next = tokio::select! {
                 // What has been said counts before silence.
                 biased;
-                next = take_in(&mut seen, &mut self.health, self.began, &self.told) => {
-                    silent_at = Instant::now() + limit;
-                    next
-                }
+                next = take_in(&mut seen, &mut self.health, &mut silence, self.began, &self.told) => next,
                 () = at(look_at) => Seen::OtherDevices,
-                () = sleep_until(silent_at) => {
-                    silent_at = Instant::now() + limit;
-                    self.fail_all(limit);
+                () = at(silence_ends) => {
+                    self.fail(&silence.over(), limit);
                     Seen::Health
                 }
             };
@@ -107,18 +105,22 @@ impl Follower {
         }
     }
 
-    /// The driver does not answer, so nothing is known of any device.
-    fn fail_all(&mut self, silence: Duration) {
+    /// The driver of these devices does not answer, so nothing is known of them.
+    fn fail(&mut self, devices: &[GpuUuid], silence: Duration) {
         let how = format!("the driver has not answered for {} s", silence.as_secs());
         let (now, health) = (self.began.elapsed(), &mut self.health);
         let failed = |uuid: &GpuUuid| Observation { device: Some(uuid.clone()), kind: ObservationKind::Failed(how.clone()) };
-        let changes = self.inventory.ids().filter_map(|id| health.observe(now, &failed(id))).collect::<Vec<_>>();
+        let changes = devices.iter().filter_map(|id| health.observe(now, &failed(id))).collect::<Vec<_>>();
         tell(&self.told.fleet, &changes);
     }
 
     /// Adopts the devices that are there now; false if that is not possible.
     async fn look_again(&mut self) -> bool {
         match self.discovery.run().await {
+            Ok(found) if found.gpus.is_empty() && !self.inventory.gpus.is_empty() => {
+                warn!("no GPU answers now, keeping what is known of the devices");
+                false
+            }
             Ok(found) => adopt(found, &mut self.inventory, &mut self.health, &self.number, &self.told.fleet),
             Err(error) => {
                 warn!(error = %format!("{error:#}"), "cannot look at the devices again, keeping what is known");
@@ -152,6 +154,43 @@ impl Discovery {
     }
 }
 
+/// Since when nothing has been said of each device: one source may hang while another one speaks.
+struct Silence {
+    limit: Duration,
+    heard: BTreeMap<GpuUuid, Instant>,
+}
+
+impl Silence {
+    fn new(limit: Duration, devices: impl Iterator<Item = GpuUuid>) -> Self {
+        let now = Instant::now();
+        Self { limit, heard: devices.map(|device| (device, now)).collect() }
+    }
+
+    fn hear(&mut self, observation: &Observation) {
+        if let Some(heard) = observation.device.as_ref().and_then(|device| self.heard.get_mut(device)) {
+            *heard = Instant::now();
+        }
+    }
+
+    /// When the first device has been silent for too long.
+    fn ends(&self) -> Option<Instant> {
+        self.heard.values().min().map(|heard| *heard + self.limit)
+    }
+
+    /// The devices that have been silent for too long; for each it begins anew.
+    fn over(&mut self) -> Vec<GpuUuid> {
+        let now = Instant::now();
+        let limit = self.limit;
+        let silent = self.heard.iter_mut().filter(|(_, heard)| **heard + limit <= now);
+        silent
+            .map(|(device, heard)| {
+                *heard = now;
+                device.clone()
+            })
+            .collect()
+    }
+}
+
 /// What a feed has told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Seen {
@@ -167,10 +206,11 @@ pub async fn discover(source: &Source) -> anyhow::Result<Inventory> {
 }
 
 /// Takes in what was observed since.
-async fn take_in(seen: &mut mpsc::Receiver<Observation>, health: &mut Health, began: Instant, told: &Told) -> Seen {
+async fn take_in(seen: &mut mpsc::Receiver<Observation>, health: &mut Health, silence: &mut Silence, began: Instant, told: &Told) -> Seen {
     let Some(mut observation) = seen.recv().await else { return Seen::End };
     let mut changes = Vec::new();
     let goes_on = loop {
+        silence.hear(&observation);
         if observation.kind == ObservationKind::InventoryChanged {
             info!("the devices of this node have changed");
             break Seen::OtherDevices;

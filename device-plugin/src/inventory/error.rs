@@ -37,6 +37,12 @@ pub enum InventoryError {
         /// The library or the file.
         place: PathBuf,
     },
+    /// The machine has nothing of what is looked for.
+    #[error("{} tells of no device of the types that --look-for names", place.display())]
+    NoDevice {
+        /// Where sysfs is.
+        place: PathBuf,
+    },
     /// There are GPUs and none of them can be shared.
     #[error("none of the GPUs that {} lists can be shared: {reasons}", place.display())]
     NothingToShare {
@@ -100,7 +106,11 @@ impl InventoryError {
     /// can help, and a node without GPUs is no fault; every other error wants a person.
     pub fn is_absence(&self) -> bool {
         match self {
-            Self::LibraryMissing { .. } | Self::DriverNotLoaded { .. } | Self::NoGpu { .. } | Self::NothingToShare { .. } => true,
+            Self::LibraryMissing { .. }
+            | Self::DriverNotLoaded { .. }
+            | Self::NoGpu { .. }
+            | Self::NoDevice { .. }
+            | Self::NothingToShare { .. } => true,
             Self::ReadFile { source, .. } => source.kind() == io::ErrorKind::NotFound,
             Self::Nvml { .. } | Self::FileForm { .. } | Self::Field { .. } | Self::Thread { .. } => false,
         }

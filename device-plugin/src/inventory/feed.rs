@@ -1,4 +1,4 @@
-//! The thread behind a device watch, and the bounded channel it reports on.
+//! The threads behind a device watch, and the bounded channel it reports on.
 //!
 //! NVML waits for events by blocking, so a watch cannot be a task. What is watched is the business
 //! of the source; here is only how it starts, reports and stops.
@@ -25,45 +25,46 @@ const CAPACITY: usize = 64;
 /// How soon a full channel is tried again.
 const FULL_RETRY: Duration = Duration::from_millis(20);
 
-/// A running watch. Dropping it tells the thread to end, which it does within a second;
+/// A running watch. Dropping it tells its threads to end, which they do within a second;
 /// [`Feed::stop`] waits for that.
 #[derive(Debug)]
 pub struct Feed {
     stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
+/// What a thread of a watch does. It must return soon after a send or a pause answers that it is over.
+pub(super) type Watcher = Box<dyn FnOnce(&Outbox) -> Over + Send>;
+
 impl Feed {
-    /// Starts `watch` on a thread of its own. It must return soon after a send or a pause answers
-    /// that it is over.
-    pub(super) fn start(
-        watch: impl FnOnce(&Outbox) -> Over + Send + 'static,
-    ) -> Result<(Self, mpsc::Receiver<Observation>), InventoryError> {
+    /// Starts each of `watchers` on a thread of its own; all report on one channel.
+    pub(super) fn start(watchers: Vec<Watcher>) -> Result<(Self, mpsc::Receiver<Observation>), InventoryError> {
         let (sender, receiver) = mpsc::channel(CAPACITY);
-        let stop = Arc::new(AtomicBool::new(false));
-        let outbox = Outbox { stop: Arc::clone(&stop), sender };
-        let thread = thread::Builder::new()
-            .name("gpu-watch".to_owned())
-            .spawn(move || {
+        let mut feed = Self { stop: Arc::new(AtomicBool::new(false)), threads: Vec::new() };
+        for watch in watchers {
+            let outbox = Outbox { stop: Arc::clone(&feed.stop), sender: sender.clone() };
+            let thread = thread::Builder::new().name("device-watch".to_owned()).spawn(move || {
                 let Over = watch(&outbox);
-            })
-            .map_err(|source| InventoryError::Thread { source })?;
-        Ok((Self { stop, thread: Some(thread) }, receiver))
+            });
+            feed.threads.push(thread.map_err(|source| InventoryError::Thread { source })?);
+        }
+        Ok((feed, receiver))
     }
 
-    /// Ends the watch and waits for its thread, at most about a second. Blocks: call it off the
+    /// Ends the watch and waits for its threads, at most about a second. Blocks: call it off the
     /// async threads.
     pub fn stop(mut self) -> io::Result<()> {
         self.signal();
-        match self.thread.take().map(JoinHandle::join) {
-            Some(Err(_)) => Err(io::Error::other("the thread that watches the devices has panicked")),
-            Some(Ok(())) | None => Ok(()),
+        let ended: Vec<_> = std::mem::take(&mut self.threads).into_iter().map(JoinHandle::join).collect();
+        if ended.iter().any(Result::is_err) {
+            return Err(io::Error::other("a thread that watches the devices has panicked"));
         }
+        Ok(())
     }
 
     fn signal(&self) {
         self.stop.store(true, Ordering::Release);
-        if let Some(thread) = &self.thread {
+        for thread in &self.threads {
             thread.thread().unpark();
         }
     }
@@ -79,7 +80,7 @@ impl Drop for Feed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Over;
 
-/// The thread's end of a feed.
+/// A thread's end of a feed.
 #[derive(Debug)]
 pub(super) struct Outbox {
     stop: Arc<AtomicBool>,

@@ -32,8 +32,9 @@ use tokio::sync::mpsc;
 use tracing::warn;
 
 use super::{
-    Feed, Gpu, GpuUuid, Inventory, InventoryError, OtherDevice,
+    Feed, Gpu, GpuUuid, Inventory, InventoryError, OtherDevice, Place,
     feed::{Outbox, Over},
+    pci,
 };
 use crate::health::{Observation, ObservationKind};
 
@@ -73,7 +74,7 @@ impl FileSource {
         let reading = parse(&self.path, &self.node, &self.read()?)?;
         let mut watch =
             Watch { source: self.clone(), known: inventory.clone(), reading, text: Vec::new(), announced: false, complaint: None };
-        Feed::start(move |outbox| watch.run(outbox))
+        Feed::start(vec![Box::new(move |outbox| watch.run(outbox))])
     }
 
     fn read(&self) -> Result<Vec<u8>, InventoryError> {
@@ -178,7 +179,7 @@ fn parse(path: &Path, node: &str, text: &[u8]) -> Result<Reading, InventoryError
     let gpus = document.need::<Vec<Value>>("gpus").map_err(at_top)?;
     let others = document.take::<Vec<Value>>("devices").map_err(at_top)?.unwrap_or_default();
     document.finish().map_err(at_top)?;
-    if gpus.is_empty() {
+    if gpus.is_empty() && others.is_empty() {
         return Err(InventoryError::NoGpu { place: path.to_owned() });
     }
     let mut devices = Vec::<(Gpu, Ailment)>::new();
@@ -275,13 +276,23 @@ fn understand(index: u32, node: &str, value: Value, before: &[(Gpu, Ailment)]) -
         memory_bytes: memory(fields.need("memory")?)?,
         model: fields.take("model")?.unwrap_or_else(|| "Simulated".to_owned()),
         bus_id: fields.take("busId")?,
-        numa_node: fields.take("numaNode")?,
-        pcie_root: fields.take("pcieId")?,
+        place: place(&mut fields)?,
+        labels: fields.take("labels")?.unwrap_or_default(),
         device_node: fields.take("deviceNode")?.unwrap_or_else(|| PathBuf::from(format!("/dev/nvidia{minor}"))),
     };
     fields.finish()?;
     is_distinct(before, &gpu)?;
     Ok((gpu, ailment(&health)?))
+}
+
+/// Where a device sits: `numaNode`, `pcieId` (a switch, or the root complex of a device without one) and `pcieRoot`.
+fn place(fields: &mut Fields) -> Result<Place, Fault> {
+    let numa_node = fields.take::<i32>("numaNode")?.filter(|node| *node >= 0);
+    let (pcie_id, root) = (fields.take::<String>("pcieId")?, fields.take::<String>("pcieRoot")?);
+    Ok(match pcie_id {
+        Some(id) if pci::is_root(&id) => Place { numa_node, root: root.or(Some(id)), switch: None },
+        switch => Place { numa_node, root, switch },
+    })
 }
 
 /// A UUID with the node in place of `{node}`.

@@ -6,20 +6,20 @@
 //! a device. GPUs in MIG mode are listed as excluded: sharing their instances is not supported.
 
 use std::{
+    collections::BTreeMap,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
 use nvml_wrapper::{Device, Nvml, bitmasks::event::EventTypes, enums::event::XidError, error::NvmlError, event::EventSet};
-use tokio::sync::mpsc;
 use tracing::{info, warn};
 
 use super::{
-    ExcludedGpu, Exclusion, Feed, Gpu, GpuUuid, InvalidGpuUuid, Inventory, InventoryError,
-    feed::{Outbox, Over},
-    pci,
+    ExcludedGpu, Exclusion, Gpu, GpuUuid, InvalidGpuUuid, Inventory, InventoryError,
+    feed::{Outbox, Over, Watcher},
+    pci::{self, Bus, Place},
 };
-use crate::health::{Observation, ObservationKind};
+use crate::health::ObservationKind;
 
 /// `NVML_DEVICE_MIG_ENABLE`.
 const MIG_ENABLED: u32 = 1;
@@ -75,9 +75,10 @@ impl NvmlSource {
         Ok(inventory)
     }
 
-    pub(super) fn watch(&self, inventory: &Inventory) -> Result<(Feed, mpsc::Receiver<Observation>), InventoryError> {
+    /// What watches the GPUs of `inventory`.
+    pub(super) fn watcher(&self, inventory: &Inventory) -> Watcher {
         let mut watch = Watch { source: self.clone(), known: inventory.clone(), announced: false, patience: 1, complaint: None };
-        Feed::start(move |outbox| watch.run(outbox))
+        Box::new(move |outbox| watch.run(outbox))
     }
 
     /// What this session sees; not an error if nothing of it can be shared.
@@ -86,9 +87,10 @@ impl NvmlSource {
         if count == 0 {
             return Err(InventoryError::NoGpu { place: self.library.clone() });
         }
+        let bus = Bus::read(&self.sysfs);
         let (mut gpus, mut excluded) = (Vec::<Gpu>::new(), Vec::new());
         for index in 0..count {
-            let looked = self.look_at(nvml, index).and_then(|gpu| distinct(&gpus, gpu));
+            let looked = look_at(nvml, &bus, index).and_then(|gpu| distinct(&gpus, gpu));
             match looked {
                 Ok(gpu) => gpus.push(gpu),
                 Err(reason) => excluded.push(reason),
@@ -98,45 +100,45 @@ impl NvmlSource {
         let driver_version = nvml.sys_driver_version().ok();
         Ok(Inventory { gpus, others: Vec::new(), excluded, driver_version, vendor: "nvidia".to_owned() })
     }
+}
 
-    /// One device, or why it cannot be shared: a sick device does not hide the others.
-    fn look_at(&self, nvml: &Nvml, index: u32) -> Result<Gpu, ExcludedGpu> {
-        let nameless = |problem: String| ExcludedGpu { index, uuid: None, exclusion: Exclusion::Unreadable(problem) };
-        let device = nvml.device_by_index(index).map_err(|error| nameless(no("handle", &error)))?;
-        let uuid = device.uuid().map_err(|error| nameless(no("UUID", &error)))?;
-        let uuid: GpuUuid = uuid.parse().map_err(|error: InvalidGpuUuid| nameless(error.to_string()))?;
-        let excluded = |exclusion| ExcludedGpu { index, uuid: Some(uuid.clone()), exclusion };
-        // GPUs that cannot do MIG answer with an error.
-        if device.mig_mode().is_ok_and(|mode| mode.current == MIG_ENABLED) {
-            return Err(excluded(Exclusion::Mig));
+/// One device, or why it cannot be shared: a sick device does not hide the others.
+fn look_at(nvml: &Nvml, bus: &Bus, index: u32) -> Result<Gpu, ExcludedGpu> {
+    let nameless = |problem: String| ExcludedGpu { index, uuid: None, exclusion: Exclusion::Unreadable(problem) };
+    let device = nvml.device_by_index(index).map_err(|error| nameless(no("handle", &error)))?;
+    let uuid = device.uuid().map_err(|error| nameless(no("UUID", &error)))?;
+    let uuid: GpuUuid = uuid.parse().map_err(|error: InvalidGpuUuid| nameless(error.to_string()))?;
+    let excluded = |exclusion| ExcludedGpu { index, uuid: Some(uuid.clone()), exclusion };
+    // GPUs that cannot do MIG answer with an error.
+    if device.mig_mode().is_ok_and(|mode| mode.current == MIG_ENABLED) {
+        return Err(excluded(Exclusion::Mig));
+    }
+    describe(&device, bus, index, &uuid).map_err(|problem| excluded(Exclusion::Unreadable(problem)))
+}
+
+fn describe(device: &Device<'_>, bus: &Bus, index: u32, uuid: &GpuUuid) -> Result<Gpu, String> {
+    let minor = device.minor_number().map_err(|error| no("minor number", &error))?;
+    let memory_bytes = match device.memory_info() {
+        Ok(memory) if memory.total > 0 => memory.total,
+        Ok(_) => return Err("it reports no memory".to_owned()),
+        Err(NvmlError::FailedToLoadSymbol(_)) => {
+            return Err("the driver is too old to tell its memory: it needs 510 or newer".to_owned());
         }
-        self.describe(&device, index, &uuid).map_err(|problem| excluded(Exclusion::Unreadable(problem)))
-    }
-
-    fn describe(&self, device: &Device<'_>, index: u32, uuid: &GpuUuid) -> Result<Gpu, String> {
-        let minor = device.minor_number().map_err(|error| no("minor number", &error))?;
-        let memory_bytes = match device.memory_info() {
-            Ok(memory) if memory.total > 0 => memory.total,
-            Ok(_) => return Err("it reports no memory".to_owned()),
-            Err(NvmlError::FailedToLoadSymbol(_)) => {
-                return Err("the driver is too old to tell its memory: it needs 510 or newer".to_owned());
-            }
-            Err(error) => return Err(no("memory", &error)),
-        };
-        let bus_id = device.pci_info().ok().and_then(|pci| pci::address(&pci.bus_id));
-        let place = bus_id.as_deref().map(|address| pci::place(&self.sysfs, address)).unwrap_or_default();
-        Ok(Gpu {
-            uuid: uuid.clone(),
-            minor,
-            index,
-            memory_bytes,
-            model: device.name().map_err(|error| no("name", &error))?,
-            bus_id,
-            numa_node: place.numa_node,
-            pcie_root: place.root,
-            device_node: PathBuf::from(format!("/dev/nvidia{minor}")),
-        })
-    }
+        Err(error) => return Err(no("memory", &error)),
+    };
+    let bus_id = device.pci_info().ok().and_then(|pci| pci::address(&pci.bus_id));
+    let place: Place = bus_id.as_deref().map(|address| bus.place(address)).unwrap_or_default();
+    Ok(Gpu {
+        uuid: uuid.clone(),
+        minor,
+        index,
+        memory_bytes,
+        model: device.name().map_err(|error| no("name", &error))?,
+        bus_id,
+        place,
+        labels: BTreeMap::new(),
+        device_node: PathBuf::from(format!("/dev/nvidia{minor}")),
+    })
 }
 
 /// `gpu`, unless one of those `before` it has its UUID or minor number.

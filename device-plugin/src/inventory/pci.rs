@@ -1,6 +1,19 @@
-//! What sysfs tells about a PCI device; knows nothing of GPUs.
+//! The PCI functions of a machine as sysfs tells of them: what they are and where they sit.
+//!
+//! Knows nothing of GPUs or adapters. What cannot be read is absent.
+//!
+//! A function's path in the tree of devices is its root complex, then a root port, then for each switch on the way its
+//! upstream port and one of its downstream ports. A switch is called by the address of its upstream port, and a function's
+//! switch is the nearest one above it: of two switches, one below the other, the lower. A switch that is part of a card is
+//! not counted, or an adapter that brings its own (`BlueField` does) would never share one with a GPU: it is part of a card if
+//! all network, display and accelerator functions below it are of the vendor that made it.
 
-use std::{fs, path::Path};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Base classes of functions that work for somebody: network, display, processing accelerators.
+const WORKING: [u32; 3] = [0x02, 0x03, 0x12];
 
 /// A PCI address in the form of sysfs (`0000:3b:00.0`) from the one NVML gives
 /// (`00000000:3B:00.0`).
@@ -21,64 +34,142 @@ pub struct Place {
     pub numa_node: Option<i32>,
     /// The root complex, such as `pci0000:3a`.
     pub root: Option<String>,
+    /// The PCIe switch: the address of its upstream port, such as `0000:3b:00.0`.
+    pub switch: Option<String>,
 }
 
-/// Where sysfs says that the device at `address` sits.
+impl Place {
+    /// What devices on the same PCIe have in common: the switch, or the root complex where there is none.
+    pub fn pcie_id(&self) -> Option<&str> {
+        self.switch.as_deref().or(self.root.as_deref())
+    }
+
+    /// Whether nothing is known.
+    pub fn is_unknown(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Where sysfs says that the function at this address sits.
 pub fn place(sysfs: &Path, address: &str) -> Place {
-    let device = sysfs.join("bus/pci/devices").join(address);
-    let node = fs::read_to_string(device.join("numa_node")).ok().and_then(|text| text.trim().parse::<i32>().ok());
-    // The entry is a link into the tree of devices, in which the root complex is the first that names a domain and a bus.
-    let resolved = fs::canonicalize(&device).ok();
-    let root = resolved.and_then(|path| path.iter().filter_map(|part| part.to_str()).find(|part| is_root(part)).map(str::to_owned));
-    Place { numa_node: node.filter(|node| *node >= 0), root }
+    Bus::read(sysfs).place(address)
 }
 
-fn is_root(part: &str) -> bool {
+/// All PCI functions of a machine.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Bus {
+    functions: BTreeMap<String, Function>,
+}
+
+/// One PCI function.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Function {
+    /// The six digits of its class, subclass and interface.
+    pub(super) class: u32,
+    /// Who made it.
+    pub(super) vendor: u32,
+    /// Whether it is a virtual function.
+    pub(super) is_virtual: bool,
+    /// Its virtual functions: their number and address.
+    pub(super) virtual_functions: Vec<(u32, String)>,
+    numa_node: Option<i32>,
+    root: Option<String>,
+    /// The bridges above it, the topmost first.
+    bridges: Vec<String>,
+}
+
+impl Bus {
+    /// Looks at every function.
+    pub(super) fn read(sysfs: &Path) -> Self {
+        let entries = fs::read_dir(folder(sysfs)).into_iter().flatten().flatten();
+        let addresses = entries.filter_map(|entry| address(entry.file_name().to_str()?));
+        Self { functions: addresses.map(|address| (address.clone(), Function::read(sysfs, &address))).collect() }
+    }
+
+    /// Every function with its address, in the order of addresses.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &Function)> {
+        self.functions.iter().map(|(address, function)| (address.as_str(), function))
+    }
+
+    /// The function at this address.
+    pub(super) fn get(&self, address: &str) -> Option<&Function> {
+        self.functions.get(address)
+    }
+
+    /// Where the function at this address sits.
+    pub(super) fn place(&self, address: &str) -> Place {
+        let Some(function) = self.functions.get(address) else { return Place::default() };
+        // After the root port come an upstream and a downstream port of each switch.
+        let upstream_ports = function.bridges.iter().skip(1).step_by(2);
+        let nearest = upstream_ports.rev().find(|port| !self.is_on_card(port));
+        Place { numa_node: function.numa_node, root: function.root.clone(), switch: nearest.cloned() }
+    }
+
+    /// Whether a switch is part of the only card below it.
+    fn is_on_card(&self, upstream_port: &str) -> bool {
+        let Some(vendor) = self.get(upstream_port).map(|port| port.vendor).filter(|vendor| *vendor != 0) else { return false };
+        let is_below = |function: &&Function| function.bridges.iter().any(|bridge| bridge == upstream_port);
+        let is_working = |function: &&Function| WORKING.contains(&(function.class >> 16)) && !function.is_virtual;
+        let mut below = self.functions.values().filter(is_below).filter(is_working).peekable();
+        below.peek().is_some() && below.all(|function| function.vendor == vendor)
+    }
+}
+
+impl Function {
+    fn read(sysfs: &Path, own: &str) -> Self {
+        let entry = folder(sysfs).join(own);
+        let hex = |name: &str| {
+            let text = fs::read_to_string(entry.join(name)).ok();
+            text.and_then(|text| u32::from_str_radix(text.trim().trim_start_matches("0x"), 16).ok()).unwrap_or(0)
+        };
+        let numa_node = fs::read_to_string(entry.join("numa_node")).ok().and_then(|text| text.trim().parse::<i32>().ok());
+        let mut function = Self {
+            class: hex("class"),
+            vendor: hex("vendor"),
+            is_virtual: entry.join("physfn").exists(),
+            virtual_functions: virtual_functions(&entry),
+            numa_node: numa_node.filter(|node| *node >= 0),
+            ..Self::default()
+        };
+        // The entry is a link into the tree of devices. A controller may have a root complex of its own below it, whose ports
+        // are all that counts for what is there.
+        let path = fs::canonicalize(&entry).unwrap_or_default();
+        for part in path.iter().filter_map(|part| part.to_str()) {
+            if is_root(part) {
+                function.root.get_or_insert_with(|| part.to_owned());
+                function.bridges.clear();
+            } else if function.root.is_some() && part != own && address(part).as_deref() == Some(part) {
+                function.bridges.push(part.to_owned());
+            }
+        }
+        function
+    }
+}
+
+fn folder(sysfs: &Path) -> PathBuf {
+    sysfs.join("bus/pci/devices")
+}
+
+/// The links `virtfn<n>` of a function, by number.
+fn virtual_functions(entry: &Path) -> Vec<(u32, String)> {
+    let names = fs::read_dir(entry).into_iter().flatten().flatten();
+    let mut found: Vec<(u32, String)> = names
+        .filter_map(|link| {
+            let number = link.file_name().to_str()?.strip_prefix("virtfn")?.parse().ok()?;
+            let target = fs::read_link(link.path()).ok()?;
+            Some((number, address(target.file_name()?.to_str()?)?))
+        })
+        .collect();
+    found.sort_unstable();
+    found
+}
+
+/// Whether this is what sysfs calls a root complex.
+pub(super) fn is_root(part: &str) -> bool {
     let numbers = part.strip_prefix("pci").and_then(|rest| rest.split_once(':'));
     let is_hex = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     numbers.is_some_and(|(domain, bus)| is_hex(domain) && is_hex(bus))
 }
 
 #[cfg(test)]
-mod tests {
-    use rstest::rstest;
-
-    use super::*;
-
-    #[rstest]
-    #[case::nvml("00000000:3B:00.0", Some("0000:3b:00.0"))]
-    #[case::sysfs("0000:3b:00.0", Some("0000:3b:00.0"))]
-    #[case::large_domain("00010000:81:1F.7", Some("10000:81:1f.7"))]
-    #[case::path("../../etc:00:00.0", None)]
-    #[case::short("3b:00.0", None)]
-    #[case::empty("", None)]
-    fn addresses(#[case] bus_id: &str, #[case] expected: Option<&str>) {
-        assert_eq!(address(bus_id).as_deref(), expected);
-    }
-
-    #[rstest]
-    #[case::node("1\n", Some(1))]
-    #[case::no_numa("-1\n", None)]
-    #[case::nonsense("x", None)]
-    fn numa_nodes(#[case] content: &str, #[case] expected: Option<i32>) {
-        let sysfs = tempfile::tempdir().unwrap();
-        let device = sysfs.path().join("bus/pci/devices/0000:3b:00.0");
-        fs::create_dir_all(&device).unwrap();
-        fs::write(device.join("numa_node"), content).unwrap();
-        assert_eq!(place(sysfs.path(), "0000:3b:00.0"), Place { numa_node: expected, root: None });
-        assert_eq!(place(sysfs.path(), "0000:3c:00.0"), Place::default());
-    }
-
-    #[rstest]
-    #[case::at_the_root("devices/pci0000:00/0000:3b:00.0", Some("pci0000:00"))]
-    #[case::behind_switches("devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0", Some("pci0000:3a"))]
-    #[case::wide_domain("devices/pci10000:81/0000:3b:00.0", Some("pci10000:81"))]
-    #[case::virtual_device("devices/virtual/pci/0000:3b:00.0", None)]
-    fn roots(#[case] at: &str, #[case] expected: Option<&str>) {
-        let sysfs = tempfile::tempdir().unwrap();
-        fs::create_dir_all(sysfs.path().join(at)).unwrap();
-        fs::create_dir_all(sysfs.path().join("bus/pci/devices")).unwrap();
-        std::os::unix::fs::symlink(sysfs.path().join(at), sysfs.path().join("bus/pci/devices/0000:3b:00.0")).unwrap();
-        assert_eq!(place(sysfs.path(), "0000:3b:00.0").root.as_deref(), expected);
-    }
-}
+mod tests;

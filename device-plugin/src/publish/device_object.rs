@@ -12,10 +12,11 @@ use proto::device::{
 use proto::node::Node;
 use proto::quantity::Quantity;
 use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
+use proto::topology::{NUMA_NODE, NUMA_UNKNOWN, PCIE_ROOT};
 
 use crate::fleet::{Fleet, FleetDevice, FleetGpu};
 use crate::health::Reason;
-use crate::inventory::GpuUuid;
+use crate::inventory::{GpuUuid, Place};
 use crate::pods::WHOLE_DEVICE_PERCENT;
 
 /// Longest value of a label.
@@ -85,10 +86,10 @@ fn gpu(entry: &FleetGpu, slots: u32, history: &History<'_>) -> DeviceInfo {
         device_type: TYPE_GPU.to_owned(),
         id: gpu.uuid.to_string(),
         minor: i32::try_from(gpu.minor).ok(),
-        labels: sharing.into_iter().collect(),
+        labels: of_place(&gpu.place).chain(sharing).chain(gpu.labels.clone()).collect(),
         health: entry.is_healthy,
         resources: amounts.into_iter().chain(shares).map(|(name, value)| (name.to_owned(), value)).collect(),
-        topology: topology(gpu.bus_id.as_deref(), gpu.numa_node, gpu.pcie_root.as_deref()),
+        topology: topology(gpu.bus_id.as_deref(), &gpu.place),
         conditions: history.condition(gpu.uuid.as_str(), entry.is_healthy, entry.reason, &entry.message).into_iter().collect(),
         ..DeviceInfo::default()
     }
@@ -100,23 +101,31 @@ fn other(entry: &FleetDevice, history: &History<'_>) -> DeviceInfo {
         device_type: device.device_type.clone(),
         id: device.id.to_string(),
         minor: i32::try_from(device.minor).ok(),
-        labels: device.labels.clone(),
+        labels: of_place(&device.place).chain(device.labels.clone()).collect(),
         health: entry.is_healthy,
         resources: device.resources.clone(),
-        topology: topology(device.bus_id.as_deref(), device.numa_node, device.pcie_root.as_deref()),
+        topology: topology(device.bus_id.as_deref(), &device.place),
         vf_groups: device.vf_groups.clone(),
         conditions: history.condition(device.id.as_str(), entry.is_healthy, entry.reason, &entry.message).into_iter().collect(),
         ..DeviceInfo::default()
     }
 }
 
-/// A machine that knows no NUMA nodes has one, 0. What is not known of the PCIe tree is empty.
-fn topology(bus_id: Option<&str>, numa_node: Option<i32>, pcie_root: Option<&str>) -> Option<DeviceTopology> {
-    if numa_node.is_none() && pcie_root.is_none() {
+/// Schedulers of others want a NUMA node: where it is not known, as on machines that have only one, it is 0, and a label says
+/// so. What is not known of the PCIe tree is empty.
+fn topology(bus_id: Option<&str>, place: &Place) -> Option<DeviceTopology> {
+    if place.is_unknown() {
         return None;
     }
     let text = |text: Option<&str>| text.unwrap_or_default().to_owned();
-    Some(DeviceTopology { socket_id: -1, node_id: numa_node.unwrap_or(0), pcie_id: text(pcie_root), bus_id: text(bus_id) })
+    Some(DeviceTopology { socket_id: -1, node_id: place.numa_node.unwrap_or(0), pcie_id: text(place.pcie_id()), bus_id: text(bus_id) })
+}
+
+/// The labels that say what has no field in the topology.
+fn of_place(place: &Place) -> impl Iterator<Item = (String, String)> {
+    let root = place.root.as_deref().map(|root| (PCIE_ROOT, label_value(root)));
+    let numa = (place.numa_node.is_none() && !place.is_unknown()).then(|| (NUMA_NODE, NUMA_UNKNOWN.to_owned()));
+    root.into_iter().chain(numa).map(|(name, value)| (name.to_owned(), value))
 }
 
 impl History<'_> {

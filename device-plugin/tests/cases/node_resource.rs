@@ -81,8 +81,8 @@ fn gpu(device: &DeviceInfo) -> Gpu {
         memory_bytes: 1,
         model: String::new(),
         bus_id: None,
-        numa_node: None,
-        pcie_root: None,
+        place: device_plugin::inventory::Place::default(),
+        labels: BTreeMap::new(),
         device_node: "/dev/null".into(),
     }
 }

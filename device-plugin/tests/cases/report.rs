@@ -6,7 +6,7 @@ use std::os::unix::fs::symlink;
 use chrono::DateTime;
 use device_plugin::fleet::Fleet;
 use device_plugin::health::Reason;
-use device_plugin::inventory::{Gpu, Inventory, pci};
+use device_plugin::inventory::{Gpu, Inventory, Place, pci};
 use device_plugin::plugin::ids::IdScheme;
 use device_plugin::publish::device_object::{self, Remarks};
 use proto::device::DeviceInfo;
@@ -32,7 +32,7 @@ pub(super) fn pci_topology(case: &Value) -> Outcome {
         }
     }
     let place = pci::place(sysfs.path(), address);
-    let gpu = Gpu { bus_id: Some(address.to_owned()), numa_node: place.numa_node, pcie_root: place.root, ..gpu("GPU-a", 0, 1) };
+    let gpu = Gpu { bus_id: Some(address.to_owned()), place, ..gpu("GPU-a", 0, 1) };
     let found = published(vec![gpu], |_| None).remove(0).topology;
     if expected["ok"] != true {
         return Outcome::of(&found.is_none(), &true);
@@ -49,8 +49,11 @@ pub(super) fn report_device(case: &Value) -> Outcome {
         let number = |field: &str| entry[field].as_u64().unwrap();
         Gpu {
             bus_id: entry["busID"].as_str().map(str::to_owned),
-            numa_node: entry["nodeID"].as_i64().map(|node| i32::try_from(node).unwrap()),
-            pcie_root: entry["pcie"].as_str().map(str::to_owned),
+            place: Place {
+                numa_node: entry["nodeID"].as_i64().map(|node| i32::try_from(node).unwrap()),
+                root: entry["pcie"].as_str().map(str::to_owned),
+                switch: None,
+            },
             ..gpu(entry["id"].as_str().unwrap(), u32::try_from(number("minor")).unwrap(), number("memory_total"))
         }
     });
@@ -92,8 +95,8 @@ fn gpu(id: &str, minor: u32, memory_bytes: u64) -> Gpu {
         memory_bytes,
         model: String::new(),
         bus_id: None,
-        numa_node: None,
-        pcie_root: None,
+        place: Place::default(),
+        labels: std::collections::BTreeMap::new(),
         device_node: "/dev/null".into(),
     }
 }

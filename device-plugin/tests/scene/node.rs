@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use device_plugin::fleet::Fleet;
-use device_plugin::inventory::{Gpu, Inventory, OtherDevice};
+use device_plugin::inventory::{Gpu, Inventory, OtherDevice, Place};
 use device_plugin::plugin::ids::IdScheme;
 use device_plugin::plugin::offer::keep_offered;
 use device_plugin::plugin::registration::KubeletDir;
@@ -144,8 +144,8 @@ fn gpu(minor: u32) -> Gpu {
         memory_bytes: 16 << 30,
         model: "Tesla T4".to_owned(),
         bus_id: None,
-        numa_node: None,
-        pcie_root: None,
+        place: Place::default(),
+        labels: BTreeMap::new(),
         device_node: "/dev/null".into(),
     }
 }
@@ -159,10 +159,10 @@ pub(crate) fn device(device_type: &str, minor: u32, nodes: &[&str]) -> OtherDevi
         resources: [(format!("koordinator.sh/{device_type}"), Quantity::from_unsigned(100))].into(),
         labels: BTreeMap::new(),
         bus_id: None,
-        numa_node: None,
-        pcie_root: None,
+        place: Place::default(),
         vf_groups: Vec::new(),
         device_nodes: nodes.iter().map(PathBuf::from).collect(),
+        function_nodes: BTreeMap::new(),
     }
 }
 

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use device_plugin::inventory::{NvmlSource, Source};
+use device_plugin::inventory::{MachineSource, NvmlSource, Source};
 use tempfile::TempDir;
 
 /// An interval that does not pass during a test.
@@ -108,7 +108,7 @@ impl Machine {
     }
 
     pub(crate) fn source(&self) -> Source {
-        Source::Nvml(self.nvml())
+        Source::Machine(MachineSource::of_gpus(self.nvml()))
     }
 
     /// Says in sysfs on which NUMA node a device hangs.

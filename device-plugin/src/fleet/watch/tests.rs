@@ -24,11 +24,12 @@ async fn changes_that_come_together_are_one_change() {
     let (fleet, mut changed) = watch::channel(Arc::new(builders::fleet(3)));
     let told = told(fleet);
     let mut health = Health::new(Policy::default(), (0..3).map(|minor| builders::gpu(minor).uuid));
+    let mut silence = Silence::new(Duration::from_secs(70), std::iter::empty());
     let (sender, mut receiver) = mpsc::channel(8);
     for minor in 0..3 {
         sender.try_send(seen(minor, ObservationKind::Lost)).unwrap();
     }
-    assert_eq!(take_in(&mut receiver, &mut health, Instant::now(), &told).await, Seen::Health);
+    assert_eq!(take_in(&mut receiver, &mut health, &mut silence, Instant::now(), &told).await, Seen::Health);
     assert!(receiver.is_empty());
     let now = changed.borrow_and_update();
     assert!(now.gpus.iter().all(|entry| !entry.is_healthy && entry.reason == Some(Reason::Lost)));
@@ -39,12 +40,13 @@ async fn no_change_wakes_nobody() {
     let (fleet, changed) = watch::channel(Arc::new(builders::fleet(1)));
     let told = told(fleet);
     let mut health = Health::new(Policy::default(), [builders::gpu(0).uuid]);
+    let mut silence = Silence::new(Duration::from_secs(70), std::iter::empty());
     let (sender, mut receiver) = mpsc::channel(8);
     sender.try_send(seen(0, ObservationKind::Answered)).unwrap();
-    assert_eq!(take_in(&mut receiver, &mut health, Instant::now(), &told).await, Seen::Health);
+    assert_eq!(take_in(&mut receiver, &mut health, &mut silence, Instant::now(), &told).await, Seen::Health);
     assert!(!changed.has_changed().unwrap());
     drop(sender);
-    assert_eq!(take_in(&mut receiver, &mut health, Instant::now(), &told).await, Seen::End);
+    assert_eq!(take_in(&mut receiver, &mut health, &mut silence, Instant::now(), &told).await, Seen::End);
 }
 
 fn write(path: &std::path::Path, gpus: &Value) {
@@ -133,6 +135,24 @@ async fn silence_fails_all_devices_until_they_answer_again() {
     }
     let recovered = timeout(Duration::from_secs(1), fleet.wait_for(|fleet| fleet.gpus.iter().all(|entry| entry.is_healthy)));
     assert!(recovered.await.is_ok());
+}
+
+/// One source speaks all the time, and the other one hangs.
+#[tokio::test(start_paused = true)]
+async fn silence_of_one_device_is_not_hidden_by_another() {
+    let (mut follower, mut fleet) = follower(Discovery { source: no_file(), running: None });
+    let (sender, receiver) = mpsc::channel(64);
+    let began = Instant::now();
+    tokio::spawn(async move { follower.follow(receiver, Duration::from_secs(70)).await });
+    tokio::spawn(async move {
+        loop {
+            sleep(Duration::from_secs(10)).await;
+            sender.send(seen(0, ObservationKind::Answered)).await.unwrap();
+        }
+    });
+    let failed = fleet.wait_for(|fleet| fleet.gpus.iter().any(|entry| !entry.is_healthy)).await.unwrap().clone();
+    assert_eq!(began.elapsed().as_secs(), 70);
+    assert_eq!(failed.gpus.iter().map(|entry| entry.is_healthy).collect::<Vec<_>>(), [true, false]);
 }
 
 /// Of a source whose next word is an hour away no more is heard than its first.

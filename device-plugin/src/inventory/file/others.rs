@@ -2,8 +2,10 @@
 //!
 //! ```json
 //! {"type": "rdma", "id": "0000:1f:00.0", "minor": 0, "resources": {"koordinator.sh/rdma": 100}, "labels": {"fabric": "a"},
-//!  "health": "Lost", "busId": "0000:1f:00.0", "numaNode": 0, "pcieId": "pci0000:16", "deviceNodes": ["/dev/infiniband/uverbs0"],
-//!  "vfGroups": [{"labels": {"type": "general"}, "vfs": [{"minor": 0, "busID": "0000:1f:00.2"}]}]}
+//!  "health": "Lost", "busId": "0000:1f:00.0", "numaNode": 0, "pcieId": "0000:17:00.0", "pcieRoot": "pci0000:16",
+//!  "deviceNodes": ["/dev/infiniband/uverbs0"],
+//!  "vfGroups": [{"labels": {"type": "general"}, "vfs": [{"minor": 0, "busID": "0000:1f:00.2"}]}],
+//!  "functionNodes": {"0000:1f:00.2": ["/dev/infiniband/uverbs4"]}}
 //! ```
 //!
 //! `type`, `id` and `minor` must be given, and `resources` of types other than `rdma` and `fpga`, which have 100 of the resource
@@ -16,7 +18,7 @@ use proto::quantity::Quantity;
 use proto::resource::{FPGA, RDMA};
 use serde_json::Value;
 
-use super::{Ailment, Fault, Fields, ailment, on_node};
+use super::{Ailment, Fault, Fields, ailment, on_node, place};
 use crate::inventory::{Gpu, OtherDevice};
 
 /// A whole device, in percent.
@@ -40,10 +42,10 @@ pub(super) fn understand(
         resources: resources(&device_type, fields.take("resources")?)?,
         labels: fields.take("labels")?.unwrap_or_default(),
         bus_id: fields.take("busId")?,
-        numa_node: fields.take("numaNode")?,
-        pcie_root: fields.take("pcieId")?,
+        place: place(&mut fields)?,
         vf_groups: fields.take("vfGroups")?.unwrap_or_default(),
-        device_nodes: device_nodes(fields.take("deviceNodes")?.unwrap_or_default())?,
+        device_nodes: device_nodes("deviceNodes", fields.take("deviceNodes")?.unwrap_or_default())?,
+        function_nodes: function_nodes(fields.take("functionNodes")?.unwrap_or_default())?,
         device_type,
     };
     fields.finish()?;
@@ -87,9 +89,13 @@ fn resources(device_type: &str, given: Option<BTreeMap<String, Quantity>>) -> Re
     }
 }
 
-fn device_nodes(paths: Vec<PathBuf>) -> Result<Vec<PathBuf>, Fault> {
+fn function_nodes(nodes: BTreeMap<String, Vec<PathBuf>>) -> Result<BTreeMap<String, Vec<PathBuf>>, Fault> {
+    nodes.into_iter().map(|(function, paths)| Ok((function, device_nodes("functionNodes", paths)?))).collect()
+}
+
+fn device_nodes(field: &str, paths: Vec<PathBuf>) -> Result<Vec<PathBuf>, Fault> {
     match paths.iter().find(|path| !path.is_absolute()) {
-        Some(path) => Err(Fault::new("deviceNodes", &path.display(), &"must be an absolute path")),
+        Some(path) => Err(Fault::new(field, &path.display(), &"must be an absolute path")),
         None => Ok(paths),
     }
 }

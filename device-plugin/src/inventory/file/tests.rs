@@ -1,6 +1,6 @@
 //! What the file may say, what it may not, and what a watch of it sees.
 
-use std::{fmt::Write as _, io::ErrorKind};
+use std::{collections::BTreeMap, fmt::Write as _, io::ErrorKind};
 
 use proptest::prelude::*;
 use rstest::rstest;
@@ -38,8 +38,8 @@ fn reads_every_field_and_sorts_by_minor() {
         memory_bytes: 16276 << 20,
         model: "T4".to_owned(),
         bus_id: None,
-        numa_node: None,
-        pcie_root: None,
+        place: Place::default(),
+        labels: BTreeMap::new(),
         device_node: PathBuf::from("/dev/nvidia0"),
     };
     let gpu_b = Gpu {
@@ -49,8 +49,8 @@ fn reads_every_field_and_sorts_by_minor() {
         memory_bytes: 1000,
         model: "A10".to_owned(),
         bus_id: Some("0000:3b:00.0".to_owned()),
-        numa_node: Some(1),
-        pcie_root: None,
+        place: Place { numa_node: Some(1), ..Place::default() },
+        labels: BTreeMap::new(),
         device_node: PathBuf::from("/tmp/gpu"),
     };
     let ailments = [(gpu_a.uuid.clone(), Ailment::Healthy), (gpu_b.uuid.clone(), Ailment::Xid(79))];

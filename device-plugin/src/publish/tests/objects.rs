@@ -9,7 +9,7 @@ use super::*;
 #[test]
 fn device_object() {
     let mut fleet = sick(1);
-    (fleet.gpus[0].gpu.numa_node, fleet.gpus[0].gpu.pcie_root) = (Some(1), Some("pci0000:3a".to_owned()));
+    fleet.gpus[0].gpu.place = Place { numa_node: Some(1), root: Some("pci0000:3a".to_owned()), switch: None };
     fleet.others = vec![nic(false)];
     let checkpoints = Some(r#"[{"podUID":"u"}]"#.to_owned());
     let remarks = Remarks { checkpoints, serves_vendor: true };
@@ -46,7 +46,7 @@ fn conditions_say_why_and_since_when() {
 #[case::both(Some(1), Some("pci0000:3a"), Some((1, "pci0000:3a")))]
 fn topology(#[case] numa_node: Option<i32>, #[case] root: Option<&str>, #[case] expected: Option<(i32, &str)>) {
     let mut fleet = fleet(1);
-    (fleet.gpus[0].gpu.numa_node, fleet.gpus[0].gpu.pcie_root) = (numa_node, root.map(str::to_owned));
+    fleet.gpus[0].gpu.place = Place { numa_node, root: root.map(str::to_owned), switch: None };
     let topology = object(&fleet).spec.devices[0].topology.clone();
     assert!(topology.iter().all(|topology| topology.socket_id == -1 && topology.bus_id == "0000:00:00.0"));
     assert_eq!(topology.as_ref().map(|topology| (topology.node_id, topology.pcie_id.as_str())), expected);

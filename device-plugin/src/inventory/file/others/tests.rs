@@ -39,7 +39,10 @@ fn reads_every_field_and_sorts() {
     assert_eq!(told, [("npu", 0, "NPU-node-1"), ("rdma", 0, "0000:20:00.0"), ("rdma", 1, "0000:1f:00.0")]);
     let nic = &reading.inventory.others[2];
     assert_eq!(nic.resources, [("koordinator.sh/rdma".to_owned(), Quantity::from_unsigned(50))].into());
-    assert_eq!((nic.numa_node, nic.pcie_root.as_deref(), nic.bus_id.as_deref()), (Some(1), Some("pci0000:16"), Some("0000:1f:00.0")));
+    assert_eq!(
+        (nic.place.numa_node, nic.place.root.as_deref(), nic.bus_id.as_deref()),
+        (Some(1), Some("pci0000:16"), Some("0000:1f:00.0"))
+    );
     assert_eq!((nic.vf_groups[0].vfs[0].minor, nic.device_nodes.as_slice()), (2, [PathBuf::from("/dev/infiniband/uverbs1")].as_slice()));
     assert_eq!(reading.inventory.others[1].resources, [("koordinator.sh/rdma".to_owned(), Quantity::from_unsigned(100))].into());
     let ailments: Vec<_> = reading.ailments.iter().map(|(id, ailment)| (id.as_str(), *ailment)).collect();

@@ -1,0 +1,162 @@
+//! Recorded machines, and what becomes of them in the Device object.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use chrono::DateTime;
+use proto::device::{Device, DeviceInfo};
+use proto::memory_unit::MemoryUnit;
+use proto::node::Node;
+use rstest::rstest;
+
+use super::recorded::{MACHINES, Machine};
+use super::*;
+use crate::fleet::Fleet;
+use crate::inventory::{Gpu, Source};
+use crate::inventory::{MachineSource, pci};
+use crate::plugin::ids::IdScheme;
+use crate::publish::device_object::{self, Remarks};
+
+fn source(machine: &Machine) -> SysfsSource {
+    SysfsSource {
+        interval: Duration::from_millis(5),
+        has_rdma: true,
+        has_fpga: true,
+        fpga_vendors: vec![PciVendor(0x10ee), PciVendor(0x1172)],
+        ..SysfsSource::nothing(machine.root().to_owned())
+    }
+}
+
+/// The devices of a machine, with GPUs as NVML would list them.
+fn inventory(machine: &Machine) -> Inventory {
+    let gpu = |(minor, address): (u32, String)| Gpu {
+        uuid: format!("GPU-{minor}").parse().unwrap(),
+        place: pci::place(machine.root(), &address),
+        bus_id: Some(address),
+        ..crate::builders::gpu(minor)
+    };
+    Inventory { gpus: (0..).zip(machine.gpus()).map(gpu).collect(), others: source(machine).list(), ..Inventory::default() }
+}
+
+fn published(inventory: &Inventory) -> Device {
+    let ids = IdScheme::new(&inventory.gpus, 100, MemoryUnit::GIB).unwrap();
+    let now = DateTime::from_timestamp(0, 0).unwrap();
+    device_object::device(&Fleet::new(inventory.clone(), ids), &Node::default(), &Remarks::default(), None, now)
+}
+
+/// A device in one line.
+fn line(device: &DeviceInfo) -> String {
+    let topology = device.topology.clone().unwrap_or_default();
+    let labels: Vec<String> = device.labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    let functions: Vec<&str> = device.vf_groups.iter().flat_map(|group| &group.vfs).map(|vf| vf.bus_id.as_str()).collect();
+    let functions = if functions.is_empty() { String::new() } else { format!(" vfs {}", functions.join(" ")) };
+    let (kind, minor, place) = (&device.device_type, device.minor.unwrap(), (topology.bus_id, topology.node_id, topology.pcie_id));
+    format!("{kind} {minor}: {} numa {} pcie {} {}{functions}", place.0, place.1, place.2, labels.join(" "))
+}
+
+#[test]
+fn what_is_published_of_recorded_machines() {
+    let mut told = String::new();
+    for (name, _) in MACHINES {
+        writeln!(told, "{name}").unwrap();
+        for device in &published(&inventory(&Machine::recorded(name))).spec.devices {
+            writeln!(told, "  {}", line(device)).unwrap();
+        }
+    }
+    insta::assert_snapshot!(told);
+}
+
+#[test]
+fn a_device_object_in_full() {
+    insta::assert_json_snapshot!(published(&inventory(&Machine::recorded("sr-iov"))));
+}
+
+/// The functions that a pod may be given, and the files that each needs.
+#[test]
+fn device_nodes_of_functions() {
+    let mut told = String::new();
+    for name in ["sr-iov", "fpgas"] {
+        for device in source(&Machine::recorded(name)).list() {
+            writeln!(told, "{}: {:?}", device.id, device.device_nodes).unwrap();
+            for (function, nodes) in &device.function_nodes {
+                writeln!(told, "  {function}: {nodes:?}").unwrap();
+            }
+        }
+    }
+    insta::assert_snapshot!(told);
+}
+
+#[rstest]
+#[case::no_ports(&[], Some("it has no port"))]
+#[case::down(&["1: DOWN"], Some("port 1 is DOWN"))]
+#[case::one_of_two(&["1: DOWN", "4: ACTIVE"], None)]
+#[case::starting(&["2: INIT", "3: ARMED"], Some("port 1 is INIT, port 2 is ARMED"))]
+#[case::nonsense(&[""], Some("port 1 is unknown"))]
+fn a_port_must_be_active(#[case] states: &[&str], #[case] expected: Option<&str>) {
+    let machine = Machine::of("pci0000:00\n 0000:00:00.0 nic=mlx5_0:ACTIVE");
+    std::fs::remove_dir_all(machine.root().join("devices/pci0000:00/0000:00:00.0/infiniband/mlx5_0/ports")).unwrap();
+    machine.set_ports("mlx5_0", states);
+    assert_eq!(source(&machine).look()[0].1.as_deref(), expected);
+}
+
+/// Only what is looked for is found, and a machine with nothing of it is one without devices.
+#[test]
+fn types_are_looked_for_on_request() {
+    let machine = Machine::recorded("fpgas");
+    let nothing = MachineSource { gpus: None, others: SysfsSource { has_fpga: false, ..source(&machine) } };
+    let error = nothing.discover().unwrap_err();
+    assert!(error.is_absence(), "{error}");
+    let types = |name: &str| {
+        let others = source(&Machine::recorded(name)).list();
+        others.iter().map(|device| device.device_type.clone()).collect::<Vec<_>>()
+    };
+    assert_eq!((types("fpgas"), types("cpu-only")), (vec!["fpga".to_owned(); 2], vec![]));
+    let none = SysfsSource { fpga_vendors: Vec::new(), ..source(&machine) };
+    assert_eq!(none.list().len(), 1, "the kernel's own drivers tell of it");
+}
+
+#[rstest]
+#[case::xilinx("10ee", Some(0x10ee))]
+#[case::short("10e", None)]
+#[case::prefix("0x10", None)]
+#[case::sign("+0ee", None)]
+fn vendors(#[case] text: &str, #[case] expected: Option<u16>) {
+    assert_eq!(text.parse::<PciVendor>().ok().map(|vendor| vendor.0), expected);
+}
+
+/// What is observed of the adapters next, until there is something of each.
+async fn observed(seen: &mut tokio::sync::mpsc::Receiver<crate::health::Observation>, n: usize) -> BTreeMap<String, ObservationKind> {
+    let mut last = BTreeMap::new();
+    for _ in 0..n {
+        let next = tokio::time::timeout(Duration::from_secs(30), seen.recv()).await.unwrap().unwrap();
+        last.insert(next.device.map_or_else(String::new, |id| id.to_string()), next.kind);
+    }
+    last
+}
+
+/// Ports and whole adapters come and go, and the watch says so; what is new is announced once.
+#[tokio::test]
+async fn a_watch_follows_ports_and_adapters() {
+    let machine = Machine::recorded("sr-iov");
+    let found = inventory(&machine);
+    let source = Source::Machine(MachineSource { gpus: None, others: source(&machine) });
+    let (feed, mut seen) = source.watch(&found).unwrap();
+    let down = |states: &str| ObservationKind::PortDown(states.to_owned());
+    let first = observed(&mut seen, 3).await;
+    let expected = [
+        ("0000:3b:00.0", ObservationKind::Answered),
+        ("0000:3c:00.0", ObservationKind::Answered),
+        ("0000:5e:00.0", down("port 1 is DOWN")),
+    ];
+    assert_eq!(first, expected.map(|(id, kind)| (id.to_owned(), kind)).into());
+    machine.set_ports("mlx5_1", &["1: DOWN"]);
+    machine.pull("0000:5e:00.0");
+    while observed(&mut seen, 3).await.values().filter(|kind| [ObservationKind::Lost, down("port 1 is DOWN")].contains(kind)).count() < 2 {}
+    tokio::task::spawn_blocking(|| feed.stop()).await.unwrap().unwrap();
+
+    let others = found.others[1..].to_vec();
+    let (_feed, mut seen) = source.watch(&Inventory { others, ..found }).unwrap();
+    let all = observed(&mut seen, 30).await;
+    assert_eq!(all.get(""), Some(&ObservationKind::InventoryChanged));
+    assert_eq!(observed(&mut seen, 30).await.get(""), None, "announced once");
+}
