@@ -12,6 +12,7 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 use proto::memory_unit::MemoryUnit;
 use proto::resource::{GPU_MEM, GPU_SHARED, ResourceNames, VENDOR_GPUS};
+use proto::topology::GpuPartitionPolicy;
 
 use crate::fleet::sharing::SharedDevices;
 use crate::gate::{self, OnMismatch, Unplaced};
@@ -20,6 +21,7 @@ use crate::inject::{Injection, Manner};
 use crate::inventory::{FileSource, MachineSource, NvmlSource, PciVendor, Source, SysfsSource};
 use crate::plugin::Settings;
 use crate::pods::IN_NODE_STATUS;
+use crate::publish::additions::Files;
 use crate::served::ServedNames;
 
 pub use vendor_resource::{VendorResource, VendorServer};
@@ -58,6 +60,18 @@ pub struct Args {
     /// PCI vendors whose processing accelerators are FPGAs, besides the FPGAs that the kernel's own drivers manage
     #[arg(long, env = "GPUSHARE_FPGA_VENDORS", default_value = "10ee,1172", value_delimiter = ',', value_name = "VENDORS")]
     fpga_vendors: Vec<PciVendor>,
+
+    /// A file with labels of devices and of virtual functions, by which pods choose them; may be missing, and may change
+    #[arg(long, env = "GPUSHARE_DEVICE_LABELS", value_name = "FILE")]
+    device_labels: Option<PathBuf>,
+
+    /// A file with the partitions of this node's GPUs; may be missing, and may change
+    #[arg(long, env = "GPUSHARE_GPU_PARTITIONS", value_name = "FILE")]
+    gpu_partitions: Option<PathBuf>,
+
+    /// Whether pods get partitions alone (honor), or best a partition (prefer)
+    #[arg(long, env = "GPUSHARE_GPU_PARTITION_POLICY", value_enum)]
+    gpu_partition_policy: Option<PartitionPolicy>,
 
     /// What to do when this node has no library, driver or GPU
     #[arg(long, env = "GPUSHARE_NO_GPU", default_value = "exit", value_enum)]
@@ -108,6 +122,10 @@ pub struct Args {
     /// How it is told whose a container is: by proof before it starts, or by the order of assume times alone
     #[arg(long, env = "GPUSHARE_IDENTITY", default_value = "proof", value_enum)]
     identity: Identity,
+
+    /// Tell kubelet on which NUMA node each device hangs, for its topology manager; needs --inject=cdi
+    #[arg(long, env = "GPUSHARE_NUMA_HINTS")]
+    numa_hints: bool,
 
     /// Where CDI specs are written; the container runtime must look there
     #[arg(long, env = "GPUSHARE_CDI_DIR", default_value = "/var/run/cdi", value_name = "DIR")]
@@ -183,6 +201,10 @@ pub struct Config {
     pub device_plugin_dir: PathBuf,
     /// Where the devices come from.
     pub source: Source,
+    /// Where the operator says more of the devices.
+    pub additions: Files,
+    /// What partitions of GPUs are for, if the operator says it.
+    pub partition_policy: Option<GpuPartitionPolicy>,
     /// What to do without devices.
     pub no_gpu: NoGpu,
     /// Shares of each GPU.
@@ -205,6 +227,8 @@ pub struct Config {
     pub health: Policy,
     /// Whether pods of a sick device are evicted.
     pub evicts_from_sick_devices: bool,
+    /// Whether kubelet is told on which NUMA node each device hangs.
+    pub numa_hints: bool,
     /// Configuration for the API server, in-cluster if none.
     pub kubeconfig: Option<PathBuf>,
     /// Where to answer health requests.
@@ -276,6 +300,8 @@ impl From<Args> for Config {
             node_name: args.node_name,
             device_plugin_dir: args.device_plugin_dir,
             source,
+            additions: Files { labels: args.device_labels, partitions: args.gpu_partitions },
+            partition_policy: args.gpu_partition_policy.map(GpuPartitionPolicy::from),
             no_gpu: args.no_gpu,
             slots: args.slots,
             shared_devices: args.shared_devices,
@@ -290,6 +316,7 @@ impl From<Args> for Config {
                 ..Policy::default()
             },
             evicts_from_sick_devices: args.evict_from_sick_devices,
+            numa_hints: args.numa_hints,
             kubeconfig: args.kubeconfig,
             health_listen: args.health_listen,
             log_format: args.log_format,
@@ -394,6 +421,24 @@ impl FromStr for InventoryKind {
             ("nvml", _) => Ok(Self::Nvml),
             (_, Some(path)) if !path.is_empty() => Ok(Self::File(path.into())),
             _ => Err(InvalidValue("write nvml, or file: and the path of a file of simulated devices".to_owned())),
+        }
+    }
+}
+
+/// What partitions of GPUs are for, as written on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum PartitionPolicy {
+    /// They alone are given away.
+    Honor,
+    /// They are given away first.
+    Prefer,
+}
+
+impl From<PartitionPolicy> for GpuPartitionPolicy {
+    fn from(policy: PartitionPolicy) -> Self {
+        match policy {
+            PartitionPolicy::Honor => Self::Honor,
+            PartitionPolicy::Prefer => Self::Prefer,
         }
     }
 }

@@ -8,6 +8,7 @@ pub mod sharing;
 pub mod watch;
 
 use proto::device::TYPE_GPU;
+use proto::topology::{GpuLinks, GpuPartitionPolicy, GpuPartitionTable};
 
 use crate::health::Reason;
 use crate::inventory::{Gpu, GpuUuid, Inventory, OtherDevice};
@@ -52,6 +53,12 @@ pub struct Fleet {
     pub others: Vec<FleetDevice>,
     /// How the virtual devices are called.
     pub ids: IdScheme,
+    /// How the GPUs are linked with each other, as far as that is known.
+    pub links: Vec<GpuLinks>,
+    /// The partitions of the GPUs that the source of the devices tells.
+    pub partitions: Option<GpuPartitionTable>,
+    /// What they are for, if the source tells.
+    pub partition_policy: Option<GpuPartitionPolicy>,
     /// Version of the driver, if known.
     pub driver_version: Option<String>,
     /// Who makes the devices.
@@ -95,6 +102,8 @@ pub struct FleetEntry<'a> {
     pub is_healthy: bool,
     /// Why it is in this state.
     pub message: &'a str,
+    /// The NUMA node it hangs on, where that is known.
+    pub numa_node: Option<i32>,
 }
 
 /// A record names a device that the pod cannot have.
@@ -130,9 +139,9 @@ impl Fleet {
         let message = || "no trouble has been reported".to_owned();
         let gpu = |gpu: Gpu| FleetGpu { is_shared: ids.knows(&gpu.uuid), gpu, is_healthy: true, reason: None, message: message() };
         let other = |device| FleetDevice { device, is_healthy: true, reason: None, message: message() };
-        let Inventory { gpus, others, driver_version, vendor, .. } = inventory;
+        let Inventory { gpus, others, links, partitions, partition_policy, driver_version, vendor, .. } = inventory;
         let (gpus, others) = (gpus.into_iter().map(gpu).collect(), others.into_iter().map(other).collect());
-        Self { gpus, others, ids, driver_version, vendor }
+        Self { gpus, others, ids, links, partitions, partition_policy, driver_version, vendor }
     }
 
     /// The devices of a type other than GPUs, such as `rdma`, by minor number.
@@ -141,13 +150,23 @@ impl Fleet {
     }
 
     /// The devices of a type, GPUs included.
-    pub fn entries(&self, device_type: &str) -> impl Iterator<Item = FleetEntry<'_>> {
-        let gpu = |entry: &'_ FleetGpu| (DeviceKey::from(&entry.gpu), entry.is_shared, entry.is_healthy);
-        let gpus = self.gpus.iter().filter(move |_| device_type == TYPE_GPU);
-        let gpus = gpus.map(move |entry| (gpu(entry), entry.message.as_str()));
-        let others = self.others.iter().filter(move |entry| entry.device.device_type == device_type);
-        let others = others.map(|entry| ((DeviceKey::from(&entry.device), true, entry.is_healthy), entry.message.as_str()));
-        gpus.chain(others).map(|((key, is_shared, is_healthy), message)| FleetEntry { key, is_shared, is_healthy, message })
+    pub fn entries<'a>(&'a self, device_type: &'a str) -> impl Iterator<Item = FleetEntry<'a>> {
+        let gpu = |entry: &'a FleetGpu| FleetEntry {
+            key: DeviceKey::from(&entry.gpu),
+            is_shared: entry.is_shared,
+            is_healthy: entry.is_healthy,
+            message: &entry.message,
+            numa_node: entry.gpu.place.numa_node,
+        };
+        let other = |entry: &'a FleetDevice| FleetEntry {
+            key: DeviceKey::from(&entry.device),
+            is_shared: true,
+            is_healthy: entry.is_healthy,
+            message: &entry.message,
+            numa_node: entry.device.place.numa_node,
+        };
+        let gpus = self.gpus.iter().filter(move |_| device_type == TYPE_GPU).map(gpu);
+        gpus.chain(self.others.iter().filter(move |entry| entry.device.device_type == device_type).map(other))
     }
 
     /// The device of a resource that a record names so, sick or not.

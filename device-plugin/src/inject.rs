@@ -192,7 +192,7 @@ pub fn cdi_edits(settings: &Settings, known: &Known<'_>, resource: Served, given
 }
 
 /// The device nodes of these devices that are there: in the container and on the host. Who was given virtual functions of a
-/// device is not given the device.
+/// device is given their nodes, and not the device's.
 fn device_nodes(settings: &Settings, known: Option<&Known<'_>>, resource: Served, given: &Given<'_>) -> Vec<(PathBuf, PathBuf)> {
     let root = &settings.injection.device_root;
     let paths: Vec<PathBuf> = match given {
@@ -201,12 +201,26 @@ fn device_nodes(settings: &Settings, known: Option<&Known<'_>>, resource: Served
             COMMON_NODES.iter().map(PathBuf::from).chain(own).collect()
         }
         Given::Others(devices) => {
-            let is_whole = |device: &&&OtherDevice| known.is_none_or(|known| functions(known, resource, device).is_empty());
-            devices.iter().filter(is_whole).flat_map(|device| device.device_nodes.iter().cloned()).collect()
+            let mut own = Vec::<PathBuf>::new();
+            for path in devices.iter().flat_map(|device| own_nodes(known, resource, device)) {
+                // Some files are of all adapters.
+                if !own.contains(path) {
+                    own.push(path.clone());
+                }
+            }
+            own
         }
     };
     let host = |path: &PathBuf| root.join(path.strip_prefix("/").unwrap_or(path));
     paths.into_iter().map(|path| (host(&path), path)).filter(|(host, _)| host.exists()).map(|(host, path)| (path, host)).collect()
+}
+
+/// The device nodes of what is given of a device.
+fn own_nodes<'a>(known: Option<&Known<'_>>, resource: Served, device: &'a OtherDevice) -> impl Iterator<Item = &'a PathBuf> {
+    let functions = known.map_or(&[][..], |known| functions(known, resource, device));
+    let own = if functions.is_empty() { &device.device_nodes[..] } else { &[] };
+    let of_functions: Vec<_> = functions.iter().filter_map(|function| device.function_nodes.get(function)).flatten().collect();
+    own.iter().chain(of_functions)
 }
 
 /// The virtual functions of a device that the pod's record gives it.

@@ -10,6 +10,7 @@
 mod error;
 mod feed;
 mod file;
+mod links;
 mod machine;
 mod nvml;
 pub mod pci;
@@ -21,6 +22,7 @@ use std::{collections::BTreeMap, fmt, path::PathBuf, time::Duration};
 use proto::device::{TYPE_FPGA, TYPE_RDMA, VirtualFunctionGroup};
 use proto::quantity::Quantity;
 use proto::resource::{FPGA, RDMA};
+use proto::topology::{GpuLinks, GpuPartitionPolicy, GpuPartitionTable};
 use tokio::sync::mpsc;
 
 pub use error::InventoryError;
@@ -139,6 +141,12 @@ pub struct Inventory {
     pub others: Vec<OtherDevice>,
     /// GPUs that are present and left out, such as those in MIG mode.
     pub excluded: Vec<ExcludedGpu>,
+    /// How GPUs are linked with each other, as far as the source tells.
+    pub links: Vec<GpuLinks>,
+    /// The partitions of the GPUs, if the source tells.
+    pub partitions: Option<GpuPartitionTable>,
+    /// What the partitions are for, if the source tells.
+    pub partition_policy: Option<GpuPartitionPolicy>,
     /// Version of the driver, if the source knows one.
     pub driver_version: Option<String>,
     /// Who makes the devices, in lower case: `nvidia`.

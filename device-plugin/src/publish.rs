@@ -4,11 +4,13 @@
 //! is written only when that differs. Failures are tried again with backoff; kubelet never waits
 //! for any of this.
 
+pub mod additions;
 pub mod device_object;
 pub mod device_watch;
 pub mod labels;
 pub mod node_status;
 pub mod node_watch;
+pub mod partitions;
 pub mod unit;
 pub mod wake;
 
@@ -24,6 +26,7 @@ use proto::device::Device;
 use proto::memory_unit::MemoryUnit;
 use proto::node::Node;
 use proto::resource::ResourceNames;
+use proto::topology::GpuPartitionPolicy;
 use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -33,6 +36,7 @@ use crate::fleet::Fleet;
 use crate::pods::{Pods, Requests};
 use crate::watching::one_line;
 
+use additions::Additions;
 use device_object::Remarks;
 use device_watch::Held;
 
@@ -83,6 +87,8 @@ pub struct Facts {
     pub memory_unit: MemoryUnit,
     /// Whether this plugin serves a vendor's resource too.
     pub serves_vendor: bool,
+    /// What partitions of GPUs are for, if the operator says it.
+    pub partition_policy: Option<GpuPartitionPolicy>,
 }
 
 /// Where a [`Publisher`] learns what to publish.
@@ -98,6 +104,8 @@ pub struct Sources {
     pub device: watch::Receiver<Held>,
     /// The devices of pods that somebody else placed; none as long as that is not known.
     pub checkpoints: watch::Receiver<Option<DevicesCheckpoints>>,
+    /// What the operator says of the devices.
+    pub additions: watch::Receiver<Arc<Additions>>,
 }
 
 /// Publishes what it is told by watches.
@@ -157,6 +165,7 @@ impl Publisher {
             _ = sources.node.changed() => {}
             _ = sources.device.changed() => {}
             _ = sources.checkpoints.changed() => {}
+            _ = sources.additions.changed() => {}
             () = undo => {}
         }
     }
@@ -241,7 +250,9 @@ impl Publisher {
             Some((device, _)) => Some(device.spec.clone()),
             None => held.and_then(|held| held.read().ok()),
         };
-        let remarks = Remarks { checkpoints, serves_vendor: self.facts.serves_vendor };
+        let additions = Arc::clone(&self.sources.additions.borrow_and_update());
+        let Facts { serves_vendor, partition_policy, .. } = self.facts;
+        let remarks = Remarks { checkpoints, serves_vendor, additions, partition_policy };
         device_object::device(fleet, node, &remarks, before.as_ref(), Utc::now())
     }
 
@@ -267,6 +278,10 @@ impl Publisher {
         let params = PatchParams::apply(FIELD_MANAGER).force();
         within("the Device object", self.devices.patch(&self.facts.node_name, &params, &Patch::Apply(&wanted))).await?;
         info!(n_devices = wanted.spec.devices.len(), "published the Device object");
+        let additions = self.sources.additions.borrow().clone();
+        if let Some(minor) = additions.partitions.as_ref().and_then(|table| partitions::stranger(&self.sources.fleet.borrow(), table)) {
+            warn!(minor, "--gpu-partitions is of no use here: it names a GPU that this node does not have");
+        }
         self.applied = Some((wanted, Instant::now()));
         Ok(())
     }

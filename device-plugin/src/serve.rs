@@ -33,6 +33,7 @@ use crate::fleet::recall::recall;
 use crate::fleet::watch::{Number, Told, discover, watch_devices};
 use crate::gate::{Gate, keep_reconciled};
 use crate::health::{Fault, Health};
+use crate::inject::Manner;
 use crate::inventory::{Inventory, InventoryError};
 use crate::metrics::Metrics;
 use crate::plugin::NodeState;
@@ -40,6 +41,7 @@ use crate::plugin::ids::IdScheme;
 use crate::plugin::registration::KubeletDir;
 use crate::pods::Pods;
 use crate::pods::watch::watch_pods;
+use crate::publish::additions::{Additions, watch_additions};
 use crate::publish::device_watch::{Held, watch_device};
 use crate::publish::node_watch::watch_node;
 use crate::publish::{Facts, Publisher, Sources};
@@ -82,6 +84,10 @@ pub fn start(config: Config) -> anyhow::Result<()> {
 async fn run(config: Config) -> anyhow::Result<()> {
     let several = "--vendor-resource: this plugin serves the whole GPUs of one vendor, so only one resource can be ours";
     ensure!(config.served_by(VendorServer::Ours).count() <= 1, several);
+    let unproven = "--numa-hints needs --inject=cdi: kubelet then offers only IDs of the NUMA node that it has chosen, which \
+                    need not be those of the GPU that the scheduler has chosen, and only a CDI spec names the GPU whatever the IDs";
+    ensure!(!config.numa_hints || config.settings.injection.manner == Some(Manner::Cdi), unproven);
+    let additions = Arc::new(Additions::read(&config.additions).context("--device-labels, --gpu-partitions")?);
     let (stopper, mut stop) = Stopper::new();
     end_on_signal(stopper)?;
     let (pods, pods_seen) = watch::channel(Pods::default());
@@ -115,7 +121,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     }
     parts.watch_pods(&config, &client, pods);
     let seen = parts.serve_runtime(&config, &node, metrics);
-    let published = parts.publish(&config, &client, node.fleet.clone(), node.pods.clone(), seen);
+    let published = parts.publish(&config, &client, node.fleet.clone(), node.pods.clone(), seen, additions);
     let sources = casualties::Sources { fleet: node.fleet.clone(), pods: node.pods.clone(), faults, recorder };
     parts.watches.spawn(look_after(client.clone(), sources, config.evicts_from_sick_devices));
     parts.watches.spawn(inherit_pods(Arc::clone(&node)));
@@ -163,7 +169,7 @@ impl Parts {
         let (fleet, none) = watch::channel(Arc::new(Fleet::new(nothing.clone(), number(config)(&nothing)?)));
         let (pods, pods_seen) = watch::channel(Pods::default());
         parts.watch_pods(config, client, pods);
-        parts.publish(config, client, none, pods_seen, watch::channel(Seen::default()).1);
+        parts.publish(config, client, none, pods_seen, watch::channel(Seen::default()).1, Arc::default());
         parts.watches.spawn(async move { fleet.closed().await });
         Ok(parts)
     }
@@ -175,6 +181,7 @@ impl Parts {
         fleet: watch::Receiver<Arc<Fleet>>,
         pods: watch::Receiver<Pods>,
         seen: watch::Receiver<Seen>,
+        additions: Arc<Additions>,
     ) -> Published {
         let (sender, node) = watch::channel(None);
         self.watches.spawn(watch_node(client.clone(), config.node_name.to_string(), sender));
@@ -183,15 +190,23 @@ impl Parts {
         let sources = vendor::Sources { fleet: fleet.clone(), pods: pods.clone(), seen };
         let checkpoints = self.watch_vendor(config, sources);
         let published = Published { node: node.clone(), device: device.clone(), checkpoints: checkpoints.clone() };
-        let sources = Sources { fleet, pods, node, device, checkpoints };
+        let additions = self.watch_additions(config, additions);
+        let sources = Sources { fleet, pods, node, device, checkpoints, additions };
         let facts = Facts {
             node_name: config.node_name.to_string(),
             names: config.settings.names.cluster.clone(),
             memory_unit: config.settings.memory_unit,
             serves_vendor: config.serves_vendor(),
+            partition_policy: config.partition_policy,
         };
         self.watches.spawn(Publisher::new(client, facts, sources).run());
         published
+    }
+
+    fn watch_additions(&mut self, config: &Config, first: Arc<Additions>) -> watch::Receiver<Arc<Additions>> {
+        let (sender, receiver) = watch::channel(first);
+        self.watches.spawn(watch_additions(config.additions.clone(), config.source.interval(), sender));
+        receiver
     }
 
     fn watch_vendor(&mut self, config: &Config, sources: vendor::Sources) -> watch::Receiver<Option<DevicesCheckpoints>> {
@@ -331,10 +346,10 @@ async fn client(config: &Config) -> anyhow::Result<Client> {
 
 fn number(config: &Config) -> Number {
     let (slots, unit) = (config.slots.get(), config.settings.memory_unit);
-    let shared = config.shared_devices.clone();
+    let (shared, has_hints) = (config.shared_devices.clone(), config.numa_hints);
     Box::new(move |inventory| {
         let shared: Vec<_> = inventory.gpus.iter().filter(|gpu| shared.includes(gpu)).cloned().collect();
-        IdScheme::new(&shared, slots, unit).map_err(|error| anyhow!(error))
+        IdScheme::telling(has_hints, &shared, slots, unit).map_err(|error| anyhow!(error))
     })
 }
 

@@ -15,7 +15,9 @@ use std::{
 
 use device_plugin::{
     health::{Health, HealthChange, Observation, ObservationKind, Policy, Reason},
-    inventory::{ExcludedGpu, Exclusion, Feed, Gpu, GpuUuid, Inventory, InventoryError, MachineSource, NvmlSource, Place, Source},
+    inventory::{
+        ExcludedGpu, Exclusion, Feed, Gpu, GpuUuid, Inventory, InventoryError, MachineSource, NvmlSource, Place, Source, SysfsSource,
+    },
 };
 use machine::{Card, LOST, Machine, card};
 use rstest::rstest;
@@ -138,6 +140,7 @@ fn lists_unequal_gpus_by_minor_number() {
         excluded: Vec::new(),
         driver_version: Some("550.54.15".to_owned()),
         vendor: "nvidia".to_owned(),
+        ..Inventory::default()
     };
     assert_eq!(machine.source().discover().unwrap(), expected);
     assert_eq!(machine.calls(), ["init 0", "shutdown"]);
@@ -411,4 +414,47 @@ async fn a_dropped_watch_ends() {
     drop(feed);
     let drained = async { while observations.recv().await.is_some() {} };
     tokio::time::timeout(DEADLINE, drained).await.unwrap();
+}
+
+/// Links to each other, to switches that sysfs knows or does not, to a processor and to nobody.
+#[rstest]
+#[case::none(&[], "[]")]
+#[case::pairs(&[(0, "00000000:3C:00.0", true), (0, "00000000:3C:00.0", true), (1, "00000000:3B:00.0", true), (1, "00000000:3B:00.0", true)],
+    r#"[{"minors":[0,1],"links":2}]"#)]
+#[case::one_is_down(&[(0, "00000000:3C:00.0", false), (0, "00000000:3C:00.0", true), (1, "00000000:3B:00.0", true)],
+    r#"[{"minors":[0,1],"links":1}]"#)]
+#[case::switches(&[(0, "00000000:C4:00.0", true), (1, "00000000:C4:00.0", true)], r#"[{"minors":[0,1],"links":1}]"#)]
+#[case::switches_that_sysfs_does_not_know(&[(0, "00000000:00:00.0", true), (1, "00000000:00:00.0", true)], r#"[{"minors":[0,1],"links":1}]"#)]
+#[case::a_processor(&[(0, "00000004:04:00.0", true), (1, "00000004:04:00.0", true)], "[]")]
+fn links_between_gpus(#[case] links: &[(u32, &str, bool)], #[case] expected: &str) {
+    let machine = Machine::new(&[card(0), card(1)]);
+    machine.set_links(links);
+    machine.set_kind("0000:c4:00.0", "0x068000", "0x10de");
+    machine.set_kind("0004:04:00.0", "0x068000", "0x1014");
+    let found = machine.source().discover().unwrap().links;
+    assert_eq!(serde_json::to_string(&found).unwrap(), expected);
+}
+
+/// A machine that has other devices goes on without its GPUs, and its driver is found when it comes.
+#[tokio::test]
+async fn a_driver_that_comes_later_is_news() {
+    let machine = Machine::new(&[card(0)]);
+    machine.answer_init(9);
+    let nvml = NvmlSource { probe_interval: OFTEN, reopen_interval: OFTEN, ..machine.nvml() };
+    machine.set_kind("0000:01:00.0", "0x120000", "0x10ee");
+    let others = SysfsSource {
+        has_fpga: true,
+        interval: OFTEN,
+        fpga_vendors: vec!["10ee".parse().unwrap()],
+        ..SysfsSource::nothing(nvml.sysfs.clone())
+    };
+    let source = Source::Machine(MachineSource { gpus: Some(nvml), others });
+    let found = source.discover().unwrap();
+    assert_eq!((found.gpus.len(), found.others.len()), (0, 1));
+    let mut watched = Watched::start(&source);
+    watched.take(10).await;
+    machine.answer_init(0);
+    watched.until(&Observation { device: None, kind: ObservationKind::InventoryChanged }).await;
+    let found = source.discover().unwrap();
+    assert_eq!((found.gpus.len(), found.others.len()), (1, 1));
 }

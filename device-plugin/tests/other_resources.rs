@@ -112,10 +112,31 @@ async fn whole_cards_in_the_order_of_the_record() {
     assert_eq!(used(&mut kubelet, FPGA), [("0000:00:00.0".to_owned(), 100), ("0000:02:00.0".to_owned(), 100)].into());
 }
 
-/// Who was given virtual functions is told their addresses, and is not given the adapter.
+/// The IDs say whose they are, and the record what the pod has: one percent brings four adapters with their files, of which one
+/// is of them all.
+#[tokio::test]
+async fn one_percent_may_bring_four_adapters() {
+    let nodes: [&[&str]; 4] = [&["/dev/null", "/dev/zero"], &["/dev/null", "/dev/full"], &["/dev/null"], &["/dev/null", "/dev/random"]];
+    let others = (0..).zip(nodes).map(|(minor, nodes)| device("rdma", minor, nodes)).collect();
+    let node = Node::with(&Equipment { others, ..Equipment::default() });
+    let mut kubelet = kubelet(&node, &[UNITS, SHARES, RDMA]).await;
+    node.tell(&pod("a", &[&[(RDMA, 1)]], &record("rdma", &[3, 1, 2, 0], 1, &[], 1)));
+    let env = kubelet.container(&[(RDMA, 1)]).await.unwrap();
+    assert_eq!(env["GPUSHARE_RDMA_DEVICES"], "0000:03:00.0,0000:01:00.0,0000:02:00.0,0000:00:00.0");
+    let given: Vec<_> = kubelet.plugin(RDMA).answers[0].devices.iter().map(|node| node.container_path.clone()).collect();
+    assert_eq!(given, ["/dev/null", "/dev/random", "/dev/full", "/dev/zero"]);
+    assert_eq!(used(&mut kubelet, RDMA).values().sum::<usize>(), 1);
+}
+
+/// Who was given virtual functions is told their addresses, and is given their files and not the adapter's.
 #[tokio::test]
 async fn virtual_functions() {
-    let node = Node::with(&with_adapters(&[1]));
+    let mut equipment = with_adapters(&[1]);
+    let nodes = |paths: [&str; 2]| paths.map(Into::into).to_vec();
+    equipment.others[0].function_nodes =
+        [("0000:01:00.2".to_owned(), nodes(["/dev/full", "/dev/zero"])), ("0000:01:00.3".to_owned(), nodes(["/dev/zero", "/dev/absent"]))]
+            .into();
+    let node = Node::with(&equipment);
     let mut kubelet = kubelet(&node, &[UNITS, SHARES, RDMA]).await;
     let allocation = json!({"minor": 1, "id": "0000:01:00.0", "resources": {(RDMA): "1"}, "extension": {"vfs": [{"minor": -1, "busID": "0000:01:00.3"}]}});
     let annotations = json!({
@@ -129,7 +150,8 @@ async fn virtual_functions() {
       "GPUSHARE_RDMA_FUNCTIONS": "0000:01:00.3"
     }
     "#);
-    assert_eq!(kubelet.plugin(RDMA).answers[0].devices, []);
+    let given: Vec<_> = kubelet.plugin(RDMA).answers[0].devices.iter().map(|node| node.container_path.clone()).collect();
+    assert_eq!(given, ["/dev/zero"]);
 }
 
 /// kubelet asks in any order. Once both are answered the pod has all it waits for, and the next one's calls are its own.

@@ -6,7 +6,10 @@
 //!  "devices": [{"type": "rdma", "id": "0000:1f:00.0", "minor": 0, "deviceNodes": ["/dev/infiniband/uverbs0"]}]}
 //! ```
 //!
-//! Devices of other types than GPUs are in `devices`; what can be said of them is in `file/others.rs`.
+//! Devices of other types than GPUs are in `devices`; what can be said of them is in `file/others.rs`. A GPU may also have
+//! `busId`, `numaNode`, `pcieId` (its switch, or the root complex of one without), `pcieRoot`, `labels` and `deviceNode`. Beside
+//! the lists, `gpuLinks` tells how GPUs are linked, `gpuPartitions` which may be given away together and `gpuPartitionPolicy`
+//! (`Honor` or `Prefer`) whether only those, all in the form of the Device object's annotations and label.
 //!
 //! A device's `health` is `Healthy` (the default), `Lost`, or `Xid` and a number, which means that
 //! this error is reported again and again until the file says otherwise. Whoever changes it makes a
@@ -26,6 +29,7 @@ use std::{
 };
 
 use proto::quantity::Quantity;
+use proto::topology::{GpuPartitionPolicy, GpuPartitionTable, read_partitions};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use tokio::sync::mpsc;
@@ -107,7 +111,9 @@ impl Watch {
     }
 
     fn look(&mut self, outbox: &Outbox) -> Result<(), Over> {
-        if !self.announced && self.known.is_outdated_by(&self.reading.inventory) {
+        let fabric = |inventory: &Inventory| (inventory.links.clone(), inventory.partitions.clone(), inventory.partition_policy);
+        let now = &self.reading.inventory;
+        if !self.announced && (self.known.is_outdated_by(now) || fabric(&self.known) != fabric(now)) {
             self.announced = true;
             outbox.send(None, ObservationKind::InventoryChanged)?;
         }
@@ -177,6 +183,9 @@ fn parse(path: &Path, node: &str, text: &[u8]) -> Result<Reading, InventoryError
     let driver_version = document.take("driverVersion").map_err(at_top)?;
     let vendor = document.take("vendor").map_err(at_top)?.unwrap_or_else(|| "nvidia".to_owned());
     let gpus = document.need::<Vec<Value>>("gpus").map_err(at_top)?;
+    let links = document.take("gpuLinks").map_err(at_top)?.unwrap_or_default();
+    let partitions = partitions(&mut document).map_err(at_top)?;
+    let partition_policy = partition_policy(&mut document).map_err(at_top)?;
     let others = document.take::<Vec<Value>>("devices").map_err(at_top)?.unwrap_or_default();
     document.finish().map_err(at_top)?;
     if gpus.is_empty() && others.is_empty() {
@@ -194,7 +203,8 @@ fn parse(path: &Path, node: &str, text: &[u8]) -> Result<Reading, InventoryError
     let ailments = of_gpus.chain(others.iter().map(|(other, ailment)| (other.id.clone(), *ailment))).collect();
     let gpus = devices.into_iter().map(|(gpu, _)| gpu).collect();
     let others = others.into_iter().map(|(other, _)| other).collect();
-    Ok(Reading { inventory: Inventory { gpus, others, excluded: Vec::new(), driver_version, vendor }, ailments })
+    let inventory = Inventory { gpus, others, excluded: Vec::new(), links, partitions, partition_policy, driver_version, vendor };
+    Ok(Reading { inventory, ailments })
 }
 
 /// The devices of other types, sorted.
@@ -283,6 +293,18 @@ fn understand(index: u32, node: &str, value: Value, before: &[(Gpu, Ailment)]) -
     fields.finish()?;
     is_distinct(before, &gpu)?;
     Ok((gpu, ailment(&health)?))
+}
+
+/// The partition table, in the form of its annotation.
+fn partitions(document: &mut Fields) -> Result<Option<GpuPartitionTable>, Fault> {
+    let Some(value) = document.take::<Value>("gpuPartitions")? else { return Ok(None) };
+    read_partitions(&value.to_string()).map(Some).map_err(|error| Fault::new("gpuPartitions", &value, &error))
+}
+
+fn partition_policy(document: &mut Fields) -> Result<Option<GpuPartitionPolicy>, Fault> {
+    let Some(text) = document.take::<String>("gpuPartitionPolicy")? else { return Ok(None) };
+    let known = [GpuPartitionPolicy::Honor, GpuPartitionPolicy::Prefer].into_iter().find(|policy| policy.as_str() == text);
+    known.map(Some).ok_or_else(|| Fault::new("gpuPartitionPolicy", &text, &"must be `Honor` or `Prefer`"))
 }
 
 /// Where a device sits: `numaNode`, `pcieId` (a switch, or the root complex of a device without one) and `pcieRoot`.

@@ -12,11 +12,13 @@ use std::{
 };
 
 use nvml_wrapper::{Device, Nvml, bitmasks::event::EventTypes, enums::event::XidError, error::NvmlError, event::EventSet};
+use proto::topology::GpuLinks;
 use tracing::{info, warn};
 
 use super::{
     ExcludedGpu, Exclusion, Gpu, GpuUuid, InvalidGpuUuid, Inventory, InventoryError,
     feed::{Outbox, Over, Watcher},
+    links::{self, FarEnd},
     pci::{self, Bus, Place},
 };
 use crate::health::ObservationKind;
@@ -29,6 +31,13 @@ const GPU_NOT_FOUND: u32 = 28;
 
 /// The XID that NVML reports when it does not know which.
 const UNKNOWN_XID: u64 = 999;
+
+/// More links than any GPU has.
+const MAX_LINKS: u32 = 64;
+
+/// NVIDIA's number in the PCI registry, and the base class of its switches.
+const NVIDIA: u32 = 0x10de;
+const BRIDGE: u32 = 0x06;
 
 /// How much rarer new sessions become while they find nothing.
 const MAX_PATIENCE: u32 = 16;
@@ -63,7 +72,8 @@ impl Default for NvmlSource {
 
 impl NvmlSource {
     pub(super) fn discover(&self) -> Result<Inventory, InventoryError> {
-        let inventory = self.list(&open(&self.library)?)?;
+        let nvml = open(&self.library)?;
+        let mut inventory = self.list(&nvml)?;
         for excluded in &inventory.excluded {
             warn!("GPU is not shared: {excluded}");
         }
@@ -72,6 +82,7 @@ impl NvmlSource {
             let place = self.library.clone();
             return Err(InventoryError::NothingToShare { place, reasons: reasons.join("; ") });
         }
+        inventory.links = links(&nvml, &Bus::read(&self.sysfs), &inventory.gpus);
         Ok(inventory)
     }
 
@@ -98,7 +109,7 @@ impl NvmlSource {
         }
         gpus.sort_by_key(|gpu| gpu.minor);
         let driver_version = nvml.sys_driver_version().ok();
-        Ok(Inventory { gpus, others: Vec::new(), excluded, driver_version, vendor: "nvidia".to_owned() })
+        Ok(Inventory { gpus, excluded, driver_version, vendor: "nvidia".to_owned(), ..Inventory::default() })
     }
 }
 
@@ -139,6 +150,32 @@ fn describe(device: &Device<'_>, bus: &Bus, index: u32, uuid: &GpuUuid) -> Resul
         labels: BTreeMap::new(),
         device_node: PathBuf::from(format!("/dev/nvidia{minor}")),
     })
+}
+
+/// How the GPUs are linked now. A link that breaks later is not news.
+fn links(nvml: &Nvml, bus: &Bus, gpus: &[Gpu]) -> Vec<GpuLinks> {
+    let seen = gpus.iter().flat_map(|gpu| far_ends(nvml, bus, gpus, gpu).into_iter().map(|far| (gpu.minor, far)));
+    links::groups(&seen.collect::<Vec<_>>())
+}
+
+/// What is at the other ends of a GPU's active links, as far as it is a switch or one of these GPUs.
+fn far_ends(nvml: &Nvml, bus: &Bus, gpus: &[Gpu], gpu: &Gpu) -> Vec<FarEnd> {
+    let Ok(device) = nvml.device_by_uuid(gpu.uuid.as_str()) else { return Vec::new() };
+    let links = (0..MAX_LINKS).map(|number| device.link_wrapper_for(number));
+    // The first number that is no link's is an error.
+    let states = links.map_while(|link| link.is_active().ok().map(|is_active| (link, is_active)));
+    let active = states.filter(|(_, is_active)| *is_active);
+    active.filter_map(|(link, _)| far_end(bus, gpus, &pci::address(&link.remote_pci_info().ok()?.bus_id)?)).collect()
+}
+
+/// What sits at this address. The wrapper cannot tell GPUs from switches.
+fn far_end(bus: &Bus, gpus: &[Gpu], address: &str) -> Option<FarEnd> {
+    if let Some(other) = gpus.iter().find(|other| other.bus_id.as_deref() == Some(address)) {
+        return Some(FarEnd::Gpu(other.minor));
+    }
+    // In a virtual machine switches have no function of their own; processors have one of another vendor.
+    let is_switch = bus.get(address).is_none_or(|function| function.vendor == NVIDIA && function.class >> 16 == BRIDGE);
+    is_switch.then_some(FarEnd::Switch)
 }
 
 /// `gpu`, unless one of those `before` it has its UUID or minor number.

@@ -19,7 +19,7 @@ const WORKING: [u32; 3] = [0x02, 0x03, 0x12];
 /// (`00000000:3B:00.0`).
 ///
 /// `None` if it has not the form of an address, so that it can safely become part of a path.
-pub(super) fn address(bus_id: &str) -> Option<String> {
+pub(crate) fn address(bus_id: &str) -> Option<String> {
     let (domain, rest) = bus_id.split_once(':')?;
     let (bus, rest) = rest.split_once(':')?;
     let (slot, function) = rest.split_once('.')?;

@@ -17,10 +17,18 @@ const STEM_LENGTHS: [usize; 3] = [8, 12, 16];
 /// Size on the wire of a device's health when it is the longer word.
 const UNHEALTHY_BYTES: u64 = 2 + proto::kubelet::UNHEALTHY.len() as u64;
 
+/// Size on the wire of a device's NUMA node: a message in a message, with a number below [`NUMA_NODES`] in it.
+const NUMA_NODE_BYTES: u64 = 6;
+
+/// Numbers of NUMA nodes that are told.
+pub const NUMA_NODES: std::ops::Range<i32> = 0..128;
+
 /// The IDs of every virtual device of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdScheme {
     slots: u32,
+    /// Whether kubelet is told on which NUMA node each device hangs.
+    tells_numa_nodes: bool,
     /// The GPUs that are shared.
     gpus: Vec<GpuIds>,
     /// Every GPU: as a whole it can be given to a pod whether it is shared or not.
@@ -74,9 +82,10 @@ impl NumberedIds {
         number.and_then(|number| number.parse::<u64>().ok()).is_some_and(|number| number < count)
     }
 
-    fn list_bytes(&self) -> u64 {
+    /// Size of their list if each device's entry has so many bytes besides its ID and its health.
+    fn list_bytes(&self, besides: u64) -> u64 {
         let prefix = self.prefix.len() as u64;
-        self.count.map_or_else(|| device_bytes(prefix), |count| list_bytes(prefix, count))
+        self.count.map_or_else(|| device_bytes(prefix, besides), |count| list_bytes(prefix, count, besides))
     }
 }
 
@@ -120,6 +129,14 @@ impl IdScheme {
     /// # Errors
     /// kubelet could not be told of all of them when they are all unhealthy, which is the longest list.
     pub fn new(gpus: &[Gpu], slots: u32, unit: MemoryUnit) -> Result<Self, TooLong> {
+        Self::telling(false, gpus, slots, unit)
+    }
+
+    /// The same for a list that says on which NUMA node each device hangs, if it `tells_numa_nodes`.
+    ///
+    /// # Errors
+    /// As above; such a list is longer.
+    pub fn telling(tells_numa_nodes: bool, gpus: &[Gpu], slots: u32, unit: MemoryUnit) -> Result<Self, TooLong> {
         let stems = stems(gpus);
         let with = |slots: u32, unit: MemoryUnit| {
             let named = gpus.iter().zip(&stems);
@@ -128,7 +145,7 @@ impl IdScheme {
                 stem: stem.clone(),
                 units: unit.units_in(gpu.memory_bytes),
             };
-            Self { slots, gpus: named.map(ids).collect(), whole: Vec::new(), others: Vec::new() }
+            Self { slots, tells_numa_nodes, gpus: named.map(ids).collect(), whole: Vec::new(), others: Vec::new() }
         };
         let scheme = with(slots, unit);
         let bytes = scheme.longest_list_bytes(Served::Memory);
@@ -157,6 +174,11 @@ impl IdScheme {
         self.whole = inventory.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
         self.others = inventory.others.iter().filter_map(other).collect();
         self
+    }
+
+    /// Whether kubelet is told on which NUMA node each device hangs.
+    pub fn tells_numa_nodes(&self) -> bool {
+        self.tells_numa_nodes
     }
 
     /// Shares of each GPU.
@@ -201,7 +223,8 @@ impl IdScheme {
 
     /// Size of the list of all devices when all of them are unhealthy.
     pub fn longest_list_bytes(&self, resource: Served) -> u64 {
-        self.numbered(resource).map(|numbered| numbered.ids.list_bytes()).fold(0, u64::saturating_add)
+        let besides = if self.tells_numa_nodes { NUMA_NODE_BYTES } else { 0 };
+        self.numbered(resource).map(|numbered| numbered.ids.list_bytes(besides)).fold(0, u64::saturating_add)
     }
 }
 
@@ -234,20 +257,20 @@ fn first_true(mut low: u64, mut high: u64, holds: impl Fn(u64) -> bool) -> Optio
 }
 
 /// Size of `count` devices whose IDs are a prefix and the numbers from 0.
-fn list_bytes(prefix: u64, count: u64) -> u64 {
+fn list_bytes(prefix: u64, count: u64, besides: u64) -> u64 {
     let mut bytes = 0_u64;
     let (mut digits, mut start) = (1, 0_u64);
     while start < count {
         let end = 10_u64.saturating_pow(digits).min(count);
-        bytes = bytes.saturating_add((end - start).saturating_mul(device_bytes(prefix + u64::from(digits))));
+        bytes = bytes.saturating_add((end - start).saturating_mul(device_bytes(prefix + u64::from(digits), besides)));
         (digits, start) = (digits + 1, end);
     }
     bytes
 }
 
 /// Size of one unhealthy device with an ID of so many bytes: each field is a tag, a length and its bytes.
-fn device_bytes(id: u64) -> u64 {
-    let fields = 1 + varint_bytes(id) + id + UNHEALTHY_BYTES;
+fn device_bytes(id: u64, besides: u64) -> u64 {
+    let fields = 1 + varint_bytes(id) + id + UNHEALTHY_BYTES + besides;
     1 + varint_bytes(fields) + fields
 }
 

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use futures::{Stream, stream};
 use proto::kubelet::deviceplugin::device_plugin_server::DevicePlugin;
 use proto::kubelet::deviceplugin::{
-    AllocateRequest, AllocateResponse, Device, DevicePluginOptions, Empty, ListAndWatchResponse, PreStartContainerRequest,
-    PreStartContainerResponse, PreferredAllocationRequest, PreferredAllocationResponse,
+    AllocateRequest, AllocateResponse, Device, DevicePluginOptions, Empty, ListAndWatchResponse, NumaNode, PreStartContainerRequest,
+    PreStartContainerResponse, PreferredAllocationRequest, PreferredAllocationResponse, TopologyInfo,
 };
 use proto::kubelet::{HEALTHY, UNHEALTHY};
 use tokio::sync::watch;
@@ -23,7 +23,7 @@ use crate::served::Served;
 use crate::stop::Stop;
 
 use super::NodeState;
-use super::ids::NumberedIds;
+use super::ids::{NUMA_NODES, Numbered, NumberedIds};
 
 /// What kubelet is told on connect and at registration.
 pub const OPTIONS: DevicePluginOptions = DevicePluginOptions { pre_start_required: true, get_preferred_allocation_available: true };
@@ -72,8 +72,17 @@ impl Drop for OpenStream {
     }
 }
 
-/// What a list is made of: which virtual devices there are of each device, and whether it is healthy.
-type Contents = Vec<(NumberedIds, bool)>;
+/// What a list is made of: which virtual devices there are of each device, and what is said of it.
+type Contents = Vec<Entry>;
+
+/// The virtual devices of one device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Entry {
+    ids: NumberedIds,
+    is_healthy: bool,
+    /// The NUMA node that kubelet is told.
+    numa_node: Option<i32>,
+}
 
 /// One stream of device lists.
 struct Listing {
@@ -108,9 +117,14 @@ impl Listing {
 }
 
 fn contents(fleet: &Fleet, resource: Served) -> Contents {
-    let health: BTreeMap<GpuUuid, bool> = fleet.entries(resource.device_type()).map(|entry| (entry.key.id, entry.is_healthy)).collect();
-    let is_healthy = |device| health.get(device).copied().unwrap_or(false);
-    fleet.ids.numbered(resource).map(|numbered| (numbered.ids.clone(), is_healthy(numbered.device))).collect()
+    let states = fleet.entries(resource.device_type()).map(|entry| (entry.key.id, (entry.is_healthy, entry.numa_node)));
+    let states: BTreeMap<GpuUuid, (bool, Option<i32>)> = states.collect();
+    let is_told = |node: &i32| fleet.ids.tells_numa_nodes() && NUMA_NODES.contains(node);
+    let entry = |numbered: Numbered<'_>| {
+        let (is_healthy, numa_node) = states.get(numbered.device).copied().unwrap_or_default();
+        Entry { ids: numbered.ids, is_healthy, numa_node: numa_node.filter(is_told) }
+    };
+    fleet.ids.numbered(resource).map(entry).collect()
 }
 
 /// All virtual devices of a resource.
@@ -119,10 +133,11 @@ pub fn list(fleet: &Fleet, resource: Served) -> ListAndWatchResponse {
 }
 
 fn list_of(contents: &Contents) -> ListAndWatchResponse {
-    let of_device = |(ids, is_healthy): &(NumberedIds, bool)| {
-        let health = if *is_healthy { HEALTHY } else { UNHEALTHY };
-        let device = move |id| Device { id, health: health.to_owned(), topology: None };
-        ids.iter().map(device).collect::<Vec<_>>()
+    let of_device = |entry: &Entry| {
+        let health = if entry.is_healthy { HEALTHY } else { UNHEALTHY };
+        let topology = entry.numa_node.map(|id| TopologyInfo { nodes: vec![NumaNode { id: i64::from(id) }] });
+        let device = move |id| Device { id, health: health.to_owned(), topology: topology.clone() };
+        entry.ids.iter().map(device).collect::<Vec<_>>()
     };
     ListAndWatchResponse { devices: contents.iter().flat_map(of_device).collect() }
 }
@@ -171,5 +186,49 @@ impl DevicePlugin for DeviceService {
             opened.map_err(|held| Status::failed_precondition(crate::watching::one_line(&held)))?;
         }
         Ok(Response::new(PreStartContainerResponse {}))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message;
+    use proto::memory_unit::MemoryUnit;
+
+    use super::*;
+    use crate::builders;
+    use crate::inventory::{Inventory, Place};
+    use crate::plugin::ids::IdScheme;
+
+    /// Two GPUs and an adapter, on the NUMA nodes 1, none that is known, and 0.
+    fn fleet(tells_numa_nodes: bool) -> Fleet {
+        let at = |numa_node| Place { numa_node, ..Place::default() };
+        let mut gpus = vec![builders::gpu(0), builders::gpu(1)];
+        gpus[0].place = at(Some(1));
+        let mut adapter = builders::adapter(3);
+        adapter.place = at(Some(0));
+        let ids = IdScheme::telling(tells_numa_nodes, &gpus, 2, MemoryUnit::GIB).unwrap();
+        Fleet::new(Inventory { gpus, others: vec![adapter], ..Inventory::default() }, ids)
+    }
+
+    /// On request only, of every resource, and within the size that was reckoned with.
+    #[test]
+    fn numa_nodes_are_told_on_request() {
+        for resource in [Served::Shared, Served::Memory, Served::Whole, Served::Rdma] {
+            let nodes = |fleet: &Fleet| {
+                let list = list(fleet, resource).devices;
+                let mut told: Vec<_> = list.into_iter().map(|device| device.topology.map(|topology| topology.nodes[0].id)).collect();
+                told.dedup();
+                told
+            };
+            let expected = if resource == Served::Rdma { vec![Some(0)] } else { vec![Some(1), None] };
+            assert_eq!((nodes(&fleet(true)), nodes(&fleet(false))), (expected, vec![None]), "{resource:?}");
+            let mut all_sick = fleet(true);
+            for entry in &mut all_sick.gpus {
+                (entry.is_healthy, entry.gpu.place.numa_node) = (false, Some(127));
+            }
+            all_sick.others[0].is_healthy = false;
+            all_sick.others[0].device.place.numa_node = Some(127);
+            assert_eq!(list(&all_sick, resource).encoded_len() as u64, all_sick.ids.longest_list_bytes(resource), "{resource:?}");
+        }
     }
 }

@@ -218,6 +218,14 @@ impl Placement {
         [Served::Whole, Served::Rdma, Served::Fpga].into_iter().all(|resource| self.names(resource) == other.names(resource))
     }
 
+    /// Whether the pod was given this device, or this virtual function of it.
+    pub fn gives(&self, resource: Served, device: &DeviceKey, function: Option<&str>) -> bool {
+        let Some(at) = self.names(resource).iter().position(|name| name.is(device)) else { return false };
+        let portion = self.others.get(resource.device_type()).and_then(|others| others.held.get(at));
+        let functions = portion.map_or(&[][..], |portion| &portion.functions);
+        function.map_or(functions.is_empty(), |function| functions.iter().any(|given| given == function))
+    }
+
     /// Whether every one of these devices of a resource is one of the pod's.
     pub fn includes(&self, resource: Served, devices: &[DeviceKey]) -> bool {
         devices.iter().all(|device| self.names(resource).iter().any(|name| name.is(device)))

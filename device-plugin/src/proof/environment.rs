@@ -48,10 +48,11 @@ impl Kept<'_> {
     /// The answer's device nodes must be those of the record's devices. After a reboot the number of a node can be another
     /// device's, while kubelet keeps the answer.
     fn check_nodes(&self, fleet: &Fleet) -> Result<(), Refusal> {
-        let names = self.pod.placement.as_ref().map_or(&[][..], |placement| placement.names(self.resource));
         let nodes = nodes(fleet, self.resource);
-        let holders = |path: &str| nodes.iter().filter(|(_, node)| *node == Path::new(path)).map(|(key, _)| key).collect::<Vec<_>>();
-        let is_recorded = |key: &&DeviceKey| names.iter().any(|name| name.is(key));
+        let holders = |path: &str| nodes.iter().filter(|node| node.path == Path::new(path)).collect::<Vec<_>>();
+        let is_recorded = |node: &&Node<'_>| {
+            self.pod.placement.as_ref().is_ok_and(|placement| placement.gives(self.resource, &node.device, node.function))
+        };
         let is_strange = |path: &&str| {
             let holders = holders(path);
             !holders.is_empty() && !holders.iter().any(is_recorded)
@@ -94,13 +95,29 @@ impl Kept<'_> {
     }
 }
 
+/// A device node, and what it is of.
+struct Node<'a> {
+    device: DeviceKey,
+    /// The virtual function of the device, if it is not of the device itself.
+    function: Option<&'a str>,
+    path: &'a Path,
+}
+
 /// The device nodes of every device that a resource is about.
-fn nodes(fleet: &Fleet, resource: Served) -> Vec<(DeviceKey, &Path)> {
+fn nodes(fleet: &Fleet, resource: Served) -> Vec<Node<'_>> {
     if resource.device_type() == TYPE_GPU {
-        return fleet.gpus.iter().map(|entry| (DeviceKey::from(&entry.gpu), &*entry.gpu.device_node)).collect();
+        let gpus = fleet.gpus.iter().map(|entry| &entry.gpu);
+        return gpus.map(|gpu| Node { device: DeviceKey::from(gpu), function: None, path: &gpu.device_node }).collect();
     }
     let others = fleet.devices_of(resource.device_type()).map(|entry| &entry.device);
-    others.flat_map(|device| device.device_nodes.iter().map(move |node| (DeviceKey::from(device), &**node))).collect()
+    others
+        .flat_map(|device| {
+            let own = device.device_nodes.iter().map(|path| (None, path));
+            let of_functions =
+                device.function_nodes.iter().flat_map(|(function, paths)| paths.iter().map(|path| (Some(&**function), path)));
+            own.chain(of_functions).map(move |(function, path)| Node { device: DeviceKey::from(device), function, path })
+        })
+        .collect()
 }
 
 fn in_words(limits: &BTreeMap<String, String>) -> String {

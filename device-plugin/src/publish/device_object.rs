@@ -1,6 +1,7 @@
 //! The Device object of this node, in the form that Koordinator's scheduler and ours read.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use chrono::{DateTime, SecondsFormat, Utc};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -12,12 +13,18 @@ use proto::device::{
 use proto::node::Node;
 use proto::quantity::Quantity;
 use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
-use proto::topology::{NUMA_NODE, NUMA_UNKNOWN, PCIE_ROOT};
+use proto::topology::{
+    GPU_LINKS, GPU_PARTITION_POLICY, GPU_PARTITIONS, GpuPartitionPolicy, GpuPartitionTable, NUMA_NODE, NUMA_UNKNOWN, PCIE_ROOT,
+};
+use serde_json::json;
 
 use crate::fleet::{Fleet, FleetDevice, FleetGpu};
 use crate::health::Reason;
 use crate::inventory::{GpuUuid, Place};
 use crate::pods::WHOLE_DEVICE_PERCENT;
+
+use super::additions::{Additions, DeviceLabels};
+use super::partitions;
 
 /// Longest value of a label.
 const MAX_LABEL: usize = 63;
@@ -29,17 +36,26 @@ pub struct Remarks {
     pub checkpoints: Option<String>,
     /// Whether this plugin serves a vendor's resource too.
     pub serves_vendor: bool,
+    /// What the operator says of the devices.
+    pub additions: Arc<Additions>,
+    /// What partitions of GPUs are for, if the operator says it.
+    pub partition_policy: Option<GpuPartitionPolicy>,
 }
 
 /// The object that describes `fleet`; a condition that is as it was `before` keeps its time.
 pub fn device(fleet: &Fleet, node: &Node, remarks: &Remarks, before: Option<&DeviceSpec>, now: DateTime<Utc>) -> Device {
     let history = History { before, now };
     let name = node.metadata.name.clone().unwrap_or_default();
-    let gpus = fleet.gpus.iter().map(|entry| gpu(entry, fleet.ids.slots(), &history));
-    let others = fleet.others.iter().map(|entry| other(entry, &history));
+    let said = &remarks.additions.labels;
+    let gpus = fleet.gpus.iter().map(|entry| gpu(entry, fleet.ids.slots(), &history, said));
+    let others = fleet.others.iter().map(|entry| other(entry, &history, said));
+    let partitions = partitions::table(fleet, remarks.additions.partitions.as_ref());
     let mut device = Device::new(&name, DeviceSpec { devices: gpus.chain(others).collect() });
-    device.metadata.labels = Some(labels(fleet, remarks));
-    device.metadata.annotations = remarks.checkpoints.clone().map(|text| BTreeMap::from([(DEVICES_CHECKPOINTS.to_owned(), text)]));
+    let policy = partitions.as_ref().map(|_| remarks.partition_policy.or(fleet.partition_policy).unwrap_or_default());
+    let policy = policy.map(|policy| (GPU_PARTITION_POLICY.to_owned(), policy.as_str().to_owned()));
+    device.metadata.labels = Some(labels(fleet, remarks).chain(policy).collect());
+    let annotations = annotations(fleet, remarks, partitions.as_ref());
+    device.metadata.annotations = (!annotations.is_empty()).then_some(annotations);
     device.metadata.owner_references =
         node.metadata.uid.clone().map(|uid| {
             vec![OwnerReference { api_version: "v1".to_owned(), kind: "Node".to_owned(), name, uid, ..OwnerReference::default() }]
@@ -76,8 +92,16 @@ struct History<'a> {
     now: DateTime<Utc>,
 }
 
-fn gpu(entry: &FleetGpu, slots: u32, history: &History<'_>) -> DeviceInfo {
+fn annotations(fleet: &Fleet, remarks: &Remarks, partitions: Option<&GpuPartitionTable>) -> BTreeMap<String, String> {
+    let checkpoints = remarks.checkpoints.clone().map(|text| (DEVICES_CHECKPOINTS, text));
+    let links = (!fleet.links.is_empty()).then(|| (GPU_LINKS, json!(fleet.links).to_string()));
+    let partitions = partitions.map(|table| (GPU_PARTITIONS, json!(table).to_string()));
+    checkpoints.into_iter().chain(links).chain(partitions).map(|(name, text)| (name.to_owned(), text)).collect()
+}
+
+fn gpu(entry: &FleetGpu, slots: u32, history: &History<'_>, said: &DeviceLabels) -> DeviceInfo {
     let gpu = &entry.gpu;
+    let said = said.of(TYPE_GPU, gpu.uuid.as_str(), gpu.bus_id.as_deref());
     let percent = Quantity::from_unsigned(WHOLE_DEVICE_PERCENT);
     let amounts = [(GPU_CORE, percent), (GPU_MEMORY, Quantity::from_unsigned(gpu.memory_bytes)), (GPU_MEMORY_RATIO, percent)];
     let shares = entry.is_shared.then(|| (GPU_SHARED, Quantity::from_unsigned(u64::from(slots))));
@@ -86,7 +110,7 @@ fn gpu(entry: &FleetGpu, slots: u32, history: &History<'_>) -> DeviceInfo {
         device_type: TYPE_GPU.to_owned(),
         id: gpu.uuid.to_string(),
         minor: i32::try_from(gpu.minor).ok(),
-        labels: of_place(&gpu.place).chain(sharing).chain(gpu.labels.clone()).collect(),
+        labels: gpu.labels.clone().into_iter().chain(said).chain(of_place(&gpu.place)).chain(sharing).collect(),
         health: entry.is_healthy,
         resources: amounts.into_iter().chain(shares).map(|(name, value)| (name.to_owned(), value)).collect(),
         topology: topology(gpu.bus_id.as_deref(), &gpu.place),
@@ -95,17 +119,19 @@ fn gpu(entry: &FleetGpu, slots: u32, history: &History<'_>) -> DeviceInfo {
     }
 }
 
-fn other(entry: &FleetDevice, history: &History<'_>) -> DeviceInfo {
+fn other(entry: &FleetDevice, history: &History<'_>, said: &DeviceLabels) -> DeviceInfo {
     let device = &entry.device;
+    let (kind, id) = (&device.device_type, device.id.as_str());
+    let labels = said.of(kind, id, device.bus_id.as_deref());
     DeviceInfo {
         device_type: device.device_type.clone(),
         id: device.id.to_string(),
         minor: i32::try_from(device.minor).ok(),
-        labels: of_place(&device.place).chain(device.labels.clone()).collect(),
+        labels: device.labels.clone().into_iter().chain(labels).chain(of_place(&device.place)).collect(),
         health: entry.is_healthy,
         resources: device.resources.clone(),
         topology: topology(device.bus_id.as_deref(), &device.place),
-        vf_groups: device.vf_groups.clone(),
+        vf_groups: said.regroup(kind, device.bus_id.as_deref().unwrap_or(id), &device.vf_groups),
         conditions: history.condition(device.id.as_str(), entry.is_healthy, entry.reason, &entry.message).into_iter().collect(),
         ..DeviceInfo::default()
     }
@@ -154,7 +180,7 @@ impl History<'_> {
     }
 }
 
-fn labels(fleet: &Fleet, remarks: &Remarks) -> BTreeMap<String, String> {
+fn labels(fleet: &Fleet, remarks: &Remarks) -> impl Iterator<Item = (String, String)> {
     let mut models = fleet.gpus.iter().map(|entry| entry.gpu.model.as_str());
     let model = models.next().filter(|first| models.all(|model| model == *first));
     let model = model.map(|model| model.strip_prefix("NVIDIA ").unwrap_or(model));
@@ -163,7 +189,7 @@ fn labels(fleet: &Fleet, remarks: &Remarks) -> BTreeMap<String, String> {
     let of_gpus = of_gpus.into_iter().filter(|_| !fleet.gpus.is_empty());
     let value = |text: Option<&str>| text.map(label_value).filter(|value| !value.is_empty());
     let serves_vendor = remarks.serves_vendor.then(|| (SERVES_VENDOR_LABEL.to_owned(), "true".to_owned()));
-    of_gpus.filter_map(|(key, text)| Some((key.to_owned(), value(text)?))).chain(serves_vendor).collect()
+    of_gpus.filter_map(move |(key, text)| Some((key.to_owned(), value(text)?))).chain(serves_vendor)
 }
 
 /// The text in the characters that a label may have.

@@ -83,6 +83,7 @@ struct Server {
     node: watch::Sender<Option<Node>>,
     device: watch::Sender<Held>,
     checkpoints: watch::Sender<Option<DevicesCheckpoints>>,
+    additions: watch::Sender<Arc<Additions>>,
 }
 
 impl Server {
@@ -98,11 +99,24 @@ impl Server {
         let (node, node_seen) = watch::channel(Some(node(&json!({}))));
         let (device, device_seen) = watch::channel(held);
         let (checkpoints, checkpoints_seen) = watch::channel(None);
-        let sources = Sources { fleet: fleet_seen, pods: pods_seen, node: node_seen, device: device_seen, checkpoints: checkpoints_seen };
-        let facts =
-            Facts { node_name: "n1".to_owned(), names: ResourceNames::default(), memory_unit: MemoryUnit::GIB, serves_vendor: false };
+        let (additions, additions_seen) = watch::channel(Arc::default());
+        let sources = Sources {
+            fleet: fleet_seen,
+            pods: pods_seen,
+            node: node_seen,
+            device: device_seen,
+            checkpoints: checkpoints_seen,
+            additions: additions_seen,
+        };
+        let facts = Facts {
+            node_name: "n1".to_owned(),
+            names: ResourceNames::default(),
+            memory_unit: MemoryUnit::GIB,
+            serves_vendor: false,
+            partition_policy: None,
+        };
         tokio::spawn(Publisher::new(&client, facts, sources).run());
-        Self { requests, fleet, pods, node, device, checkpoints }
+        Self { requests, fleet, pods, node, device, checkpoints, additions }
     }
 
     /// The next request: method, path with query, body.
@@ -298,6 +312,17 @@ async fn checkpoints_of_before_stand_until_others_are_known() {
         }
     };
     assert_eq!(annotation(&written), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_operator_says_is_published_when_it_changes() {
+    let mut server = Server::new();
+    server.come_to_rest().await;
+    let set = proto::topology::GpuPartition { minors: vec![0], ..Default::default() };
+    let additions = Additions { partitions: Some([(1, vec![set])].into()), ..Additions::default() };
+    server.additions.send_replace(Arc::new(additions));
+    let told = server.written().await.metadata.annotations.unwrap();
+    assert_eq!(told["scheduling.koordinator.sh/gpu-partitions"], r#"{"1":[{"minors":[0]}]}"#);
 }
 
 #[tokio::test(start_paused = true)]

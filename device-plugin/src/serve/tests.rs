@@ -17,7 +17,6 @@ use serde_json::{Value, json};
 use super::offer::{settle_manner, unit_published, whole_published};
 use super::*;
 use crate::config::Args;
-use crate::inject::Manner;
 use crate::plugin::Settings;
 
 /// A unit that has been changed must not be counted in the one before; once seen, it does not matter who is away.
@@ -152,4 +151,18 @@ async fn two_vendors_cannot_both_be_ours() {
     let args = ["gpushare-device-plugin", "--node-name", "n1", "--vendor-resource", "nvidia.com/gpu=ours,amd.com/gpu=ours"];
     let error = run(Config::from(Args::try_parse_from(args).unwrap())).await.unwrap_err();
     assert!(error.to_string().contains("only one resource can be ours"), "{error}");
+}
+
+/// With hints of NUMA nodes kubelet offers other IDs than the scheduler chose, so only CDI will do.
+#[rstest]
+#[case::auto(&[], false)]
+#[case::envvar(&["--inject", "envvar"], false)]
+#[case::cdi(&["--inject", "cdi"], true)]
+#[tokio::test]
+async fn numa_hints_need_cdi(#[case] flags: &[&str], #[case] is_fine: bool) {
+    // Ends at once in any case: there is no such file.
+    let args = ["gpushare-device-plugin", "--node-name", "n1", "--numa-hints", "--inventory", "file:/nowhere"];
+    let config = Config::from(Args::try_parse_from(args.iter().chain(flags)).unwrap());
+    let error = format!("{:#}", run(config).await.unwrap_err());
+    assert_eq!(!error.contains("--numa-hints needs --inject=cdi"), is_fine, "{error}");
 }

@@ -53,7 +53,10 @@ impl Equipment {
         let shared: Vec<Gpu> = (0..self.n_shared).map(gpu).collect();
         let ids = IdScheme::new(&shared, 100, self.memory_unit).unwrap();
         let vendor = "nvidia".to_owned();
-        Fleet::new(Inventory { gpus, others: self.others.clone(), excluded: Vec::new(), driver_version: None, vendor }, ids)
+        Fleet::new(
+            Inventory { gpus, others: self.others.clone(), excluded: Vec::new(), driver_version: None, vendor, ..Inventory::default() },
+            ids,
+        )
     }
 }
 

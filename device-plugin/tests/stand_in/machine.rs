@@ -111,6 +111,23 @@ impl Machine {
         Source::Machine(MachineSource::of_gpus(self.nvml()))
     }
 
+    /// Links, each from a handle to a bus address, active or not.
+    pub(crate) fn set_links(&self, links: &[(u32, &str, bool)]) {
+        let line = |(at, (handle, far_end, is_active)): (usize, &(u32, &str, bool))| {
+            let number = links.iter().take(at).filter(|(other, ..)| other == handle).count();
+            format!("{handle} {number} {} {far_end}\n", u8::from(*is_active))
+        };
+        self.put("links", &links.iter().enumerate().map(line).collect::<String>());
+    }
+
+    /// Says in sysfs what a function is.
+    pub(crate) fn set_kind(&self, address: &str, class: &str, vendor: &str) {
+        let device = self.path("sys/bus/pci/devices").join(address);
+        fs::create_dir_all(&device).unwrap();
+        fs::write(device.join("class"), class).unwrap();
+        fs::write(device.join("vendor"), vendor).unwrap();
+    }
+
     /// Says in sysfs on which NUMA node a device hangs.
     pub(crate) fn set_numa_node(&self, address: &str, node: i32) {
         let device = self.path("sys/bus/pci/devices").join(address);

@@ -11,6 +11,7 @@
  *   init           if it exists, the number nvmlInit answers.
  *   events-queue/  one event per file, in name order: "<handle> <type> <data>"; removed when delivered.
  *                  Handle -1 is an event without a device, 100 and above one nobody registered.
+ *   links          one NVLink per line: "<handle> <link> <active 0|1> <bus id of the far end>".
  *   calls          what was called, appended by the library.
  *
  * Like NVML it lists the devices that exist when a session begins, and a device that was lost in a
@@ -254,6 +255,38 @@ int nvmlDeviceGetPciInfo_v3(void *device, pci_info_t *pci) {
     if (code) return code;
     memset(pci, 0, sizeof *pci);
     return copy_text(pci->bus_id, sizeof pci->bus_id, found.bus_id);
+}
+
+/* Finds a link of a device; as with NVML, a number beyond the last is an invalid argument. */
+static int look_up_link(void *pointer, unsigned link, unsigned *active, char *far_end) {
+    char path[4096], line[256];
+    device_t found;
+    int code = look_up(pointer, &found), handle;
+    unsigned number;
+    if (code) return code;
+    in_own_folder(path, sizeof path, "links");
+    FILE *file = fopen(path, "r");
+    if (!file) return NOT_SUPPORTED;
+    code = INVALID_ARGUMENT;
+    while (code && fgets(line, sizeof line, file))
+        if (sscanf(line, "%d %u %u %31s", &handle, &number, active, far_end) == 4 && handle == found.handle && number == link)
+            code = SUCCESS;
+    fclose(file);
+    return code;
+}
+
+int nvmlDeviceGetNvLinkState(void *device, unsigned link, unsigned *active) {
+    char far_end[32];
+    return look_up_link(device, link, active, far_end);
+}
+
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *device, unsigned link, pci_info_t *pci) {
+    char far_end[32];
+    unsigned active;
+    int code = look_up_link(device, link, &active, far_end);
+    if (code) return code;
+    memset(pci, 0, sizeof *pci);
+    return copy_text(pci->bus_id, sizeof pci->bus_id, far_end);
 }
 
 int nvmlDeviceGetMigMode(void *device, unsigned *current, unsigned *pending) {

@@ -102,6 +102,7 @@ fn follower(discovery: Discovery) -> (Follower, watch::Receiver<Arc<Fleet>>) {
         excluded: Vec::new(),
         driver_version: None,
         vendor: "v".to_owned(),
+        ..Inventory::default()
     };
     let number: Number = Box::new(|inventory| Ok(IdScheme::new(&inventory.gpus, 100, MemoryUnit::GIB)?));
     let health = Health::new(Policy::default(), inventory.gpus.iter().map(|gpu| gpu.uuid.clone()));
@@ -193,7 +194,14 @@ async fn look_that_hangs_is_not_begun_again() {
 #[test]
 fn devices_that_kubelet_could_not_be_told_of_are_not_adopted() {
     let number: Number = Box::new(|inventory| Ok(IdScheme::new(&inventory.gpus, 100, MemoryUnit::MIB)?));
-    let of = |gpus| Inventory { gpus, others: Vec::new(), excluded: Vec::new(), driver_version: None, vendor: "nvidia".to_owned() };
+    let of = |gpus| Inventory {
+        gpus,
+        others: Vec::new(),
+        excluded: Vec::new(),
+        driver_version: None,
+        vendor: "nvidia".to_owned(),
+        ..Inventory::default()
+    };
     let mut inventory = of(vec![builders::gpu(0)]);
     let (sender, fleet) = watch::channel(Arc::new(builders::fleet(1)));
     let huge = crate::inventory::Gpu { memory_bytes: 1 << 40, ..builders::gpu(1) };

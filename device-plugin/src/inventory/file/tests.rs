@@ -56,9 +56,31 @@ fn reads_every_field_and_sorts_by_minor() {
     let ailments = [(gpu_a.uuid.clone(), Ailment::Healthy), (gpu_b.uuid.clone(), Ailment::Xid(79))];
     assert_eq!(reading.ailments, ailments);
     let driver_version = Some("550".to_owned());
-    let expected =
-        Inventory { gpus: vec![gpu_a, gpu_b], others: Vec::new(), excluded: Vec::new(), driver_version, vendor: "acme".to_owned() };
+    let expected = Inventory {
+        gpus: vec![gpu_a, gpu_b],
+        others: Vec::new(),
+        excluded: Vec::new(),
+        driver_version,
+        vendor: "acme".to_owned(),
+        ..Inventory::default()
+    };
     assert_eq!(reading.inventory, expected);
+}
+
+/// A machine in full: switches, labels, links and partitions; and one that has no GPU.
+#[test]
+fn reads_how_devices_belong_together() {
+    let gpu = r#"{"uuid": "GPU-a", "minor": 0, "memory": "1Gi", "numaNode": -1, "pcieId": "0000:11:00.0", "pcieRoot": "pci0000:10", "labels": {"tier": "high"}}"#;
+    let text = format!(
+        r#"{{"gpus": [{gpu}], "gpuLinks": [{{"minors": [0, 1], "links": 4}}], "gpuPartitions": {{"1": [{{"minors": [0]}}]}}, "gpuPartitionPolicy": "Honor"}}"#
+    );
+    let found = read(&text).unwrap().inventory;
+    let place = Place { numa_node: None, root: Some("pci0000:10".to_owned()), switch: Some("0000:11:00.0".to_owned()) };
+    assert_eq!((&found.gpus[0].place, found.gpus[0].labels["tier"].as_str()), (&place, "high"));
+    assert_eq!((found.links[0].links, found.partitions.unwrap()[&1].len()), (4, 1));
+    assert_eq!(found.partition_policy, Some(GpuPartitionPolicy::Honor));
+    let found = read(r#"{"gpus": [], "devices": [{"type": "rdma", "id": "a", "minor": 0, "pcieId": "pci0000:10"}]}"#).unwrap().inventory;
+    assert_eq!(found.others[0].place.pcie_id(), Some("pci0000:10"));
 }
 
 /// Every error names the file, the device, the field and the value.
@@ -71,6 +93,9 @@ fn refusals() {
         r#"{"gpus": [], "gpu": 1}"#.to_owned(),
         document(&[]),
         document(&["7"]),
+        r#"{"gpus": [], "gpuPartitions": {"2": [{"minors": [0]}]}}"#.to_owned(),
+        r#"{"gpus": [], "gpuPartitionPolicy": "honor"}"#.to_owned(),
+        r#"{"gpus": [], "gpuLinks": 7}"#.to_owned(),
         document(&[T4, r#"{"uuid": "GPU-b", "memory": "1Gi"}"#]),
         document(&[&other("}", r#", "healthy": true}"#)]),
         document(&[&other(": 0", ": -1")]),

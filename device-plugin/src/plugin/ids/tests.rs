@@ -65,7 +65,7 @@ fn whole_gpus_and_other_devices() {
         assert_eq!(scheme.device_of(resource, id), None, "{id}");
     }
     assert_eq!(Served::ALL.map(|resource| scheme.has(resource)), [true, true, true, true, false]);
-    let encoded: u64 = ids(Served::Whole).iter().map(|id| device_bytes(id.len() as u64)).sum();
+    let encoded: u64 = ids(Served::Whole).iter().map(|id| device_bytes(id.len() as u64, 0)).sum();
     assert_eq!(scheme.longest_list_bytes(Served::Whole), encoded);
 }
 

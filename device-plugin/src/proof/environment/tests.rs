@@ -8,7 +8,7 @@ use proto::resource::ResourceNames;
 use rstest::rstest;
 
 use super::*;
-use crate::builders::{fleet, gpu, pod, rdma, shares};
+use crate::builders::{adapter, fleet, gpu, pod, rdma, shares};
 use crate::pods::{Held, NodePod};
 
 const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
@@ -128,4 +128,36 @@ fn device_nodes_are_those_of_the_record(#[case] nodes: &[&str], #[case] starts: 
     let node = |path: &&str| DeviceSpec { container_path: (*path).to_owned(), host_path: (*path).to_owned(), permissions: "rw".to_owned() };
     let answer = ContainerAllocateResponse { devices: nodes.iter().map(node).collect(), ..envs(&pod) };
     assert_eq!(checked(&pod, &answer).is_ok(), starts);
+}
+
+/// After a reboot a file can be another function's. One that all adapters use says nothing.
+#[rstest]
+#[case::its_own(&["rdma_cm", "vf2"], true)]
+#[case::only_what_all_use(&["rdma_cm"], true)]
+#[case::another_function_s(&["rdma_cm", "vf3"], false)]
+#[case::the_adapter_s(&["rdma_cm", "pf0"], false)]
+#[case::another_adapter_s(&["pf1"], false)]
+fn files_of_virtual_functions_are_those_of_the_record(#[case] nodes: &[&str], #[case] starts: bool) {
+    let path = |name: &str| std::path::PathBuf::from(format!("/dev/infiniband/{name}"));
+    let adapter = |minor: u32, own: &str| crate::inventory::OtherDevice {
+        device_nodes: vec![path("rdma_cm"), path(own)],
+        function_nodes: ["vf2", "vf3"]
+            .iter()
+            .filter(|_| minor == 0)
+            .map(|name| ((*name).to_owned(), vec![path("rdma_cm"), path(name)]))
+            .collect(),
+        ..adapter(minor)
+    };
+    let inventory = crate::inventory::Inventory { others: vec![adapter(0, "pf0"), adapter(1, "pf1")], ..Default::default() };
+    let fleet = Fleet::new(inventory, fleet(0).ids);
+    let record = r#"{"rdma":[{"minor":0,"id":"0000:00:00.0","resources":{"koordinator.sh/rdma":"1"},"extension":{"vfs":[{"minor":0,"busID":"vf2"}]}}]}"#;
+    let record = proto::record::Record { allocations: serde_json::from_str(record).unwrap(), assumed_at: Some(1), gpushare: None };
+    let pod = NodePod { placement: crate::pods::Placement::of_record(record, 1), ..pod("a", 1, [rdma(1)]) };
+    let spec = |name: &&str| {
+        let path = path(name).display().to_string();
+        DeviceSpec { container_path: path.clone(), host_path: path, permissions: "rw".to_owned() }
+    };
+    let answer = ContainerAllocateResponse { devices: nodes.iter().map(spec).collect(), ..ContainerAllocateResponse::default() };
+    let kept = Kept { pod: &pod, containers: &["r1"], resource: Served::Rdma, answer: &answer };
+    assert_eq!(kept.check(&settings(), &fleet).is_ok(), starts);
 }

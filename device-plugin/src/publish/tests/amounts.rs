@@ -27,6 +27,7 @@ fn only_healthy_shared_gpus_are_offered() {
         excluded: Vec::new(),
         driver_version: None,
         vendor: "nvidia".to_owned(),
+        ..crate::inventory::Inventory::default()
     };
     let partly = Fleet::new(inventory, ids);
     assert_eq!(offers(&partly), offers(&self::fleet(1)));

@@ -12,7 +12,7 @@ fn device_object() {
     fleet.gpus[0].gpu.place = Place { numa_node: Some(1), root: Some("pci0000:3a".to_owned()), switch: None };
     fleet.others = vec![nic(false)];
     let checkpoints = Some(r#"[{"podUID":"u"}]"#.to_owned());
-    let remarks = Remarks { checkpoints, serves_vendor: true };
+    let remarks = Remarks { checkpoints, serves_vendor: true, ..Remarks::default() };
     assert_json_snapshot!(device_object::device(&fleet, &node(&json!({})), &remarks, None, at(0)));
 }
 
@@ -114,4 +114,41 @@ fn unit_is_annotated_once() {
     node.metadata.annotations = serde_json::from_value(patch["metadata"]["annotations"].clone()).unwrap();
     assert_eq!(unit::patch(&node, &names, MemoryUnit::GIB), None);
     assert!(unit::patch(&node, &names, MemoryUnit::MIB).is_some());
+}
+
+/// What the operator's files say is added to what the devices are, and is told anew when it changes.
+#[test]
+fn labels_links_and_partitions() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("labels.yaml");
+    std::fs::write(&path, "devices: {gpu: {tier: high}, '0000:1F:00.0': {fabric: b}}\nvirtualFunctions: {rdma: {type: fast}}").unwrap();
+    let files = additions::Files { labels: Some(path), partitions: None };
+    let mut fleet = fleet(8);
+    let mut nic = nic(true);
+    let vfs = vec![proto::device::VirtualFunction { minor: 0, bus_id: "0000:1f:00.2".to_owned() }];
+    nic.device.vf_groups = vec![proto::device::VirtualFunctionGroup { vfs, ..Default::default() }];
+    fleet.others = vec![nic];
+    for entry in &mut fleet.gpus {
+        entry.gpu.model = "NVIDIA H100 80GB HBM3".to_owned();
+    }
+    fleet.links = vec![proto::topology::GpuLinks { minors: (0..8).collect(), links: 18 }];
+    let said = |policy| {
+        let additions = Arc::new(Additions::read(&files).unwrap());
+        let remarks = Remarks { additions, partition_policy: policy, ..Remarks::default() };
+        device_object::device(&fleet, &node(&json!({})), &remarks, None, at(0))
+    };
+    let told = said(None);
+    let (gpu, nic) = (&told.spec.devices[0], &told.spec.devices[8]);
+    assert_eq!(
+        (gpu.labels["tier"].as_str(), nic.labels["fabric"].as_str(), nic.vf_groups[0].labels["type"].as_str()),
+        ("high", "b", "fast")
+    );
+    let annotations = told.metadata.annotations.unwrap();
+    assert_eq!(annotations["gpushare/gpu-links"], r#"[{"links":18,"minors":[0,1,2,3,4,5,6,7]}]"#);
+    let table = proto::topology::read_partitions(&annotations["scheduling.koordinator.sh/gpu-partitions"]).unwrap();
+    assert_eq!(table.iter().map(|(size, sets)| (*size, sets.len())).collect::<Vec<_>>(), [(1, 8), (2, 4), (4, 2), (8, 1)]);
+    let policy = |device: Device| device.metadata.labels.unwrap().remove("node.koordinator.sh/gpu-partition-policy");
+    assert_eq!(policy(said(None)).as_deref(), Some("Prefer"));
+    assert_eq!(policy(said(Some(GpuPartitionPolicy::Honor))).as_deref(), Some("Honor"));
+    assert_eq!(policy(object(&sick(0))), None, "there is nothing to honour");
 }

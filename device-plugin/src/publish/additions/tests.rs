@@ -1,0 +1,129 @@
+//! What the files may say, and in which words the rest is refused.
+
+use std::fmt::Write as _;
+
+use proptest::prelude::*;
+use proto::device::VirtualFunction;
+use tempfile::TempDir;
+
+use super::*;
+
+fn files(labels: &str, partitions: &str) -> (TempDir, Files) {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        fs::write(&path, text).unwrap();
+        Some(path)
+    };
+    let files = Files { labels: file("labels.yaml", labels), partitions: file("partitions.json", partitions) };
+    (dir, files)
+}
+
+fn labels(text: &str) -> DeviceLabels {
+    Additions::read(&files(text, "").1).unwrap().labels
+}
+
+fn of(pairs: &[(&str, &str)]) -> Labels {
+    pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+}
+
+#[test]
+fn the_narrower_wins() {
+    let labels = labels(
+        r#"
+devices:
+  rdma: {fabric: a, rail: "0"}
+  "0000:1F:00.0": {fabric: b}
+  gpu: {tier: low}
+  GPU-a: {tier: high}
+"#,
+    );
+    assert_eq!(labels.of("rdma", "0000:1f:00.0", Some("0000:1f:00.0")), of(&[("fabric", "b"), ("rail", "0")]));
+    assert_eq!(labels.of("rdma", "0000:20:00.0", None), of(&[("fabric", "a"), ("rail", "0")]));
+    assert_eq!(labels.of("gpu", "GPU-a", Some("0000:1f:00.0")), of(&[("fabric", "b"), ("tier", "high")]));
+    assert_eq!(labels.of("fpga", "x", None), of(&[]));
+}
+
+#[test]
+fn virtual_functions_are_grouped_by_their_labels() {
+    let labels = labels(r#"{"virtualFunctions": {"rdma": {"type": "general"}, "0000:1f:00.2": {"type": "fast"}}}"#);
+    let vf = |n: i32| VirtualFunction { minor: n, bus_id: format!("0000:1f:00.{n}") };
+    let group = |labels: &[(&str, &str)], numbers: &[i32]| VirtualFunctionGroup {
+        labels: of(labels),
+        vfs: numbers.iter().map(|n| vf(*n)).collect(),
+    };
+    let before = [group(&[], &[1, 2, 3]), group(&[("own", "x")], &[4])];
+    let expected =
+        [group(&[("type", "general")], &[1, 3]), group(&[("type", "fast")], &[2]), group(&[("own", "x"), ("type", "general")], &[4])];
+    assert_eq!(labels.regroup("rdma", "0000:1f:00.0", &before), expected);
+    assert_eq!(DeviceLabels::default().regroup("rdma", "0000:1f:00.0", &before), before);
+}
+
+#[test]
+fn what_is_not_there_says_nothing() {
+    assert_eq!(Additions::read(&Files::default()).unwrap(), Additions::default());
+    let absent = Files { labels: Some("/nowhere/labels.yaml".into()), partitions: Some("/nowhere/p.json".into()) };
+    assert_eq!(Additions::read(&absent).unwrap(), Additions::default());
+    assert_eq!(Additions::read(&files("", "").1).unwrap(), Additions::default());
+    let table = Additions::read(&files("", r#"{"1": [{"minors": [0], "ringBusBandwidth": "400Gi"}]}"#).1).unwrap().partitions.unwrap();
+    assert_eq!(table[&1][0].minors, [0]);
+}
+
+#[test]
+fn refusals() {
+    let bad_labels = [
+        "devices: 7",
+        "device: {}",
+        "devices: {rdma: {rail: [0]}}",
+        "devices: {rdma: {gpushare/pcie-root: x}}",
+        "devices: {rdma: {'a b': x}}",
+        "devices: {rdma: {a: 'x/y'}}",
+        "virtualFunctions: {rdma: {a/b/c: x}}",
+        "devices: {",
+    ];
+    let bad_tables = ["7", r#"{"2": [{"minors": [0]}]}"#, r#"{"x": []}"#];
+    let cases = bad_labels.iter().map(|text| (*text, "")).chain(bad_tables.iter().map(|text| ("", *text)));
+    let mut told = String::new();
+    for (labels, table) in cases {
+        let (dir, files) = files(labels, table);
+        let error = one_line(&Additions::read(&files).unwrap_err()).replace(&dir.path().display().to_string(), "DIR");
+        writeln!(told, "{labels}{table}\n  {error}").unwrap();
+    }
+    insta::assert_snapshot!(told);
+}
+
+/// A change is told, a mistake is not, and what was there before stands.
+#[tokio::test(start_paused = true)]
+async fn files_are_read_again() {
+    let (_dir, files) = files("devices: {rdma: {a: b}}", "");
+    let path = files.labels.clone().unwrap();
+    let (sender, mut told) = watch::channel(Arc::new(Additions::read(&files).unwrap()));
+    let reading = tokio::spawn(watch_additions(files, Duration::from_secs(10), sender));
+    fs::write(&path, "devices: {").unwrap();
+    sleep(Duration::from_secs(60)).await;
+    assert!(!told.has_changed().unwrap());
+    fs::write(&path, "devices: {rdma: {a: c}}").unwrap();
+    told.changed().await.unwrap();
+    assert_eq!(told.borrow_and_update().labels.of("rdma", "x", None), of(&[("a", "c")]));
+    fs::remove_file(&path).unwrap();
+    told.changed().await.unwrap();
+    assert_eq!(**told.borrow_and_update(), Additions::default());
+    reading.abort();
+}
+
+proptest! {
+    #[test]
+    fn no_text_panics(labels in "\\PC{0,40}", table in "\\PC{0,40}") {
+        let _ = Additions::read(&files(&labels, &table).1);
+    }
+
+    /// As Kubernetes itself checks the parts of a label.
+    #[test]
+    fn labels_that_are_taken_are_labels(name in "[a-z./_-]{0,8}", value in "[a-zA-Z0-9._-]{0,5}") {
+        let is_word = |text: &str| !text.is_empty() && !text.starts_with(['.', '_', '-']) && !text.ends_with(['.', '_', '-']);
+        if fault(&name, &value).is_none() {
+            prop_assert!(value.is_empty() || is_word(&value));
+            prop_assert!(name.split('/').all(is_word) && name.split('/').count() <= 2);
+        }
+    }
+}

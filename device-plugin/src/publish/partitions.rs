@@ -1,0 +1,108 @@
+//! The partitions of this node's GPUs: the operator's, else those that the source of the devices tells, else those of a model
+//! that is known.
+//!
+//! The known models are boards of eight GPUs on switches of NVLink (H100, H800, H20): all eight, two times four, four times two, eight
+//! times one, by minor number, all of one score.
+
+use proto::topology::{GpuPartition, GpuPartitionTable};
+
+use crate::fleet::Fleet;
+
+/// GPUs on a known board.
+const ON_BOARD: u32 = 8;
+
+/// Words in the names of known models, and words of cards of the same name that are on no board.
+const BOARDS: [&str; 3] = ["H100", "H800", "H20"];
+const CARDS: [&str; 2] = ["PCIe", "NVL"];
+
+/// How the GPUs of a board are linked.
+const NVLINK: &str = "NVLink";
+
+/// The table for these devices, if there is one; the operator's only if it names no GPU that is not there.
+pub fn table(fleet: &Fleet, of_operator: Option<&GpuPartitionTable>) -> Option<GpuPartitionTable> {
+    let is_fit = |table: &&GpuPartitionTable| stranger(fleet, table).is_none();
+    of_operator.filter(is_fit).or(fleet.partitions.as_ref()).cloned().or_else(|| known(fleet))
+}
+
+/// The first GPU that a table names and that is not there.
+pub fn stranger(fleet: &Fleet, table: &GpuPartitionTable) -> Option<u32> {
+    let is_there = |minor: &u32| fleet.gpus.iter().any(|entry| entry.gpu.minor == *minor);
+    table.values().flatten().flat_map(|set| &set.minors).find(|minor| !is_there(minor)).copied()
+}
+
+/// The table of a known board.
+fn known(fleet: &Fleet) -> Option<GpuPartitionTable> {
+    let has_word = |model: &str, words: &[&str]| model.split([' ', '-']).any(|word| words.contains(&word));
+    let mut minors: Vec<u32> = fleet.gpus.iter().map(|entry| entry.gpu.minor).collect();
+    minors.sort_unstable();
+    let are_on_board = fleet.gpus.iter().all(|entry| has_word(&entry.gpu.model, &BOARDS) && !has_word(&entry.gpu.model, &CARDS));
+    // Where NVML tells how they are linked, they must be, all eight.
+    let are_linked = fleet.links.is_empty() || fleet.links.iter().any(|group| group.minors == minors);
+    if minors != (0..ON_BOARD).collect::<Vec<_>>() || !are_on_board || !are_linked {
+        return None;
+    }
+    let sets = |size: u32| {
+        let set = |first: u32| GpuPartition {
+            minors: (first..first + size).collect(),
+            gpu_link_type: NVLINK.to_owned(),
+            ring_bus_bandwidth: None,
+            allocation_score: 1,
+        };
+        (size, (0..ON_BOARD / size).map(|at| set(at * size)).collect())
+    };
+    Some([1, 2, 4, ON_BOARD].map(sets).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+    use crate::builders;
+    use proto::topology::GpuLinks;
+
+    fn fleet(n_gpus: u32, model: &str, linked: &[u32]) -> Fleet {
+        let mut fleet = builders::fleet(n_gpus);
+        for entry in &mut fleet.gpus {
+            model.clone_into(&mut entry.gpu.model);
+        }
+        fleet.links = (!linked.is_empty()).then(|| GpuLinks { minors: linked.to_vec(), links: 18 }).into_iter().collect();
+        fleet
+    }
+
+    #[rstest]
+    #[case::h100(8, "NVIDIA H100 80GB HBM3", &[0, 1, 2, 3, 4, 5, 6, 7], true)]
+    #[case::links_are_not_told(8, "NVIDIA H800", &[], true)]
+    #[case::h20(8, "NVIDIA H20-3e", &[], true)]
+    #[case::too_few(4, "NVIDIA H100 80GB HBM3", &[], false)]
+    #[case::one_has_no_link(8, "NVIDIA H100 80GB HBM3", &[0, 1, 2, 3, 4, 5, 6], false)]
+    #[case::cards(8, "NVIDIA H100 PCIe", &[], false)]
+    #[case::pairs_of_cards(8, "NVIDIA H100 NVL", &[], false)]
+    #[case::h200(8, "NVIDIA H200", &[], false)]
+    #[case::another(8, "NVIDIA A100-SXM4-80GB", &[], false)]
+    fn boards_are_known(#[case] n_gpus: u32, #[case] model: &str, #[case] linked: &[u32], #[case] expected: bool) {
+        assert_eq!(table(&fleet(n_gpus, model, linked), None).is_some(), expected);
+    }
+
+    #[test]
+    fn sets_of_a_board() {
+        let table = table(&fleet(8, "NVIDIA H100 80GB HBM3", &[]), None).unwrap();
+        let sets = |size: u32| table[&size].iter().map(|set| set.minors.clone()).collect::<Vec<_>>();
+        assert_eq!((sets(8), sets(4)), (vec![(0..8).collect()], vec![vec![0, 1, 2, 3], vec![4, 5, 6, 7]]));
+        assert_eq!((sets(2).len(), sets(2)[3].clone(), sets(1).len()), (4, vec![6, 7], 8));
+        assert_eq!(
+            serde_json::to_string(&table[&8]).unwrap(),
+            r#"[{"minors":[0,1,2,3,4,5,6,7],"gpuLinkType":"NVLink","allocationScore":1}]"#
+        );
+    }
+
+    #[test]
+    fn the_operator_comes_first_then_the_source() {
+        let of = |minor: u32| GpuPartitionTable::from([(1, vec![GpuPartition { minors: vec![minor], ..GpuPartition::default() }])]);
+        let mut fleet = fleet(8, "NVIDIA H100 80GB HBM3", &[]);
+        fleet.partitions = Some(of(2));
+        assert_eq!(table(&fleet, Some(&of(3))), Some(of(3)));
+        assert_eq!(table(&fleet, Some(&of(9))), Some(of(2)), "it is of another node");
+        assert_eq!(table(&fleet, None), Some(of(2)));
+    }
+}
