@@ -223,8 +223,11 @@ fn request(x: u64, y: Option<u64>) -> ClassRequest {
     ClassRequest { kind: "t".into(), amounts: amounts(&pairs), whole: None }
 }
 
+fn name(owner: u8) -> String {
+    format!("o{owner}")
+}
+
 fn take(fleet: &mut Fleet, model: &mut Model, step: &Step) {
-    let name = |owner: &u8| format!("o{owner}");
     match step {
         Step::Devices(devices) => {
             let of = |(minor, x, y, healthy): &(u32, u64, Option<u64>, bool)| {
@@ -240,50 +243,47 @@ fn take(fleet: &mut Fleet, model: &mut Model, step: &Step) {
             model.devices = None;
         }
         Step::Hold(owner, reference, x, trusted) => {
-            let held = HeldDevice {
-                kind: "t".into(),
-                device: reference.clone(),
-                amounts: amounts(&[("x", *x)]),
-                functions: Vec::new(),
-                trusted: *trusted,
-            };
-            fleet.hold(&name(owner).as_str().into(), "n", Holdings { others: vec![held.clone()], ..Holdings::default() });
+            let amounts = amounts(&[("x", *x)]);
+            let held = HeldDevice { kind: "t".into(), device: reference.clone(), amounts, functions: Vec::new(), trusted: *trusted };
+            fleet.hold(&name(*owner).as_str().into(), "n", Holdings { others: vec![held.clone()], ..Holdings::default() });
             model.hints.remove(owner);
             model.held.insert(*owner, vec![held]);
         }
-        Step::Place(owner, x, y, spread) => {
-            let Some(id) = fleet.node_id("n") else { return };
-            let requests = [request(*x, *y)];
-            let ask = Ask { gpus: GpuAsk::Nothing, others: &requests, wishes: None };
-            let policy = if *spread { DevicePolicy::Spread } else { DevicePolicy::Binpack };
-            let own = name(owner);
-            let choice = fleet.choose(id, ask, policy, Hints::RespectOthers(&own));
-            assert_eq!(choice.is_ok(), model.fits(&requests[0], Some(*owner)), "{requests:?}");
-            let Ok(placement) = choice else { return };
-            let distinct: BTreeSet<_> = placement.others.iter().map(|share| share.minor).collect();
-            assert_eq!(distinct.len(), placement.others.len());
-            if model.held.contains_key(owner) || placement.others.is_empty() {
-                return;
-            }
-            fleet.reserve(&own.as_str().into(), id, &placement).unwrap();
-            model.hints.remove(owner);
-            model.held.insert(*owner, placement.others.iter().map(HeldDevice::from).collect());
-        }
-        Step::Hint(owner, x) => {
-            let Some(id) = fleet.node_id("n") else { return };
-            let requests = [request(*x, None)];
-            let ask = Ask { gpus: GpuAsk::Nothing, others: &requests, wishes: None };
-            let Ok(placement) = fleet.choose(id, ask, DevicePolicy::Binpack, Hints::Respect) else { return };
-            model.hints.remove(owner);
-            if fleet.hint(&name(owner).as_str().into(), id, placement.clone()) {
-                model.hints.insert(*owner, placement);
-            }
-        }
+        Step::Place(owner, x, y, spread) => place(fleet, model, *owner, &request(*x, *y), *spread),
+        Step::Hint(owner, x) => hint(fleet, model, *owner, request(*x, None)),
         Step::Release(owner) => {
-            fleet.release(&name(owner));
+            fleet.release(&name(*owner));
             model.held.remove(owner);
             model.hints.remove(owner);
         }
+    }
+}
+
+fn place(fleet: &mut Fleet, model: &mut Model, owner: u8, request: &ClassRequest, spread: bool) {
+    let Some(id) = fleet.node_id("n") else { return };
+    let ask = Ask { gpus: GpuAsk::Nothing, others: std::slice::from_ref(request), wishes: None };
+    let policy = if spread { DevicePolicy::Spread } else { DevicePolicy::Binpack };
+    let own = name(owner);
+    let choice = fleet.choose(id, ask, policy, Hints::RespectOthers(&own));
+    assert_eq!(choice.is_ok(), model.fits(request, Some(owner)), "{request:?}");
+    let Ok(placement) = choice else { return };
+    let distinct: BTreeSet<_> = placement.others.iter().map(|share| share.minor).collect();
+    assert_eq!(distinct.len(), placement.others.len());
+    if model.held.contains_key(&owner) || placement.others.is_empty() {
+        return;
+    }
+    assert_eq!(fleet.reserve(&own.as_str().into(), id, &placement), Ok(()));
+    model.hints.remove(&owner);
+    model.held.insert(owner, placement.others.iter().map(HeldDevice::from).collect());
+}
+
+fn hint(fleet: &mut Fleet, model: &mut Model, owner: u8, request: ClassRequest) {
+    let Some(id) = fleet.node_id("n") else { return };
+    let ask = Ask { gpus: GpuAsk::Nothing, others: &[request], wishes: None };
+    let Ok(placement) = fleet.choose(id, ask, DevicePolicy::Binpack, Hints::Respect) else { return };
+    model.hints.remove(&owner);
+    if fleet.hint(&name(owner).as_str().into(), id, placement.clone()) {
+        model.hints.insert(owner, placement);
     }
 }
 
