@@ -9,18 +9,15 @@ use crate::gpu::InventoryProblem;
 use crate::holding::Holdings;
 use crate::ident::{DeviceId, DeviceType, FunctionId, ResourceName};
 use crate::node::Node;
-use crate::points::device_usages;
-use crate::policy::DevicePolicy;
 use crate::rank::Order;
 use crate::reason::Reason;
 use crate::traits::{Function, Traits};
-use crate::weigh::{BEST, Leaning};
 
 /// Amounts by resource.
 pub type NamedAmounts = BTreeMap<ResourceName, u64>;
 
 /// One device as its node reports it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Device {
     /// What identifies it.
     pub id: DeviceId,
@@ -35,7 +32,7 @@ pub struct Device {
 }
 
 /// The devices of one type of one node.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Class {
     /// The type.
     pub kind: DeviceType,
@@ -205,20 +202,7 @@ impl Node {
         let mut shares = Vec::new();
         for request in requests {
             let Some(Fitting { n_devices, amounts, devices: mut fitting }) = self.fitting(request, hints) else { continue };
-            let left = |free: &NamedAmounts| {
-                amounts.iter().map(|(resource, taken)| free.get(resource).unwrap_or(&0) - taken).collect::<Vec<u64>>()
-            };
-            let by_score = |leaning: Leaning, (device, free): &(&Device, NamedAmounts)| {
-                let score = leaning.score(device_usages(order.weights, [(*device, free)], &amounts));
-                (vec![u64::from(BEST.saturating_sub(score))], device.minor)
-            };
-            fitting.sort_by_cached_key(|fitting @ (device, free)| match order.policy {
-                DevicePolicy::Binpack => (left(free), device.minor),
-                DevicePolicy::Spread => (left(free).into_iter().map(|left| !left).collect(), device.minor),
-                DevicePolicy::InOrder => (Vec::new(), device.minor),
-                DevicePolicy::LeastAllocated => by_score(Leaning::Least, fitting),
-                DevicePolicy::MostAllocated => by_score(Leaning::Most, fitting),
-            });
+            fitting.sort_by_cached_key(|(device, free)| (order.preference_of(device, free, &amounts), device.minor));
             fitting.truncate(n_devices);
             fitting.sort_by_key(|(device, _)| device.minor);
             shares.extend(fitting.into_iter().map(|(device, _)| DeviceShare {
@@ -276,7 +260,7 @@ impl Class {
     }
 }
 
-fn is_within(amounts: &NamedAmounts, free: &NamedAmounts) -> bool {
+pub(crate) fn is_within(amounts: &NamedAmounts, free: &NamedAmounts) -> bool {
     amounts.iter().all(|(resource, amount)| free.get(resource).is_some_and(|free| amount <= free))
 }
 

@@ -2,10 +2,14 @@
 
 use crate::fleet::{Fleet, NodeId};
 use crate::ident::OwnerId;
+use crate::miss::Miss;
 use crate::node::Node;
+use crate::policy::DevicePolicy;
+use crate::rank::Order;
 use crate::reason::Reason;
 use crate::request::{Ask, GpuAsk, Need, Request};
 use crate::rows::Row;
+use crate::weigh::Weights;
 
 /// Which hints count as taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,19 +44,44 @@ impl Fleet {
     pub fn fit<'r>(&self, node: NodeId, ask: impl Into<Ask<'r>>, hints: Hints<'_>) -> Result<(), Reason> {
         self.node(node).ok_or(Reason::NoDevice)?.fit_all(ask.into(), hints)
     }
+
+    /// Why a node has no room for what is asked, in the terms of the node; `None` if it has. Not for the hot path.
+    pub fn miss<'r>(&self, node: NodeId, ask: impl Into<Ask<'r>>, hints: Hints<'_>) -> Option<Miss> {
+        self.node(node).map_or(Some(Miss::Plain(Reason::NoDevice)), |node| node.miss(ask.into(), hints))
+    }
 }
 
 impl Node {
     /// Whether there is room for everything that is asked.
     #[inline]
     pub(crate) fn fit_all(&self, ask: Ask<'_>, hints: Hints<'_>) -> Result<(), Reason> {
-        match &ask.gpus {
-            GpuAsk::Share(request) => drop(self.fit(request, hints)?),
-            GpuAsk::Whole(n) => self.fit_whole(*n, hints)?,
-            GpuAsk::All { slots } => drop(self.choose_all(*slots, hints)?),
-            GpuAsk::Nothing => {}
+        if self.has_rules || ask.wishes.is_some() {
+            return self.fit_by_rules(ask, hints);
         }
+        self.fit_gpus(&ask.gpus, hints)?;
         if ask.others.is_empty() { Ok(()) } else { self.fit_others(ask.others, hints) }
+    }
+
+    /// Whether there is room on GPUs, whatever rules say.
+    #[inline]
+    pub(crate) fn fit_gpus(&self, ask: &GpuAsk, hints: Hints<'_>) -> Result<(), Reason> {
+        match ask {
+            GpuAsk::Share(request) => self.fit(request, hints).map(drop),
+            GpuAsk::Whole(n) => self.fit_whole(*n, hints),
+            GpuAsk::All { slots } => self.choose_all(*slots, hints).map(drop),
+            GpuAsk::Nothing => Ok(()),
+        }
+    }
+
+    /// Whether there is room for everything that is asked, by all rules.
+    pub(crate) fn fit_by_rules(&self, ask: Ask<'_>, hints: Hints<'_>) -> Result<(), Reason> {
+        self.miss(ask, hints).map_or(Ok(()), |miss| Err(miss.reason()))
+    }
+
+    /// Why there is no room, if so.
+    pub(crate) fn miss(&self, ask: Ask<'_>, hints: Hints<'_>) -> Option<Miss> {
+        let order = Order { policy: DevicePolicy::InOrder, weights: &Weights::default() };
+        self.decide(ask, order, hints).err()
     }
 
     /// What the request means on this node, if there is room.

@@ -7,6 +7,7 @@ use crate::holding::{Holdings, Origin, Placement};
 use crate::ident::OwnerId;
 use crate::names::Names;
 use crate::node::{Held, Node};
+use crate::shape::Shapes;
 use crate::weigh::Weights;
 
 /// A node's place in a [`Fleet`]; names nothing once the node is gone, even if its place is taken again.
@@ -29,6 +30,8 @@ pub struct Fleet {
     pub(crate) hinted: FxHashMap<OwnerId, u32>,
     /// How much each resource counts for the policies that weigh them.
     pub(crate) weights: Weights,
+    /// What nodes have, apart from names.
+    shapes: Shapes,
     n_openings: u64,
 }
 
@@ -69,18 +72,17 @@ impl Fleet {
         let problems = inventory.sift();
         self.n_openings += 1;
         let index = self.index_of(node);
-        if let Some(node) = self.at_mut(index) {
-            node.set_inventory(Some(inventory));
-        }
+        let shape = self.shapes.of(&inventory);
+        let before = self.at_mut(index).and_then(|node| node.set_inventory(Some((inventory, shape))));
+        self.shapes.drop_unused(before);
         problems
     }
 
     /// Says that a node, or its report of devices, is gone. What is held there stays held until it is released.
     pub fn remove_inventory(&mut self, node: &str) {
         if let Some(index) = self.names.get(node) {
-            if let Some(node) = self.at_mut(index) {
-                node.set_inventory(None);
-            }
+            let before = self.at_mut(index).and_then(|node| node.set_inventory(None));
+            self.shapes.drop_unused(before);
             self.vacate_if_idle(index);
         }
     }

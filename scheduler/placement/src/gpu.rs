@@ -14,7 +14,7 @@ const MAX_MEMORY_BYTES: u64 = 1 << 50;
 const MAX_COUNT: u32 = 1 << 20;
 
 /// One device as its node reports it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Gpu {
     /// What identifies it.
     pub uuid: GpuUuid,
@@ -35,7 +35,7 @@ pub struct Gpu {
 }
 
 /// The devices of one node.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Inventory {
     /// The devices, in any order.
     pub gpus: Vec<Gpu>,

@@ -1,5 +1,7 @@
 //! One node: its inventory, who holds what of it, and the dense rows that requests are compared with.
 
+use std::sync::Arc;
+
 use crate::amounts::Amounts;
 use crate::class::NamedAmounts;
 use crate::fit::Hints;
@@ -7,6 +9,7 @@ use crate::gpu::{Gpu, Inventory};
 use crate::holding::{GpuRef, Holding, Holdings, Origin, Placement};
 use crate::ident::OwnerId;
 use crate::rows::{Row, Rows};
+use crate::shape::Shape;
 use crate::whole::Mark;
 
 /// What one owner holds of a node.
@@ -31,6 +34,10 @@ pub(crate) struct Node {
     pub(crate) name: Box<str>,
     /// Sorted by minor; `None` while the node, or its report, is missing.
     pub(crate) inventory: Option<Inventory>,
+    /// What the inventory is apart from names; `None` without one.
+    pub(crate) shape: Option<Arc<Shape>>,
+    /// Whether some request without wishes may break a rule although there is room: a table binds, or somebody keeps devices.
+    pub(crate) has_rules: bool,
     /// One per device of the inventory, in its order.
     pub(crate) rows: Rows,
     /// One per device of the inventory, in its order.
@@ -50,6 +57,8 @@ impl Node {
         Self {
             name,
             inventory: None,
+            shape: None,
+            has_rules: false,
             rows: Rows::default(),
             marks: Box::default(),
             any_aside: false,
@@ -102,12 +111,24 @@ impl Node {
 
     pub(crate) fn take_hint(&mut self, owner: &str) {
         self.hints.retain(|hint| hint.owner.as_str() != owner);
+        self.note_rules();
     }
 
-    pub(crate) fn set_inventory(&mut self, inventory: Option<Inventory>) {
+    fn note_rules(&mut self) {
+        let is_binding = |inventory: &Inventory| inventory.partitions.as_ref().is_some_and(|table| table.is_binding);
+        let held = self.held.iter().map(|held| &held.holdings.exclusions);
+        let mut exclusions = held.chain(self.hints.iter().map(|hint| &hint.placement.exclusions));
+        self.has_rules = self.inventory.as_ref().is_some_and(is_binding) || exclusions.any(|exclusions| !exclusions.is_empty());
+    }
+
+    /// Takes an inventory with its shape in; gives the shape back that the node had.
+    pub(crate) fn set_inventory(&mut self, inventory: Option<(Inventory, Arc<Shape>)>) -> Option<Arc<Shape>> {
+        let (inventory, shape) = inventory.unzip();
         self.inventory = inventory;
+        let before = std::mem::replace(&mut self.shape, shape);
         self.recount();
         self.locate_hints();
+        before
     }
 
     /// Whether rows may differ from what is free under such hints.
@@ -132,6 +153,7 @@ impl Node {
     /// Works everything that is free out anew from the inventory and the holdings.
     fn recount(&mut self) {
         self.free_others = self.free_of_others();
+        self.note_rules();
         let n_unknown = self.n_unknown_whole();
         let Some(inventory) = &self.inventory else {
             self.rows.resize(0);
@@ -164,6 +186,7 @@ impl Node {
     }
 
     fn locate_hints(&mut self) {
+        self.note_rules();
         let Some(inventory) = &self.inventory else {
             self.hints.iter_mut().for_each(|hint| hint.charges = Box::default());
             return;

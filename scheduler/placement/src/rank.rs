@@ -1,15 +1,19 @@
 //! Which devices of a node to take, and how good a node is once they are taken.
 
+use crate::class::{Device, NamedAmounts};
 use crate::fit::Hints;
 use crate::fleet::{Fleet, NodeId};
+use crate::gpu::Gpu;
 use crate::holding::{Placement, Share};
 use crate::node::Node;
-use crate::points::gpu_usages;
+use crate::points::{device_usages, gpu_usages};
 use crate::policy::{DevicePolicy, NodePolicy, Policies};
 use crate::reason::Reason;
 use crate::request::{Ask, GpuAsk, Need, Request};
 use crate::rows::Row;
+use crate::topology::Decision;
 use crate::weigh::{BEST, Leaning, Weights};
+use crate::wishes::Kind;
 
 /// How good a node is: 0 to 1,000,000, higher is better.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -45,8 +49,12 @@ impl Fleet {
     pub fn choose<'r>(&self, node: NodeId, ask: impl Into<Ask<'r>>, policy: DevicePolicy, hints: Hints<'_>) -> Result<Placement, Reason> {
         let ask = ask.into();
         let node = self.node(node).ok_or(Reason::NoDevice)?;
-        node.fit_all(ask, hints)?;
         let order = Order { policy, weights: &self.weights };
+        if node.has_rules || ask.wishes.is_some() || node.shape.as_ref().is_some_and(|shape| shape.has_topology) {
+            let decision = node.decide(ask, order, hints).map_err(|miss| miss.reason())?;
+            return node.placement(ask, decision, hints);
+        }
+        node.fit_all(ask, hints)?;
         let mut placement = Placement { others: node.choose_others(ask.others, order, hints), ..Placement::default() };
         match ask.gpus {
             GpuAsk::Nothing => {}
@@ -89,6 +97,34 @@ impl Fleet {
 }
 
 impl Node {
+    /// A decision as a placement.
+    fn placement(&self, ask: Ask<'_>, decision: Decision, hints: Hints<'_>) -> Result<Placement, Reason> {
+        let mut placement = Placement { others: decision.others, ..Placement::default() };
+        let chosen = || decision.gpus.iter().filter_map(|at| Some((self.gpus().get(*at)?, self.rows.get(*at)?)));
+        let share = |gpu: &Gpu, amounts| Share { gpu: gpu.uuid.clone(), minor: gpu.minor, amounts };
+        match ask.gpus {
+            GpuAsk::Nothing => {}
+            GpuAsk::Share(request) => {
+                let need = self.need(&request)?;
+                placement.shares = chosen().map(|(gpu, row)| share(gpu, need.on(row.total))).collect();
+            }
+            GpuAsk::All { slots } => placement.shares = self.choose_all(slots, hints)?,
+            GpuAsk::Whole(n) => {
+                placement.is_vendor = true;
+                placement.shares = chosen().map(|(gpu, _)| share(gpu, gpu.whole())).collect();
+                placement.unknown_whole = if placement.shares.is_empty() { n } else { 0 };
+            }
+        }
+        let wishes = ask.wishes.map_or(&[][..], |wishes| &wishes.by_kind);
+        let is_asked = |kind: &Kind| match kind {
+            Kind::Gpu => matches!(ask.gpus, GpuAsk::Share(_) | GpuAsk::Whole(_)),
+            Kind::Other(kind) => ask.others.iter().any(|request| request.kind == *kind),
+        };
+        let exclusions = wishes.iter().filter(|(kind, _)| is_asked(kind));
+        placement.exclusions = exclusions.filter_map(|(kind, wish)| Some((kind.clone(), wish.exclusion?))).collect();
+        Ok(placement)
+    }
+
     fn choose_shares(&self, request: &Request, order: Order<'_>, hints: Hints<'_>) -> Result<Vec<Share>, Reason> {
         let need = self.need(request)?;
         let share = |(at, row): (usize, Row)| {
@@ -129,6 +165,28 @@ impl Node {
 type Key = (u64, u32, u32, usize);
 
 impl Order<'_> {
+    /// A key that is smaller for a device that is preferred by policy.
+    pub(crate) fn preference(self, need: Need, at: usize, row: &Row) -> (u64, u32, u32, usize) {
+        let (memory, core, slots, _) = self.key(need, at, row);
+        (memory, core, slots, if self.policy == DevicePolicy::InOrder { at } else { 0 })
+    }
+
+    /// A key that is smaller for a device of another type that is preferred by policy.
+    pub(crate) fn preference_of(self, device: &Device, free: &NamedAmounts, amounts: &NamedAmounts) -> (Vec<u64>, u32) {
+        let left = || amounts.iter().map(|(resource, taken)| free.get(resource).unwrap_or(&0).saturating_sub(*taken));
+        let by_score = |leaning: Leaning| {
+            let score = leaning.score(device_usages(self.weights, [(device, free)], amounts));
+            vec![u64::from(BEST.saturating_sub(score))]
+        };
+        match self.policy {
+            DevicePolicy::Binpack => (left().collect(), 0),
+            DevicePolicy::Spread => (left().map(|left| !left).collect(), 0),
+            DevicePolicy::InOrder => (Vec::new(), device.minor),
+            DevicePolicy::LeastAllocated => (by_score(Leaning::Least), 0),
+            DevicePolicy::MostAllocated => (by_score(Leaning::Most), 0),
+        }
+    }
+
     /// A key that is smaller for a device that is preferred; no two devices of a node have the same.
     fn key(self, need: Need, at: usize, row: &Row) -> Key {
         let left = row.free.less(need.on(row.total));

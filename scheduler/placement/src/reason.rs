@@ -1,4 +1,5 @@
-//! Why a request is refused: the ten texts that may reach a scheduler besides the rule that a request itself breaks.
+//! Why a request is refused, in ten texts that may reach a scheduler besides the rule that a request itself breaks; some
+//! reasons share one.
 
 use std::fmt;
 
@@ -27,13 +28,19 @@ pub enum Reason {
     Vendor,
     /// Devices of another type than GPU are too few or too full.
     OtherDevices,
+    /// No partition of GPUs that the node, or the request, demands is free.
+    Partition,
+    /// Devices that belong together are not free close enough to one another.
+    Together,
+    /// Exclusive use, or labels, leave too few GPUs.
+    Selected,
     /// The request breaks a rule wherever it goes; the rule is told instead of a text of this list.
     InvalidRequest,
 }
 
 impl Reason {
     /// Every reason, in order.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 14] = [
         Self::NoDevice,
         Self::Unhealthy,
         Self::Memory,
@@ -44,6 +51,9 @@ impl Reason {
         Self::NotServed,
         Self::Vendor,
         Self::OtherDevices,
+        Self::Partition,
+        Self::Together,
+        Self::Selected,
         Self::InvalidRequest,
     ];
 
@@ -54,14 +64,16 @@ impl Reason {
             Self::Unhealthy => "too few healthy GPUs on the node",
             Self::Memory => "not enough free GPU memory on any one GPU of the node",
             Self::Core => "not enough free GPU core on any one GPU of the node",
-            Self::Slots => "no GPU of the node may be shared by another pod",
-            Self::TooFew => "too few GPUs of the node have room at the same time",
+            Self::Slots | Self::TooFew | Self::Selected => "too few GPUs of the node have room at the same time",
             Self::TooLarge => "request is larger than the node's GPUs even when they are empty",
             Self::NotServed => {
                 "node does not serve what the pod asks for: its memory unit is unknown, or it lacks the pod's isolation provider"
             }
             Self::Vendor => "GPUs of the node are kept apart for pods that share them and for pods of the vendor's plugin",
             Self::OtherDevices => "too few devices of another type than GPU on the node, or too little room on them",
+            Self::Partition | Self::Together => {
+                "devices that belong together are not free as a partition, or as close to one another, as the pod or the node demands"
+            }
             Self::InvalidRequest => "pod's GPU request breaks a rule and fits nowhere",
         }
     }
@@ -79,6 +91,9 @@ impl Reason {
             Self::NotServed => "not_served",
             Self::Vendor => "vendor",
             Self::OtherDevices => "other_devices",
+            Self::Partition => "partition",
+            Self::Together => "together",
+            Self::Selected => "selected",
             Self::InvalidRequest => "invalid_request",
         }
     }

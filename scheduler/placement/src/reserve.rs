@@ -7,10 +7,11 @@ use crate::class::DeviceShare;
 use crate::fit::Hints;
 use crate::fleet::{Fleet, NodeId};
 use crate::holding::{GpuRef, Holdings, Origin, Placement, Share};
-use crate::ident::{DeviceId, DeviceType, GpuUuid, OwnerId};
+use crate::ident::{DeviceId, DeviceType, FunctionId, GpuUuid, OwnerId};
 use crate::memory::Memory;
 use crate::node::Node;
 use crate::reason::Reason;
+use crate::wishes::Kind;
 
 /// Why a placement cannot be reserved; nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -65,6 +66,20 @@ pub enum ReserveError {
         /// What the share takes.
         needed: Amounts,
     },
+    /// A device that somebody has to itself, or that others use while the placement would have it to itself.
+    #[error("{kind} {device}: exclusive use does not allow it")]
+    Exclusive {
+        /// Its type.
+        kind: Kind,
+        /// What identifies it.
+        device: String,
+    },
+    /// A virtual function is gone or held.
+    #[error("virtual function {function} is gone or taken")]
+    FunctionTaken {
+        /// The function.
+        function: FunctionId,
+    },
     /// The owner holds something else.
     #[error("the pod already holds other shares on node {node}")]
     HoldsOther {
@@ -118,7 +133,7 @@ impl Node {
         };
         match others.iter().enumerate().find(full) {
             Some((_, share)) => Err(ReserveError::NoRoomOnDevice { kind: share.kind.clone(), id: share.id.clone() }),
-            None => Ok(()),
+            None => self.admit_by_rules(placement),
         }
     }
 

@@ -1,5 +1,7 @@
 //! Selection by labels, as Kubernetes defines it for label selectors.
 
+use std::fmt;
+
 use crate::traits::Labels;
 
 /// What a label must be.
@@ -46,6 +48,25 @@ impl Test {
             Self::NotIn(values) => !is_one_of(values),
             Self::Exists => value.is_some(),
             Self::DoesNotExist => value.is_none(),
+        }
+    }
+}
+
+impl fmt::Display for Selector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.requirements.iter().enumerate().try_for_each(|(at, one)| write!(f, "{}{one}", if at == 0 { "" } else { "," }))
+    }
+}
+
+impl fmt::Display for Requirement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { key, test } = self;
+        match test {
+            Test::In(values) if values.len() == 1 => write!(f, "{key}={}", values.join("")),
+            Test::In(values) => write!(f, "{key} in ({})", values.join(", ")),
+            Test::NotIn(values) => write!(f, "{key} notin ({})", values.join(", ")),
+            Test::Exists => f.write_str(key),
+            Test::DoesNotExist => write!(f, "!{key}"),
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::ident::{FunctionId, SwitchId};
 pub type Labels = BTreeMap<Box<str>, Box<str>>;
 
 /// Where a device sits in its machine, as far as its node says.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Place {
     /// NUMA node; `None` if unknown.
     pub numa: Option<u32>,
@@ -18,7 +18,7 @@ pub struct Place {
 }
 
 /// A part of a device that an owner can have to itself.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Function {
     /// What identifies it on its node, such as its PCI address.
     pub id: FunctionId,
@@ -27,7 +27,7 @@ pub struct Function {
 }
 
 /// Virtual functions of one device that share their labels.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FunctionGroup {
     /// The labels.
     pub labels: Labels,
@@ -36,7 +36,7 @@ pub struct FunctionGroup {
 }
 
 /// What tells a device apart from others of its type.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Traits {
     /// Its labels.
     pub labels: Labels,
@@ -47,7 +47,7 @@ pub struct Traits {
 }
 
 /// GPUs every two of which are linked directly, or through switches of their own.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LinkGroup {
     /// Minors of the GPUs.
     pub minors: Vec<u32>,
@@ -56,7 +56,7 @@ pub struct LinkGroup {
 }
 
 /// A set of GPUs that may be given away together.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Partition {
     /// Minors of its GPUs.
     pub minors: Vec<u32>,
@@ -67,7 +67,7 @@ pub struct Partition {
 }
 
 /// All sets of GPUs of a node that may be given away together.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PartitionTable {
     /// Whether whole GPUs are given away in these sets only; otherwise the sets are preferred.
     pub is_binding: bool,

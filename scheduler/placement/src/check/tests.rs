@@ -84,7 +84,7 @@ fn m(fleet: &mut Fleet) -> &mut Node {
 #[case::name_lost(|fleet: &mut Fleet| { fleet.names.remove("m"); }, &["Index", "Index"])]
 #[case::name_astray(|fleet: &mut Fleet| { fleet.names.insert("m", 0); }, &["Index"])]
 #[case::name_of_nothing(|fleet: &mut Fleet| { fleet.names.insert("x", 7); }, &["Index"])]
-#[case::idle_node(|fleet: &mut Fleet| m(fleet).set_inventory(None), &["Index"])]
+#[case::idle_node(|fleet: &mut Fleet| drop(m(fleet).set_inventory(None)), &["Index"])]
 #[case::owner_lost(|fleet: &mut Fleet| { fleet.owners.remove("a"); }, &["Index", "Index"])]
 #[case::owner_astray(|fleet: &mut Fleet| { fleet.owners.insert("a".into(), 1); }, &["Index"])]
 #[case::owner_of_nothing(|fleet: &mut Fleet| { fleet.owners.insert("x".into(), 1); }, &["Index"])]

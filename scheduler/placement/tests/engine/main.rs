@@ -23,4 +23,6 @@ mod refusals;
 #[cfg(test)]
 mod reservations;
 #[cfg(test)]
+mod topology;
+#[cfg(test)]
 mod whole;

@@ -1,0 +1,299 @@
+//! Which devices, where it matters which: the proposals' examples and the rules one by one.
+
+use placement::{
+    Ask, Class, ClassRequest, Device, DevicePolicy, Exclusion, Fleet, Function, FunctionGroup, Gpu, GpuAsk, Hints, Inventory, Joint, Kind,
+    LinkGroup, Partition, PartitionTable, PartitionWish, Place, Placement, Reason, Scope, Selector, Strategy, Traits, Wish, Wishes,
+};
+use rstest::rstest;
+
+use crate::build::{GIB, ask, gpu};
+
+fn place(numa: u32, switch: u32) -> Option<Place> {
+    Some(Place { numa: Some(numa), switch: Some(format!("0000:{switch:02x}").into()) })
+}
+
+fn gpu_at(minor: u32, numa: u32, switch: u32) -> Gpu {
+    Gpu { traits: Traits { place: place(numa, switch), ..Traits::default() }, ..gpu("n", minor, 80 * GIB) }
+}
+
+fn nic_at(minor: u32, numa: u32, switch: u32) -> Device {
+    let resources = [("rdma".into(), 100)].into();
+    let traits = Traits { place: place(numa, switch), ..Traits::default() };
+    Device { id: format!("nic{minor}").into(), minor, resources, healthy: true, traits }
+}
+
+fn class(kind: &str, devices: Vec<Device>) -> Class {
+    Class { kind: kind.into(), devices }
+}
+
+/// Eight switches on two NUMA nodes, each with a GPU, and with NICs on those that are named.
+fn eight_switches(nics: &[u32]) -> Inventory {
+    let gpus = (0..8).map(|minor| gpu_at(minor, minor / 4, minor)).collect();
+    let nics = (0..).zip(nics).map(|(minor, switch)| nic_at(minor, switch / 4, *switch)).collect();
+    Inventory { gpus, classes: Some(vec![class("rdma", nics)]), serves_vendor: true, ..Inventory::default() }
+}
+
+fn fleet_of(inventory: Inventory) -> Fleet {
+    let mut fleet = Fleet::new();
+    assert_eq!(fleet.set_inventory("n", inventory), []);
+    fleet
+}
+
+fn rdma(amount: u64) -> ClassRequest {
+    ClassRequest { kind: "rdma".into(), amounts: [("rdma".into(), amount)].into(), whole: Some(100) }
+}
+
+fn nic() -> Kind {
+    Kind::Other("rdma".into())
+}
+
+fn joint(same_switch: bool) -> Wishes {
+    Wishes { joint: Some(Joint { kinds: vec![Kind::Gpu, nic()], same_switch }), ..Wishes::default() }
+}
+
+fn wish_of(kind: Kind, wish: Wish) -> Wishes {
+    Wishes { by_kind: vec![(kind, wish)], ..Wishes::default() }
+}
+
+fn try_choose(fleet: &Fleet, gpus: GpuAsk, others: &[ClassRequest], wishes: Option<&Wishes>) -> Result<Placement, Reason> {
+    let id = fleet.node_id("n").ok_or(Reason::NoDevice)?;
+    let ask = Ask { gpus, others, wishes };
+    let choice = fleet.choose(id, ask, DevicePolicy::Binpack, Hints::Respect);
+    assert_eq!(choice.as_ref().map(drop).map_err(|reason| *reason), fleet.fit(id, ask, Hints::Respect));
+    choice
+}
+
+/// Minors of GPUs and of NICs.
+fn chosen(choice: Result<Placement, Reason>) -> Result<(Vec<u32>, Vec<u32>), Reason> {
+    let minors = |placement: Placement| {
+        (placement.shares.iter().map(|share| share.minor).collect(), placement.others.iter().map(|share| share.minor).collect())
+    };
+    choice.map(minors)
+}
+
+fn why(fleet: &Fleet, gpus: GpuAsk, others: &[ClassRequest], wishes: &Wishes) -> String {
+    let id = fleet.node_id("n");
+    let miss = id.and_then(|id| fleet.miss(id, Ask { gpus, others, wishes: Some(wishes) }, Hints::Respect));
+    miss.map_or_else(|| "fits".to_owned(), |miss| miss.to_string())
+}
+
+fn reserve(fleet: &mut Fleet, owner: &str, choice: Result<Placement, Reason>) {
+    let id = fleet.node_id("n").ok_or(Reason::NoDevice);
+    let reserved = choice.and_then(|placement| Ok(fleet.reserve(&owner.into(), id?, &placement)));
+    assert_eq!(reserved, Ok(Ok(())));
+    assert_eq!(fleet.check(), []);
+}
+
+fn take(fleet: &mut Fleet, owner: &str, gpus: GpuAsk, others: &[ClassRequest], wishes: Option<&Wishes>) {
+    let choice = try_choose(fleet, gpus, others, wishes);
+    reserve(fleet, owner, choice);
+}
+
+fn part(memory: u32) -> GpuAsk {
+    GpuAsk::from(&ask(1, placement::MemoryAsk::Ratio(memory)))
+}
+
+#[test]
+fn a_nic_for_every_switch_with_a_gpu() {
+    let fleet = fleet_of(eight_switches(&[0, 1, 2, 3, 4, 5, 6, 7]));
+    for same_switch in [false, true] {
+        let choice = try_choose(&fleet, GpuAsk::Whole(4), &[rdma(1)], Some(&joint(same_switch)));
+        assert_eq!(chosen(choice), Ok((vec![0, 1, 2, 3], vec![0, 1, 2, 3])));
+    }
+}
+
+#[test]
+fn the_one_nic_there_is() {
+    let fleet = fleet_of(eight_switches(&[5]));
+    let choice = try_choose(&fleet, GpuAsk::Whole(4), &[rdma(1)], Some(&joint(false)));
+    assert_eq!(chosen(choice), Ok((vec![4, 5, 6, 7], vec![0])), "GPUs of the NIC's NUMA node");
+    assert_eq!(why(&fleet, GpuAsk::Whole(4), &[rdma(1)], &joint(true)), "4 GPUs fit, no rdma left on switch 0000:04");
+    assert_eq!(chosen(try_choose(&fleet, GpuAsk::Whole(4), &[rdma(1)], Some(&joint(true)))), Err(Reason::Together));
+}
+
+#[test]
+fn a_solution_is_found_where_the_lowest_minors_are_none() {
+    let mut fleet = fleet_of(eight_switches(&[0, 2, 5, 7]));
+    take(&mut fleet, "a", GpuAsk::Nothing, &[rdma(100)], None);
+    let choice = try_choose(&fleet, GpuAsk::Whole(3), &[rdma(1)], Some(&joint(true)));
+    assert_eq!(chosen(choice), Ok((vec![2, 5, 7], vec![1, 2, 3])));
+    assert_eq!(why(&fleet, GpuAsk::Whole(4), &[rdma(1)], &joint(true)), "4 GPUs fit, no rdma left on switch 0000:00");
+}
+
+#[test]
+fn the_tightest_group_and_broken_groups_first() {
+    let gpus = (0..8).map(|minor| gpu_at(minor, minor / 4, minor / 2)).collect();
+    let mut fleet = fleet_of(Inventory { gpus, serves_vendor: true, ..Inventory::default() });
+    take(&mut fleet, "a", part(30), &[], None);
+    let choice = try_choose(&fleet, GpuAsk::Whole(1), &[], None);
+    assert_eq!(chosen(choice.clone()), Ok((vec![1], vec![])), "its switch is broken already");
+    assert_eq!(chosen(try_choose(&fleet, GpuAsk::Whole(2), &[], None)), Ok((vec![2, 3], vec![])), "one switch, in a broken NUMA node");
+    assert_eq!(chosen(try_choose(&fleet, GpuAsk::Whole(3), &[], None)), Ok((vec![1, 2, 3], vec![])), "one NUMA node");
+    assert_eq!(chosen(try_choose(&fleet, part(80), &[], None)), Ok((vec![1], vec![])), "shared pods too");
+    reserve(&mut fleet, "b", choice);
+    assert_eq!(chosen(try_choose(&fleet, part(80), &[], None)), Ok((vec![2], vec![])), "a broken NUMA node");
+    assert_eq!(chosen(try_choose(&fleet, part(30), &[], None)), Ok((vec![0], vec![])), "the fullest first of all");
+}
+
+#[test]
+fn links_come_before_places() {
+    let gpus = (0..4).map(|minor| gpu_at(minor, 0, minor / 2)).collect();
+    let links = vec![LinkGroup { minors: vec![0, 2], n_links: 4 }, LinkGroup { minors: vec![1, 3], n_links: 2 }];
+    let mut fleet = fleet_of(Inventory { gpus, links, serves_vendor: true, ..Inventory::default() });
+    assert_eq!(chosen(try_choose(&fleet, GpuAsk::Whole(2), &[], None)), Ok((vec![0, 2], vec![])));
+    take(&mut fleet, "a", GpuAsk::Whole(1), &[], None);
+    assert_eq!(chosen(try_choose(&fleet, GpuAsk::Whole(2), &[], None)), Ok((vec![1, 3], vec![])));
+}
+
+fn partition(minors: &[u32], score: i64, bandwidth: Option<u64>) -> Partition {
+    Partition { minors: minors.to_vec(), bandwidth, score }
+}
+
+/// Pairs, fours and the eight of eight GPUs, all of one score.
+fn halves(is_binding: bool) -> PartitionTable {
+    let of = |size: u32| (0..8 / size).map(move |at| partition(&(at * size..(at + 1) * size).collect::<Vec<_>>(), 1, Some(400)));
+    PartitionTable { is_binding, partitions: [1, 2, 4, 8].into_iter().flat_map(of).collect() }
+}
+
+#[test]
+fn the_best_table_is_left() {
+    let mut fleet = fleet_of(Inventory { partitions: Some(halves(true)), ..eight_switches(&[]) });
+    let selects_4 = Wishes { partition: Some(PartitionWish::default()), ..Wishes::default() };
+    take(&mut fleet, "first", GpuAsk::Whole(4), &[], Some(&selects_4));
+    take(&mut fleet, "one", GpuAsk::Whole(1), &[], None);
+    assert_eq!(chosen(try_choose(&fleet, GpuAsk::Whole(1), &[], None)), Ok((vec![5], vec![])), "the pair 6, 7 stays whole");
+    assert_eq!(chosen(try_choose(&fleet, GpuAsk::Whole(2), &[], None)), Ok((vec![6, 7], vec![])));
+    assert_eq!(chosen(try_choose(&fleet, GpuAsk::Whole(3), &[], None)), Err(Reason::Partition));
+    let why = |n| why(&fleet, GpuAsk::Whole(n), &[], &selects_4);
+    assert_eq!(why(3), "the node's table has no partition of 3 GPUs");
+}
+
+#[rstest]
+#[case::restricted(true, &[], Ok(vec![2, 3]), "fits")]
+#[case::restricted_waits(true, &[2], Err(Reason::Partition), "no free partition of 2 GPUs with score 10; the best free one has score 5")]
+#[case::best_effort(false, &[2], Ok(vec![0, 1]), "fits")]
+fn scores(#[case] restricted: bool, #[case] used: &[u32], #[case] expected: Result<Vec<u32>, Reason>, #[case] told: &str) {
+    let gpus = (0..4).map(|minor| gpu_at(minor, 0, minor)).collect();
+    let partitions = vec![partition(&[0, 1], 5, None), partition(&[2, 3], 10, Some(100)), partition(&[0, 2], 1, None)];
+    let partitions = Some(PartitionTable { is_binding: false, partitions });
+    let mut fleet = fleet_of(Inventory { gpus, partitions, serves_vendor: true, ..Inventory::default() });
+    for minor in used {
+        crate::build::hold(&mut fleet, &format!("o{minor}"), "n", crate::build::on_minor(*minor, placement::MemoryAsk::Ratio(1)));
+    }
+    let wishes = Wishes { partition: Some(PartitionWish { restricted, bandwidth: None }), ..Wishes::default() };
+    let choice = try_choose(&fleet, GpuAsk::Whole(2), &[], Some(&wishes));
+    assert_eq!(chosen(choice).map(|(gpus, _)| gpus), expected);
+    assert_eq!(why(&fleet, GpuAsk::Whole(2), &[], &wishes), told);
+    let fast = Wishes { partition: Some(PartitionWish { restricted: false, bandwidth: Some(101) }), ..Wishes::default() };
+    assert_eq!(why(&fleet, GpuAsk::Whole(2), &[], &fast), "no free partition of 2 GPUs is known to have the bandwidth");
+}
+
+#[test]
+fn a_preferred_table_is_tried_first_and_no_more() {
+    let table = PartitionTable { is_binding: false, partitions: vec![partition(&[5, 2], 1, None)] };
+    let mut fleet = fleet_of(Inventory { partitions: Some(table), ..eight_switches(&[]) });
+    assert_eq!(chosen(try_choose(&fleet, GpuAsk::Whole(3), &[], None)), Ok((vec![0, 1, 3], vec![])), "GPU 2 would break the pair");
+    let pair = try_choose(&fleet, GpuAsk::Whole(2), &[], None);
+    assert_eq!(chosen(pair.clone()), Ok((vec![2, 5], vec![])));
+    reserve(&mut fleet, "a", pair);
+    assert_eq!(chosen(try_choose(&fleet, GpuAsk::Whole(2), &[], None)), Ok((vec![0, 1], vec![])));
+}
+
+#[rstest]
+#[case::switch(Scope::Switch, 2, Ok(vec![0, 1]))]
+#[case::too_many_for_a_switch(Scope::Switch, 3, Err(Reason::Together))]
+#[case::numa(Scope::Numa, 4, Ok(vec![0, 1, 2, 3]))]
+#[case::too_many_for_a_numa_node(Scope::Numa, 5, Err(Reason::Together))]
+#[case::machine(Scope::Machine, 5, Ok(vec![0, 1, 2, 3, 4]))]
+#[case::device(Scope::Device, 1, Ok(vec![0]))]
+#[case::devices(Scope::Device, 2, Err(Reason::Together))]
+fn scoped(#[case] scope: Scope, #[case] n: u32, #[case] expected: Result<Vec<u32>, Reason>) {
+    let gpus = (0..8).map(|minor| gpu_at(minor, minor / 4, minor / 2)).collect();
+    let fleet = fleet_of(Inventory { gpus, serves_vendor: true, ..Inventory::default() });
+    let wishes = wish_of(Kind::Gpu, Wish { scope: Some(scope), ..Wish::default() });
+    assert_eq!(chosen(try_choose(&fleet, GpuAsk::Whole(n), &[], Some(&wishes))).map(|(gpus, _)| gpus), expected);
+}
+
+#[test]
+fn a_switch_to_itself_now_and_later() {
+    let gpus = (0..4).map(|minor| gpu_at(minor, 0, minor / 2)).collect();
+    let nics = (0..4).map(|minor| nic_at(minor, 0, minor / 2)).collect();
+    let mut fleet = fleet_of(Inventory { gpus, classes: Some(vec![class("rdma", nics)]), serves_vendor: true, ..Inventory::default() });
+    let keeps = wish_of(nic(), Wish { exclusion: Some(Exclusion::Switch), ..Wish::default() });
+    take(&mut fleet, "keeper", GpuAsk::Nothing, &[rdma(1)], Some(&keeps));
+    let later = try_choose(&fleet, GpuAsk::Nothing, &[rdma(1)], None);
+    assert_eq!(chosen(later.clone()), Ok((vec![], vec![2])), "not on the kept switch");
+    reserve(&mut fleet, "later", later);
+    assert_eq!(
+        why(&fleet, GpuAsk::Nothing, &[rdma(1)], &keeps),
+        "0 of the 4 devices of type rdma that have room are not ruled out by exclusive use, 1 is needed"
+    );
+    let late = Placement {
+        others: vec![placement::DeviceShare {
+            kind: "rdma".into(),
+            id: "nic1".into(),
+            minor: 1,
+            amounts: [("rdma".into(), 1)].into(),
+            functions: Vec::new(),
+        }],
+        ..Placement::default()
+    };
+    let id = fleet.node_id("n").map(|id| fleet.reserve(&"late".into(), id, &late));
+    assert!(matches!(id, Some(Err(placement::ReserveError::Exclusive { .. }))), "{id:?}");
+}
+
+fn with_functions(minor: u32, label: &str, ids: &[&str]) -> Device {
+    let functions = (0..).zip(ids).map(|(minor, id)| Function { id: (*id).into(), minor }).collect();
+    let group = FunctionGroup { labels: [("type".into(), label.into())].into(), functions };
+    let device = nic_at(minor, 0, minor);
+    Device { traits: Traits { functions: vec![group], ..device.traits.clone() }, ..device }
+}
+
+fn functions(placement: &Placement) -> Vec<String> {
+    placement.others.iter().flat_map(|share| &share.functions).map(|function| function.id.to_string()).collect()
+}
+
+#[test]
+fn one_function_of_each_of_two_nics() {
+    let nics = vec![with_functions(0, "a", &["b2", "b1"]), with_functions(1, "a", &["c1"]), with_functions(2, "b", &["d1"])];
+    let mut fleet = fleet_of(Inventory { classes: Some(vec![class("rdma", nics)]), ..Inventory::default() });
+    let strategy = Some(Strategy::Count);
+    let any = wish_of(nic(), Wish { functions: Some(Selector::default()), strategy, ..Wish::default() });
+    let first = try_choose(&fleet, GpuAsk::Nothing, &[rdma(2)], Some(&any));
+    assert_eq!(first.as_ref().map(functions), Ok(vec!["b1".to_owned(), "c1".to_owned()]));
+    reserve(&mut fleet, "first", first.clone());
+    let id = fleet.node_id("n");
+    let again = id.zip(first.ok()).map(|(id, placement)| fleet.reserve(&"again".into(), id, &placement));
+    assert!(matches!(again, Some(Err(placement::ReserveError::FunctionTaken { .. }))), "{again:?}");
+    let of_a = Selector { requirements: vec![placement::Requirement { key: "type".into(), test: placement::Test::In(vec!["a".into()]) }] };
+    let only_a = wish_of(nic(), Wish { functions: Some(of_a), strategy, ..Wish::default() });
+    assert_eq!(
+        why(&fleet, GpuAsk::Nothing, &[rdma(2)], &only_a),
+        "1 of the 3 devices of type rdma have a free VF of the kind that is wanted, 2 are needed"
+    );
+    assert_eq!(
+        try_choose(&fleet, GpuAsk::Nothing, &[rdma(2)], Some(&any)).as_ref().map(functions),
+        Ok(vec!["b2".to_owned(), "d1".to_owned()])
+    );
+}
+
+#[rstest]
+#[case::all(Strategy::All, None, 100, Ok(vec![100, 100, 100]))]
+#[case::a_part_of_all(Strategy::All, None, 7, Ok(vec![7, 7, 7]))]
+#[case::count(Strategy::Count, None, 2, Ok(vec![1, 1]))]
+#[case::count_of_whole_ones(Strategy::Count, Some(Exclusion::Device), 2, Ok(vec![100, 100]))]
+#[case::too_many(Strategy::Count, None, 4, Err(Reason::OtherDevices))]
+#[case::so_many_whole_ones(Strategy::All, None, 200, Ok(vec![100, 100]))]
+fn amounts_become_devices(
+    #[case] strategy: Strategy,
+    #[case] exclusion: Option<Exclusion>,
+    #[case] amount: u64,
+    #[case] expected: Result<Vec<u64>, Reason>,
+) {
+    let nics = (0..3).map(|minor| nic_at(minor, 0, minor)).collect();
+    let fleet = fleet_of(Inventory { classes: Some(vec![class("rdma", nics)]), ..Inventory::default() });
+    let wishes = wish_of(nic(), Wish { strategy: Some(strategy), exclusion, ..Wish::default() });
+    let choice = try_choose(&fleet, GpuAsk::Nothing, &[rdma(amount)], Some(&wishes));
+    let amounts = |placement: Placement| placement.others.iter().flat_map(|share| share.amounts.values().copied()).collect::<Vec<u64>>();
+    assert_eq!(choice.map(amounts), expected);
+}
