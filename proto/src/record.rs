@@ -5,8 +5,9 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{Value, json};
 
-use crate::device::TYPE_GPU;
+use crate::device::{TYPE_GPU, VirtualFunction};
 use crate::pod::null_as_default;
 use crate::quantity::Quantity;
 use crate::resource::canonical;
@@ -58,7 +59,34 @@ pub struct DeviceAllocation {
     pub id: String,
     /// Virtual functions and vendors' templates, passed through.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub extension: Option<serde_json::Value>,
+    pub extension: Option<Value>,
+}
+
+/// Where an extension lists virtual functions.
+const FUNCTIONS: &str = "vfs";
+
+impl DeviceAllocation {
+    /// The virtual functions that the pod was given instead of the device itself; of one that cannot be read, nothing is known.
+    pub fn functions(&self) -> Vec<VirtualFunction> {
+        let unknown = || VirtualFunction { minor: -1, bus_id: String::new() };
+        let function = |entry: &Value| {
+            let text = |key: &str| entry.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+            let minor = entry.get("minor").and_then(Value::as_i64).and_then(|minor| i32::try_from(minor).ok());
+            VirtualFunction { minor: minor.unwrap_or(-1), bus_id: text("busID") }
+        };
+        match self.extension.as_ref().and_then(|extension| extension.get(FUNCTIONS)) {
+            None | Some(Value::Null) => Vec::new(),
+            Some(Value::Array(entries)) => entries.iter().map(function).collect(),
+            Some(_) => vec![unknown()],
+        }
+    }
+
+    /// The same with virtual functions of the device instead of the device itself; with none, the device itself.
+    #[must_use]
+    pub fn with_functions(self, functions: &[VirtualFunction]) -> Self {
+        let extension = (!functions.is_empty()).then(|| json!({FUNCTIONS: functions}));
+        Self { extension: extension.or(self.extension), ..self }
+    }
 }
 
 /// gpushare's own annotations.

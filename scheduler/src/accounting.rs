@@ -4,8 +4,11 @@
 //! every device it may be on is charged, and the reason is told.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use placement::{DeviceRef, DeviceType, GpuAsk, GpuRef, GpuUuid, Holdings, Inventory, MemoryAsk, NamedAmounts, Request, ResourceName};
+use placement::{
+    DeviceRef, DeviceType, GpuAsk, GpuRef, GpuUuid, Holdings, Inventory, MemoryAsk, NamedAmounts, Request, ResourceName, Wishes,
+};
 use proto::device::TYPE_GPU;
 use proto::pod::{Pod, QuantityText};
 use proto::quantity::Quantity;
@@ -22,6 +25,7 @@ mod shares;
 
 use crate::given::Given;
 use crate::kinds::Kinds;
+use crate::wishes;
 
 /// What is kept of a pod that asks for our resources; small, as there may be very many.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,6 +36,8 @@ pub struct PodFacts {
     pub name: Box<str>,
     /// What it asks for.
     pub ask: Ask,
+    /// How its devices are to be chosen, if it says so; or why that cannot be read.
+    pub wishes: Result<Option<Arc<Wishes>>, Arc<RequestError>>,
     /// What is to limit its containers at run time, if it says so.
     pub isolation: Option<Box<str>>,
     /// Where it is bound and what its record says; `None` until it is bound.
@@ -91,6 +97,15 @@ pub struct RecordedDevice {
     kind: DeviceType,
     device: DeviceRef,
     amounts: NamedAmounts,
+    functions: Box<[RecordedFunction]>,
+}
+
+/// One virtual function, of a record.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RecordedFunction {
+    /// Its PCI address; empty if the record does not say.
+    bus_id: Box<str>,
+    minor: i32,
 }
 
 /// What besides the pod itself says what it holds.
@@ -131,7 +146,8 @@ impl PodFacts {
         let isolation = pod.metadata.labels.as_ref().and_then(|labels| labels.get(ISOLATION_PROVIDER));
         let isolation = isolation.filter(|_| ask.gpus().is_some()).map(|provider| provider.as_str().into());
         let text = |text: &Option<String>| text.as_deref().unwrap_or_default().into();
-        Some(Self { namespace: text(&pod.metadata.namespace), name: text(&pod.metadata.name), ask, isolation, bound })
+        let (namespace, name, wishes) = (text(&pod.metadata.namespace), text(&pod.metadata.name), wishes::of(pod));
+        Some(Self { namespace, name, ask, wishes, isolation, bound })
     }
 
     /// What must limit its containers on any node that takes it: GPUs that it has to itself need no limit.
@@ -255,7 +271,9 @@ impl RecordedDevice {
             if allocation.id.is_empty() { DeviceRef::Minor(minor(allocation)?) } else { DeviceRef::Id(allocation.id.as_str().into()) };
         let amounts = allocation.resources.iter();
         let amounts = amounts.map(|(resource, quantity)| Ok((ResourceName::from(resource.as_str()), amount(resource, *quantity)?)));
-        Ok(Self { kind: kind.into(), device, amounts: amounts.collect::<Result<_, String>>()? })
+        let functions = allocation.functions().into_iter();
+        let functions = functions.map(|function| RecordedFunction { bus_id: function.bus_id.into(), minor: function.minor });
+        Ok(Self { kind: kind.into(), device, amounts: amounts.collect::<Result<_, String>>()?, functions: functions.collect() })
     }
 }
 

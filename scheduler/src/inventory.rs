@@ -5,16 +5,22 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use placement::{Class, Device, DeviceId, DeviceType, GpuUuid, Inventory, ResourceName};
-use proto::device::{DeviceInfo, TYPE_GPU};
+use placement::{Class, Device, DeviceId, DeviceType, GpuUuid, Inventory, LinkGroup, ResourceName};
+use proto::device::{DeviceInfo, GPU_MODEL_LABEL, GPU_VENDOR_LABEL, TYPE_GPU};
 use proto::memory_unit::MemoryUnit;
 use proto::node::Node;
 use proto::quantity::Quantity;
 use proto::resource::{
     DEFAULT_SLOTS, GPU_CORE, GPU_COUNT, GPU_MEMORY, GPU_SHARED, ISOLATION_PROVIDER, ResourceNames, SERVES_VENDOR, SHARING, canonical,
 };
+use proto::topology::GPU_PARTITION_POLICY;
 use serde::Deserialize;
 use serde_json::Value;
+
+mod partitions;
+mod places;
+
+use partitions::Table;
 
 /// Most devices that a node's capacity is believed to speak of.
 const MAX_GPUS: u64 = 1024;
@@ -22,6 +28,8 @@ const MAX_GPUS: u64 = 1024;
 const MAX_AMOUNT: u64 = 1 << 50;
 /// How the made-up IDs of devices that are known from a node's capacity begin.
 const MADE_UP: &str = "minor-";
+/// Labels of nodes that are read.
+const NODE_LABELS: [&str; 4] = [ISOLATION_PROVIDER, GPU_VENDOR_LABEL, GPU_MODEL_LABEL, GPU_PARTITION_POLICY];
 
 /// A node's devices as far as they can be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,6 +48,8 @@ pub struct DeviceReport {
     gpus: Vec<placement::Gpu>,
     classes: Vec<Class>,
     serves_vendor: bool,
+    table: Table,
+    links: Vec<LinkGroup>,
     problems: Vec<String>,
 }
 
@@ -60,8 +70,9 @@ pub fn trim(node: &Node, names: &ResourceNames) -> Node {
     let key = names.memory_unit_annotation();
     let unit = node.metadata.annotations.as_ref().and_then(|annotations| annotations.get(&key));
     trimmed.metadata.annotations = unit.map(|unit| [(key, unit.clone())].into());
-    let isolation = node.metadata.labels.as_ref().and_then(|labels| labels.get_key_value(ISOLATION_PROVIDER));
-    trimmed.metadata.labels = isolation.map(|(key, provider)| [(key.clone(), provider.clone())].into());
+    let labels = NODE_LABELS.into_iter().filter_map(|key| node.metadata.labels.as_ref()?.get_key_value(key));
+    let labels: BTreeMap<String, String> = labels.map(|(key, value)| (key.clone(), value.clone())).collect();
+    trimmed.metadata.labels = (!labels.is_empty()).then_some(labels);
     for resource in [names.memory.as_str(), GPU_COUNT, GPU_MEMORY] {
         if let Some(value) = node.status.capacity.get(resource) {
             trimmed.status.capacity.insert(resource.to_owned(), value.clone());
@@ -89,6 +100,8 @@ impl DeviceReport {
                 report.problems.push(format!("Device object: spec.devices[{at}]: {problem}"));
             }
         }
+        report.table = Table::of(metadata, &mut report.problems);
+        report.links = partitions::links(metadata, &mut report.problems);
         report
     }
 
@@ -127,7 +140,8 @@ impl DeviceReport {
             unit_bytes: unit.map(MemoryUnit::bytes),
             serves_vendor: self.serves_vendor,
             classes: Some(self.classes.clone()),
-            ..Inventory::default()
+            partitions: self.table.on(node, &self.gpus),
+            links: self.links.clone(),
         };
         NodeReport { inventory, opaque: false, problems }
     }
@@ -152,7 +166,7 @@ fn gpu(info: DeviceInfo) -> Result<placement::Gpu, String> {
         slots: count(GPU_SHARED, DEFAULT_SLOTS)?,
         healthy: info.health,
         sharing,
-        traits: placement::Traits::default(),
+        traits: places::traits(&info),
         uuid: if info.id.is_empty() { GpuUuid::from(made_up(minor)) } else { GpuUuid::from(info.id) },
     })
 }
@@ -165,8 +179,9 @@ fn device(info: DeviceInfo) -> Result<Device, String> {
         Ok((ResourceName::from(canonical(name)), amount))
     };
     let resources = info.resources.iter().map(amount).collect::<Result<_, String>>()?;
+    let traits = places::traits(&info);
     let id = if info.id.is_empty() { DeviceId::from(made_up(minor)) } else { DeviceId::from(info.id) };
-    Ok(Device { id, minor, resources, healthy: info.health, traits: placement::Traits::default() })
+    Ok(Device { id, minor, resources, healthy: info.health, traits })
 }
 
 fn minor(info: &DeviceInfo) -> Result<u32, String> {
@@ -213,7 +228,9 @@ pub fn of_template(node: &Node, names: &ResourceNames) -> Option<NodeReport> {
     let percent = || node.capacity(GPU_CORE).or_else(|| node.capacity(GPU_SHARED)).map(|percent| percent / per_gpu);
     let n_gpus = node.capacity(GPU_COUNT).or_else(percent).filter(|count| (1..=MAX_GPUS).contains(count))?;
     let unit_bytes = published_unit(node, names).ok().flatten().map(MemoryUnit::bytes);
-    let inventory = Inventory { gpus: equal_gpus(n_gpus, bytes / n_gpus), unit_bytes, ..Inventory::default() };
+    let gpus = equal_gpus(n_gpus, bytes / n_gpus);
+    let partitions = Table::default().on(node, &gpus);
+    let inventory = Inventory { gpus, unit_bytes, partitions, ..Inventory::default() };
     Some(NodeReport { inventory, opaque: false, problems: Vec::new() })
 }
 

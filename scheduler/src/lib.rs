@@ -19,3 +19,4 @@ pub mod run;
 pub mod serve;
 pub mod watch;
 pub mod webhook;
+pub mod wishes;

@@ -1,100 +1,182 @@
-//! How a pod's author wants devices to be chosen, by Koordinator's proposals: whether the annotations can be read.
+//! How a pod's author wants devices to be chosen: the annotations of Koordinator's proposals on hints, joint allocation and
+//! partitions.
 //!
-//! What they ask for is not looked at here.
+//! Reads and refuses; which devices that comes to is the scheduler's business.
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::RequestError;
 use crate::pod::Pod;
-use crate::quantity::Quantity;
+
+mod form;
+
+/// JSON object of hints by type of device.
+pub const ALLOCATE_HINT: &str = "scheduling.koordinator.sh/device-allocate-hint";
+/// JSON object: which types of devices belong together.
+pub const JOINT_ALLOCATE: &str = "scheduling.koordinator.sh/device-joint-allocate";
+/// JSON object: how GPUs are to be taken from the partition table of their node.
+pub const PARTITION_SPEC: &str = "scheduling.koordinator.sh/gpu-partition-spec";
 
 /// Most characters of an annotation that a refusal repeats.
 const EXCERPT: usize = 64;
+
+/// Everything that a pod's author says about the choice.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hints {
+    /// Hints by type of device, such as `rdma`.
+    pub by_type: BTreeMap<String, DeviceHint>,
+    /// The types of devices that belong together.
+    pub joint: Option<JointAllocate>,
+    /// How GPUs are to be taken from a partition table; none if that is left open.
+    pub partition: Option<PartitionSpec>,
+}
+
+/// How devices of one type are to be chosen.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeviceHint {
+    /// Only devices with such labels.
+    pub selector: Option<LabelSelector>,
+    /// Virtual functions with such labels, instead of the devices themselves; any, if it is there and empty.
+    pub vf_selector: Option<LabelSelector>,
+    /// How the amount that is asked for becomes devices.
+    pub strategy: Option<AllocateStrategy>,
+    /// What others are kept from.
+    pub exclusive: Option<ExclusivePolicy>,
+    /// How wide the devices may be spread at most.
+    pub scope: Option<TopologyScope>,
+}
+
+/// Labels that are wanted: all of these requirements hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LabelSelector {
+    /// The requirements.
+    pub requirements: Vec<LabelRequirement>,
+}
+
+/// What one label must be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LabelRequirement {
+    /// The label's key.
+    pub key: String,
+    /// What it must be.
+    pub test: LabelTest,
+}
+
+/// What a label must be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LabelTest {
+    /// One of these.
+    In(Vec<String>),
+    /// None of these; it may be missing.
+    NotIn(Vec<String>),
+    /// There.
+    Exists,
+    /// Missing.
+    DoesNotExist,
+}
+
+/// How the amount that is asked for becomes devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AllocateStrategy {
+    /// It is taken of every device.
+    ApplyForAll,
+    /// It is a number of devices.
+    RequestsAsCount,
+}
+
+/// What others are kept from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExclusivePolicy {
+    /// The pod's devices.
+    DeviceLevel,
+    /// All devices of the type on their PCIe switches.
+    PcieLevel,
+}
+
+/// How wide devices may be spread over a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TopologyScope {
+    /// One device.
+    Device,
+    /// One PCIe switch.
+    Pcie,
+    /// One NUMA node.
+    NumaNode,
+    /// The machine.
+    Node,
+}
+
+/// Types of devices that belong together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct JointAllocate {
+    /// The types, the leading one first.
+    pub device_types: Vec<String>,
+    /// Whether they must share their PCIe switches.
+    pub same_pcie: bool,
+}
+
+/// How GPUs are to be taken from a partition table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PartitionSpec {
+    /// Whether only partitions of the best score will do.
+    pub restricted: bool,
+    /// Least bandwidth of a ring through the GPUs, in bytes per second.
+    pub ring_bus_bandwidth: Option<u64>,
+}
 
 /// An annotation of a pod that says how its devices are to be chosen.
 #[derive(Clone, Copy, Debug)]
 pub struct Hint {
     /// Its key.
     pub key: &'static str,
-    check: fn(&str) -> Result<(), String>,
+    read: fn(&str, &mut Hints) -> Result<(), String>,
 }
 
 /// Every such annotation.
 pub const HINTS: [Hint; 3] = [
-    Hint { key: "scheduling.koordinator.sh/device-allocate-hint", check: check::<BTreeMap<String, AllocateHint>> },
-    Hint { key: "scheduling.koordinator.sh/device-joint-allocate", check: check::<JointAllocate> },
-    Hint { key: "scheduling.koordinator.sh/gpu-partition-spec", check: check::<PartitionSpec> },
+    Hint { key: ALLOCATE_HINT, read: |text, hints| form::by_type(text).map(|by_type| hints.by_type = by_type) },
+    Hint { key: JOINT_ALLOCATE, read: |text, hints| form::joint(text).map(|joint| hints.joint = joint) },
+    Hint { key: PARTITION_SPEC, read: |text, hints| form::partition(text).map(|partition| hints.partition = Some(partition)) },
 ];
 
 impl Hint {
-    /// Whether a pod's annotation, if it has it, can be read.
+    /// Whether a pod's annotation, if it has it, can be read and makes sense.
     ///
     /// # Errors
-    /// It is of another form than the proposals say.
+    /// It is of another form than the proposals say, or has a value that they do not know.
     pub fn judge(self, pod: &Pod) -> Result<(), RequestError> {
+        self.read(pod, &mut Hints::default())
+    }
+
+    fn read(self, pod: &Pod, hints: &mut Hints) -> Result<(), RequestError> {
         let Some(text) = pod.metadata.annotations.as_ref().and_then(|annotations| annotations.get(self.key)) else { return Ok(()) };
-        (self.check)(text).map_err(|rule| RequestError::Hint { key: self.key, value: text.chars().take(EXCERPT).collect(), rule })
+        (self.read)(text, hints).map_err(|rule| RequestError::Hint { key: self.key, value: text.chars().take(EXCERPT).collect(), rule })
     }
 }
 
-/// Whether a text is a JSON object with the fields of a type; serde alone would take a list for one too.
-fn check<T: DeserializeOwned>(text: &str) -> Result<(), String> {
+impl Hints {
+    /// Reads a pod's annotations.
+    ///
+    /// # Errors
+    /// The first that [`Hint::judge`] refuses.
+    pub fn of(pod: &Pod) -> Result<Self, RequestError> {
+        let mut hints = Self::default();
+        HINTS.into_iter().try_for_each(|hint| hint.read(pod, &mut hints))?;
+        Ok(hints)
+    }
+}
+
+/// Reads a JSON object; serde alone would take a list for one too.
+fn object<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     let value: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
     if !value.is_object() {
         return Err("not a JSON object".to_owned());
     }
-    serde_json::from_value::<T>(value).map(drop).map_err(|error| error.to_string())
+    serde_json::from_value(value).map_err(|error| error.to_string())
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct AllocateHint {
-    #[serde(default, rename = "selector")]
-    _selector: Option<Selector>,
-    #[serde(default, rename = "vfSelector")]
-    _vf_selector: Option<Selector>,
-    #[serde(default, rename = "allocateStrategy")]
-    _allocate_strategy: String,
-    #[serde(default, rename = "requiredTopologyScope")]
-    _required_topology_scope: String,
-    #[serde(default, rename = "exclusivePolicy")]
-    _exclusive_policy: String,
-}
-
-#[derive(Deserialize)]
-struct Selector {
-    #[serde(default, rename = "matchLabels")]
-    _match_labels: Option<BTreeMap<String, String>>,
-    #[serde(default, rename = "matchExpressions")]
-    _match_expressions: Option<Vec<Expression>>,
-}
-
-#[derive(Deserialize)]
-struct Expression {
-    #[serde(rename = "key")]
-    _key: String,
-    #[serde(rename = "operator")]
-    _operator: String,
-    #[serde(default, rename = "values")]
-    _values: Option<Vec<String>>,
-}
-
-#[derive(Deserialize)]
-struct JointAllocate {
-    #[serde(default, rename = "deviceTypes")]
-    _device_types: Option<Vec<String>>,
-    #[serde(default, rename = "requiredScope")]
-    _required_scope: String,
-}
-
-#[derive(Deserialize)]
-struct PartitionSpec {
-    #[serde(default, rename = "allocatePolicy")]
-    _allocate_policy: String,
-    #[serde(default, rename = "ringBusBandwidth")]
-    _ring_bus_bandwidth: Option<Quantity>,
-}
+#[cfg(test)]
+mod tests;

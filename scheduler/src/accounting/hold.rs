@@ -1,6 +1,6 @@
 //! What a pod holds on its node: spec, record, and what kubelet has given it, put together.
 
-use placement::{GpuRef, HeldMemory, HeldShare, Holding, Holdings, Inventory, Memory, MemoryAsk, Request};
+use placement::{Exclusion, GpuRef, HeldMemory, HeldShare, Holding, Holdings, Inventory, Kind, Memory, MemoryAsk, Request};
 use proto::request::{Dialect, GpuRequest};
 
 use super::others::others_held;
@@ -37,9 +37,21 @@ impl PodFacts {
         };
         let (others, problem) = others_held(self.ask.others(), record, around);
         holdings.others = others;
+        holdings.exclusions = self.exclusions(&holdings);
         problems.extend(problem);
         problems.extend(given::join(&mut holdings, around.given, around.inventory));
         Account { holdings, problem: (!problems.is_empty()).then(|| problems.join("; ")) }
+    }
+
+    /// What the pod keeps others from, of types that it holds devices of.
+    fn exclusions(&self, holdings: &Holdings) -> Vec<(Kind, Exclusion)> {
+        let holds = |kind: &Kind| match kind {
+            Kind::Gpu => holdings.unknown_whole > 0 || holdings.gpus != Holding::Shares(Vec::new()),
+            Kind::Other(kind) => holdings.others.iter().any(|held| held.kind == *kind),
+        };
+        let wishes = self.wishes.iter().flatten().flat_map(|wishes| &wishes.by_kind);
+        let exclusions = wishes.filter_map(|(kind, wish)| Some((kind.clone(), wish.exclusion?)));
+        exclusions.filter(|(kind, _)| holds(kind)).collect()
     }
 }
 

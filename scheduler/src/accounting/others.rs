@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use placement::{Class, ClassRequest, DeviceRef, HeldDevice, NamedAmounts};
+use placement::{Class, ClassRequest, Device, DeviceRef, Function, FunctionId, HeldDevice, NamedAmounts};
 
-use super::{Recorded, RecordedDevice, Surroundings};
+use super::{Recorded, RecordedDevice, RecordedFunction, Surroundings};
 
 /// What is held of other devices. What the spec asks for and no record places may be on any device of its type.
 pub(super) fn others_held(asked: &[(String, u64)], record: &Recorded, around: Surroundings<'_>) -> (Vec<HeldDevice>, Option<String>) {
@@ -28,14 +28,44 @@ pub(super) fn others_held(asked: &[(String, u64)], record: &Recorded, around: Su
 impl RecordedDevice {
     /// The part that is held; of a device that the node does not have, any of its type may be meant.
     fn held(&self, classes: Option<&[Class]>, problem: &mut Option<String>) -> HeldDevice {
-        let Self { kind, device, amounts } = self.clone();
-        let is_absent = classes.is_some_and(|classes| classes.iter().all(|class| class.kind != kind || class.find(&device).is_none()));
+        let Self { kind, device, amounts, functions: recorded } = self.clone();
+        let class = classes.and_then(|classes| classes.iter().find(|class| class.kind == kind));
+        let found = class.and_then(|class| class.find(&device));
+        let is_absent = classes.is_some() && found.is_none();
         if is_absent {
             *problem = Some(format!("its record names {kind} device {}, which the node does not have", shown(&device)));
         }
+        let (functions, doubt) = functions_held(&recorded, found);
+        let trusted = !is_absent && doubt.is_none();
+        *problem = problem.take().or(doubt.map(|doubt| format!("its record names {doubt} of {kind} device {}", shown(&device))));
         let device = if is_absent { DeviceRef::Any } else { device };
-        HeldDevice { kind, device, amounts, functions: Vec::new(), trusted: !is_absent }
+        HeldDevice { kind, device, amounts, functions, trusted }
     }
+}
+
+/// The virtual functions that are held, and what is doubtful about them. Of one that cannot be told, it may be any of the
+/// device's.
+fn functions_held(recorded: &[RecordedFunction], device: Option<&Device>) -> (Vec<FunctionId>, Option<String>) {
+    let own = || device.into_iter().flat_map(|device| &device.traits.functions).flat_map(|group| &group.functions);
+    let (mut held, mut doubt) = (Vec::new(), None);
+    for RecordedFunction { bus_id, minor } in recorded {
+        if !bus_id.is_empty() {
+            let is_known = device.is_none() || own().any(|function| function.id.as_str() == &**bus_id);
+            doubt = doubt.or_else(|| (!is_known).then(|| format!("a virtual function {bus_id}, which is none")));
+            held.push(FunctionId::from(&**bus_id));
+            continue;
+        }
+        let mut of_minor = own().filter(|function| *minor >= 0 && function.minor == *minor);
+        if let (Some(Function { id, .. }), None) = (of_minor.next(), of_minor.next()) {
+            held.push(id.clone());
+        } else {
+            held.extend(own().map(|function| function.id.clone()));
+            doubt = doubt.or_else(|| Some("a virtual function, and not which,".to_owned()));
+        }
+    }
+    held.sort();
+    held.dedup();
+    (held, doubt)
 }
 
 fn shown(device: &DeviceRef) -> String {

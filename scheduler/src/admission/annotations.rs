@@ -18,7 +18,8 @@ pub(super) fn judge_new(pod: &Pod) -> Result<(), Refusal> {
     key.map_or(Ok(()), |key| Err(refusal(key)))
 }
 
-/// Refuses a change that makes an annotation unreadable, or says after the fact that a pod shares all devices.
+/// Refuses a change that makes an annotation unreadable, or that says after the fact that a pod shares all devices, or how its
+/// devices were to be chosen.
 pub(super) fn judge_change(old: &Pod, new: &Pod) -> Result<(), Refusal> {
     let changed = |key: &str| annotation(old, key) != annotation(new, key);
     if changed(ALL_DEVICES) {
@@ -30,7 +31,11 @@ pub(super) fn judge_change(old: &Pod, new: &Pod) -> Result<(), Refusal> {
     {
         return Err(Refusal::Invalid(error));
     }
-    let mut changed = HINTS.into_iter().filter(|hint| changed(hint.key));
+    let mut changed = HINTS.into_iter().filter(|hint| changed(hint.key)).peekable();
+    let is_placed = old.spec.node_name.as_deref().is_some_and(|node| !node.is_empty());
+    if let Some(hint) = changed.peek().filter(|_| is_placed) {
+        return Err(Refusal::Invalid(format!("annotation {} counts when a pod is placed; it cannot be changed afterwards", hint.key)));
+    }
     changed.try_for_each(|hint| hint.judge(new)).map_err(|error| Refusal::Invalid(error.to_string()))
 }
 

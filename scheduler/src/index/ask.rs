@@ -1,6 +1,8 @@
 //! What a pod asks of nodes, and whether a node can give it.
 
-use placement::{Ask, ClassRequest, GpuAsk, Hints, NodeId, Reason};
+use std::sync::Arc;
+
+use placement::{Ask, ClassRequest, GpuAsk, Hints, NodeId, Reason, Wishes};
 use proto::request::{Dialect, Memory, RequestError};
 use proto::resource::ISOLATION_PROVIDER;
 
@@ -16,6 +18,8 @@ pub struct NodeAsk<'a> {
     pub gpus: GpuAsk,
     /// What it needs of a node's other devices.
     pub others: Vec<ClassRequest>,
+    /// How its devices are to be chosen, if it says so.
+    pub wishes: Option<Arc<Wishes>>,
     /// Whether it can go without knowing how large a memory unit is, or asks in such units.
     pub in_units: bool,
     /// What must limit containers on the node.
@@ -26,7 +30,7 @@ impl NodeAsk<'_> {
     /// The question in the engine's terms.
     #[inline]
     pub fn devices(&self) -> Ask<'_> {
-        Ask { gpus: self.gpus, others: &self.others, wishes: None }
+        Ask { gpus: self.gpus, others: &self.others, wishes: self.wishes.as_deref() }
     }
 
     /// Whether only nodes do that are known to have devices.
@@ -53,9 +57,11 @@ impl Index {
         if gpus.is_none() && others.is_empty() {
             return Ok(None);
         }
+        let wishes = facts.wishes.clone().map_err(|error| (*error).clone())?;
         let counts_bytes = gpus.is_some_and(|gpus| gpus.dialect == Dialect::Koordinator && !matches!(gpus.memory, Memory::Units(_)));
         let gpus = gpus.map(accounting::gpu_ask).unwrap_or_default();
-        Ok(Some(NodeAsk { uid, gpus, others, in_units: !counts_bytes, isolation: facts.needs_isolation().map(Into::into) }))
+        let isolation = facts.needs_isolation().map(Into::into);
+        Ok(Some(NodeAsk { uid, gpus, others, wishes, in_units: !counts_bytes, isolation }))
     }
 
     /// Whether a pod asks for devices, or for something that breaks a rule.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use placement::{DeviceShare, GpuAsk, Hints, Holdings, Inventory, NodeId, OwnerId, Placement, Reason, ReserveError};
-use proto::device::TYPE_GPU;
+use proto::device::{TYPE_GPU, VirtualFunction};
 use proto::quantity::Quantity;
 use proto::record::{DEVICE_ALLOCATED, DeviceAllocation, DeviceAllocations, GpushareRecord, Record};
 use proto::request::{Dialect, GpuRequest, Memory};
@@ -341,12 +341,15 @@ fn allocation(share: &placement::Share, inventory: Option<&Inventory>, opaque: b
 /// Koordinator's entry for one device of another type.
 fn allocation_of_other(share: &DeviceShare) -> DeviceAllocation {
     let amounts = share.amounts.iter();
+    let functions = share.functions.iter();
+    let functions = functions.map(|function| VirtualFunction { minor: function.minor, bus_id: function.id.to_string() });
     DeviceAllocation {
         minor: i32::try_from(share.minor).unwrap_or(i32::MAX),
         resources: amounts.map(|(resource, amount)| (resource.to_string(), Quantity::from_unsigned(*amount))).collect(),
         id: record_id(share.id.as_str()).to_owned(),
         extension: None,
     }
+    .with_functions(&functions.collect::<Vec<_>>())
 }
 
 /// Whole units of the node on the chosen device.

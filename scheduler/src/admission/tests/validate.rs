@@ -54,7 +54,7 @@ fn share() -> Value {
 )]
 #[case::hint(
     annotated(share(), "scheduling.koordinator.sh/device-allocate-hint", r#"{"gpu": 1}"#),
-    "annotation scheduling.koordinator.sh/device-allocate-hint is \"{\\\"gpu\\\": 1}\": invalid type: integer `1`, expected struct AllocateHint"
+    "annotation scheduling.koordinator.sh/device-allocate-hint is \"{\\\"gpu\\\": 1}\": invalid type: integer `1`, expected a JSON object"
 )]
 #[case::joint(
     annotated(share(), "scheduling.koordinator.sh/device-joint-allocate", "gpu"),
@@ -116,6 +116,19 @@ fn a_pod_that_is_there_is_never_blocked_for_what_it_is() {
     assert_eq!(change(&broken, &other_garbage), Verdict::ALLOWED, "no worse than before");
     let mended = annotated(broken.clone(), "scheduling.koordinator.sh/device-allocated", "{}");
     assert_eq!(change(&broken, &mended), Verdict::ALLOWED);
+}
+
+/// What a bound pod keeps others from would otherwise change under them.
+#[test]
+fn how_devices_were_chosen_is_settled_once_a_pod_is_placed() {
+    let key = "scheduling.koordinator.sh/device-allocate-hint";
+    let before = annotated(share(), key, "{}");
+    let after = annotated(share(), key, r#"{"gpu":{"exclusivePolicy":"PCIeLevel"}}"#);
+    assert_eq!(change(&before, &after), Verdict::ALLOWED);
+    let placed = |pod: &Value| with(pod.clone(), "/spec/nodeName", json!("n1"));
+    let message = refusal(change(&placed(&before), &placed(&after)));
+    assert_eq!(message, format!("annotation {key} counts when a pod is placed; it cannot be changed afterwards"));
+    assert_eq!(change(&placed(&after), &placed(&after)), Verdict::ALLOWED);
 }
 
 #[rstest]

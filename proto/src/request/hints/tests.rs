@@ -1,0 +1,124 @@
+//! What annotations say, and what is refused in which words.
+
+use proptest::prelude::*;
+use rstest::rstest;
+use serde_json::json;
+
+use super::*;
+
+fn pod(key: &str, text: &str) -> Pod {
+    serde_json::from_value(json!({"metadata": {"annotations": {key: text}}})).unwrap()
+}
+
+fn read(key: &str, text: &str) -> Result<Hints, String> {
+    Hints::of(&pod(key, text)).map_err(|error| error.to_string())
+}
+
+#[test]
+fn everything_that_the_proposals_say() {
+    let text = r#"{"rdma": {"selector": {"matchLabels": {"type": "fakeW"}}, "vfSelector": {"matchExpressions": [
+        {"key": "type", "operator": "In", "values": ["general", "fakeG"]}, {"key": "isGDR", "operator": "NotIn", "values": ["false"]},
+        {"key": "a", "operator": "Exists"}, {"key": "b", "operator": "DoesNotExist", "values": []}]},
+        "allocateStrategy": "RequestsAsCount", "requiredTopologyScope": "PCIe", "exclusivePolicy": "PCIeLevel"}, "gpu": null}"#;
+    let requirement = |key: &str, test| LabelRequirement { key: key.to_owned(), test };
+    let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
+    let functions = vec![
+        requirement("type", LabelTest::In(texts(&["general", "fakeG"]))),
+        requirement("isGDR", LabelTest::NotIn(texts(&["false"]))),
+        requirement("a", LabelTest::Exists),
+        requirement("b", LabelTest::DoesNotExist),
+    ];
+    let rdma = DeviceHint {
+        selector: Some(LabelSelector { requirements: vec![requirement("type", LabelTest::In(texts(&["fakeW"])))] }),
+        vf_selector: Some(LabelSelector { requirements: functions }),
+        strategy: Some(AllocateStrategy::RequestsAsCount),
+        exclusive: Some(ExclusivePolicy::PcieLevel),
+        scope: Some(TopologyScope::Pcie),
+    };
+    let by_type = [("gpu".to_owned(), DeviceHint::default()), ("rdma".to_owned(), rdma)].into();
+    assert_eq!(read(ALLOCATE_HINT, text), Ok(Hints { by_type, ..Hints::default() }));
+}
+
+#[test]
+fn a_selector_that_is_there_and_empty_is_not_none() {
+    let hints = read(ALLOCATE_HINT, r#"{"rdma": {"vfSelector": {}, "selector": null}}"#).unwrap();
+    let rdma = &hints.by_type["rdma"];
+    assert_eq!((&rdma.vf_selector, &rdma.selector), (&Some(LabelSelector::default()), &None));
+}
+
+#[rstest]
+#[case::both(r#"{"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}"#, Some((&["gpu", "rdma"][..], true)))]
+#[case::anywhere(r#"{"deviceTypes": ["rdma"]}"#, Some((&["rdma"][..], false)))]
+#[case::nothing(r#"{"requiredScope": "SamePCIe"}"#, None)]
+fn joint_allocation(#[case] text: &str, #[case] expected: Option<(&[&str], bool)>) {
+    let joint = read(JOINT_ALLOCATE, text).unwrap().joint;
+    let shown = joint.as_ref().map(|joint| (joint.device_types.iter().map(String::as_str).collect::<Vec<_>>(), joint.same_pcie));
+    assert_eq!(shown, expected.map(|(kinds, same)| (kinds.to_vec(), same)));
+}
+
+#[rstest]
+#[case::empty("{}", false, None)]
+#[case::best_effort(r#"{"allocatePolicy": "BestEffort"}"#, false, None)]
+#[case::restricted(r#"{"allocatePolicy": "Restricted", "ringBusBandwidth": "200Gi"}"#, true, Some(200 << 30))]
+#[case::a_bare_number(r#"{"ringBusBandwidth": 100}"#, false, Some(100))]
+fn partitions(#[case] text: &str, #[case] restricted: bool, #[case] ring_bus_bandwidth: Option<u64>) {
+    assert_eq!(read(PARTITION_SPEC, text).unwrap().partition, Some(PartitionSpec { restricted, ring_bus_bandwidth }));
+}
+
+/// The refusal names the field, what stands there, and what may.
+#[rstest]
+#[case::strategy(
+    ALLOCATE_HINT,
+    r#"{"rdma": {"allocateStrategy": "All"}}"#,
+    r#"rdma.allocateStrategy is "All", none of ApplyForAll, RequestsAsCount"#
+)]
+#[case::policy(
+    ALLOCATE_HINT,
+    r#"{"rdma": {"exclusivePolicy": "PCIe"}}"#,
+    r#"rdma.exclusivePolicy is "PCIe", none of DeviceLevel, PCIeLevel"#
+)]
+#[case::scope(
+    ALLOCATE_HINT,
+    r#"{"gpu": {"requiredTopologyScope": "NUMA"}}"#,
+    r#"gpu.requiredTopologyScope is "NUMA", none of Device, PCIe, NUMANode, Node"#
+)]
+#[case::operator(
+    ALLOCATE_HINT,
+    r#"{"rdma": {"selector": {"matchExpressions": [{"key": "k", "operator": "Gt", "values": ["1"]}]}}}"#,
+    r#"rdma.selector.matchExpressions[0].operator is "Gt", none of In, NotIn, Exists, DoesNotExist"#
+)]
+#[case::in_nothing(
+    ALLOCATE_HINT,
+    r#"{"rdma": {"vfSelector": {"matchExpressions": [{"key": "k", "operator": "In"}]}}}"#,
+    "rdma.vfSelector.matchExpressions[0].values is empty, and In needs one"
+)]
+#[case::exists_with_values(
+    ALLOCATE_HINT,
+    r#"{"rdma": {"selector": {"matchExpressions": [{"key": "k", "operator": "Exists", "values": ["v"]}]}}}"#,
+    "values is not empty, and Exists takes none"
+)]
+#[case::no_key(ALLOCATE_HINT, r#"{"rdma": {"selector": {"matchLabels": {"": "v"}}}}"#, "rdma.selector has an empty key")]
+#[case::twice(JOINT_ALLOCATE, r#"{"deviceTypes": ["gpu", "rdma", "gpu"]}"#, r#"deviceTypes names "gpu" twice"#)]
+#[case::empty_type(JOINT_ALLOCATE, r#"{"deviceTypes": ["gpu", ""]}"#, "deviceTypes[1] is empty")]
+#[case::joint_scope(JOINT_ALLOCATE, r#"{"deviceTypes": ["gpu"], "requiredScope": "PCIe"}"#, r#"requiredScope is "PCIe", none of SamePCIe"#)]
+#[case::partition_policy(PARTITION_SPEC, r#"{"allocatePolicy": "Honor"}"#, r#"allocatePolicy is "Honor", none of BestEffort, Restricted"#)]
+#[case::odd_bandwidth(PARTITION_SPEC, r#"{"ringBusBandwidth": "200GB"}"#, "is not a quantity")]
+#[case::negative_bandwidth(
+    PARTITION_SPEC,
+    r#"{"ringBusBandwidth": "-1"}"#,
+    "ringBusBandwidth is -1, not a whole number of bytes up to 2^50"
+)]
+#[case::a_list(PARTITION_SPEC, r#"["Restricted"]"#, "not a JSON object")]
+fn refusals(#[case] key: &str, #[case] text: &str, #[case] rule: &str) {
+    let refusal = read(key, text).unwrap_err();
+    assert!(refusal.starts_with(&format!("annotation {key} is ")) && refusal.contains(rule), "{refusal}");
+}
+
+proptest! {
+    #[test]
+    fn nothing_makes_it_panic(text in r#"(\{|\}|\[|"|:|,|rdma|gpu|selector|matchLabels|allocateStrategy|.){0,60}"#) {
+        for hint in HINTS {
+            let _ = hint.judge(&pod(hint.key, &text));
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! Labels, place and virtual functions of one device, in the engine's terms.
+
+use placement::{Function, FunctionGroup, FunctionId, Labels, Place, SwitchId, Traits};
+use proto::device::{DeviceInfo, DeviceTopology};
+
+/// What tells a device apart. Functions without an address cannot be handed out, and are left out.
+pub(super) fn traits(info: &DeviceInfo) -> Traits {
+    let groups = info.vf_groups.iter().map(|group| FunctionGroup {
+        labels: labels(&group.labels),
+        functions: group.vfs.iter().filter(|function| !function.bus_id.is_empty()).map(function).collect(),
+    });
+    Traits {
+        labels: labels(&info.labels),
+        place: info.topology.as_ref().and_then(place),
+        functions: groups.filter(|group| !group.functions.is_empty()).collect(),
+    }
+}
+
+fn function(function: &proto::device::VirtualFunction) -> Function {
+    Function { id: FunctionId::from(function.bus_id.as_str()), minor: function.minor }
+}
+
+/// Negative numbers and empty texts say that nothing is known.
+fn place(topology: &DeviceTopology) -> Option<Place> {
+    let numa = u32::try_from(topology.node_id).ok();
+    let switch = Some(topology.pcie_id.as_str()).filter(|id| !id.is_empty() && !id.starts_with('-')).map(SwitchId::from);
+    (numa.is_some() || switch.is_some()).then_some(Place { numa, switch })
+}
+
+fn labels<'a>(labels: impl IntoIterator<Item = (&'a String, &'a String)>) -> Labels {
+    labels.into_iter().map(|(key, value)| (key.as_str().into(), value.as_str().into())).collect()
+}
