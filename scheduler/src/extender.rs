@@ -32,6 +32,7 @@ use crate::index::{Index, Shared};
 use crate::leader::{LABEL, Leadership, NotLeading};
 use crate::metrics::{Ending, Metrics, Timer, Verb};
 use crate::serve::ClientCertificate;
+use inspect::pods;
 use patience::Patience;
 use remembered::Remembered;
 use turns::Turns;
@@ -212,8 +213,10 @@ pub fn router(extender: Arc<Extender>, registry: Arc<Registry>, serving: &Servin
         .route(&format!("{prefix}/filter"), post(filter))
         .route(&format!("{prefix}/prioritize"), post(prioritize))
         .route(&format!("{prefix}/bind"), post(bind));
-    let mut views =
-        Router::new().route(&format!("{prefix}/inspect"), get(inspect_all)).route(&format!("{prefix}/inspect/{{node}}"), get(inspect_node));
+    let mut views = Router::new()
+        .route(&format!("{prefix}/inspect"), get(inspect_all))
+        .route(&format!("{prefix}/inspect/{{node}}"), get(inspect_node))
+        .route(&format!("{prefix}/inspect/pods/{{namespace}}/{{name}}"), get(inspect_pod));
     if !prefix.is_empty() {
         views = views.route(&format!("{prefix}/version"), get(version));
     }
@@ -333,13 +336,30 @@ async fn bind(State(extender): State<Arc<Extender>>, request: Request<Body>) -> 
 
 async fn inspect_all(State(extender): State<Arc<Extender>>, RawQuery(query): RawQuery) -> Response {
     let mut timer = extender.metrics.time(Verb::Inspect);
-    let now = extender.index.read();
-    let answer = match query.as_deref().and_then(inspect::pod_of_query) {
-        Some(pod) => inspect::pod(&now, &pod),
-        None => inspect::all(&now),
+    let Some(pod) = query.as_deref().and_then(pods::of_query) else {
+        let answer = inspect::all(&extender.index.read());
+        return respond(&mut timer, Ok(answer));
     };
-    drop(now);
-    respond(&mut timer, Ok(answer))
+    tell(&extender, &pod, query.as_deref(), &mut timer)
+}
+
+async fn inspect_pod(
+    State(extender): State<Arc<Extender>>,
+    Path((namespace, name)): Path<(String, String)>,
+    RawQuery(query): RawQuery,
+) -> Response {
+    let mut timer = extender.metrics.time(Verb::Inspect);
+    tell(&extender, &format!("{namespace}/{name}"), query.as_deref(), &mut timer)
+}
+
+/// Why a pod waits, for programs or for people.
+fn tell(extender: &Extender, pod: &str, query: Option<&str>, timer: &mut Timer<'_>) -> Response {
+    let as_text = pods::wants_text(query);
+    let answer = pods::pod(&extender.index.read(), pod, as_text);
+    if as_text {
+        return ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], answer).into_response();
+    }
+    respond(timer, Ok(answer))
 }
 
 async fn inspect_node(State(extender): State<Arc<Extender>>, Path(node): Path<String>) -> Response {

@@ -27,6 +27,8 @@ mod old_extender_bugs;
 mod requests;
 #[path = "extender/served.rs"]
 mod served;
+#[path = "extender/topology.rs"]
+mod topology;
 #[path = "extender/views.rs"]
 mod views;
 #[path = "extender/world.rs"]

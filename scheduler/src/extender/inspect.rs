@@ -4,19 +4,11 @@
 
 use std::collections::BTreeMap;
 
-use placement::{DeviceVerdict, Hints, OwnerId};
 use serde::Serialize;
 
-use crate::accounting::{Ask, PodFacts};
-use crate::index::{DeviceShow, GpuShow, HolderShow, Index, NodeAsk, NodeShow};
+use crate::index::{DeviceShow, GpuShow, HolderShow, Index, NodeShow};
 
-/// The pod that a query such as `pod=namespace/name` asks for.
-///
-/// Names of pods need no escapes; the slash between them may have one.
-pub fn pod_of_query(query: &str) -> Option<String> {
-    let pod = query.split('&').find_map(|pair| pair.strip_prefix("pod="))?;
-    Some(pod.replace("%2F", "/").replace("%2f", "/"))
-}
+pub mod pods;
 
 /// The answer for nodes.
 #[derive(Debug, Default, Serialize)]
@@ -107,111 +99,6 @@ pub fn node(index: &Index, name: &str) -> Vec<u8> {
         Some(node) => Inspected { nodes: vec![node.into()], error: String::new() },
         None => Inspected { nodes: Vec::new(), error: format!("there is no node {name:?}") },
     })
-}
-
-/// The standing of one pod.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Standing {
-    namespace: String,
-    name: String,
-    uid: String,
-    /// What it asks for, for people.
-    request: String,
-    /// Why no node can take it, whatever is free.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    invalid: Option<String>,
-    /// Where it is bound.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    node: Option<String>,
-    assumed: bool,
-    /// Why it is counted conservatively.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    problem: Option<String>,
-    /// What every device says to it, as long as it is not bound.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    devices: Vec<DeviceStanding>,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct DeviceStanding {
-    node: String,
-    id: u32,
-    free_bytes: u64,
-    needed_bytes: u64,
-    fits: bool,
-    #[serde(skip_serializing_if = "str::is_empty")]
-    reason: &'static str,
-}
-
-/// The answer for pods.
-#[derive(Debug, Default, Serialize)]
-struct InspectedPods {
-    pods: Vec<Standing>,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    error: String,
-}
-
-/// One pod, by `namespace/name`.
-pub fn pod(index: &Index, pod: &str) -> Vec<u8> {
-    let Some((namespace, name)) = pod.split_once('/') else {
-        let error = format!("{pod:?} is not namespace/name");
-        return json(&InspectedPods { pods: Vec::new(), error });
-    };
-    let asking = index.pods_named(namespace, name).filter(|(_, facts)| index.concerns(facts));
-    let mut pods: Vec<Standing> = asking.map(|(uid, facts)| standing(index, uid, facts)).collect();
-    pods.sort_by(|a, b| a.uid.cmp(&b.uid));
-    let error = if pods.is_empty() { format!("there is no pod {pod:?} that asks for a share of a GPU") } else { String::new() };
-    json(&InspectedPods { pods, error })
-}
-
-fn standing(index: &Index, uid: &OwnerId, facts: &PodFacts) -> Standing {
-    let (assumed, problem) = index.standing(uid);
-    let node = facts.bound.as_ref().map(|bound| bound.node.to_string());
-    let request = match &facts.ask {
-        Ask::Request(request) => request.to_string(),
-        Ask::Invalid(_) => String::new(),
-    };
-    let (invalid, devices) = match index.ask(uid.as_str(), facts) {
-        Err(error) => (Some(error.to_string()), Vec::new()),
-        Ok(Some(ask)) if node.is_none() && !assumed => (None, devices(index, &ask)),
-        Ok(_) => (None, Vec::new()),
-    };
-    Standing {
-        namespace: facts.namespace.to_string(),
-        name: facts.name.to_string(),
-        uid: uid.to_string(),
-        request,
-        invalid,
-        node,
-        assumed,
-        problem: problem.map(str::to_owned),
-        devices,
-    }
-}
-
-fn devices(index: &Index, ask: &NodeAsk<'_>) -> Vec<DeviceStanding> {
-    let mut devices = Vec::new();
-    for name in index.gpu_nodes() {
-        let Some(node) = index.fleet().node_id(&name) else { continue };
-        let verdicts = index.fleet().explain(node, ask.gpus, Hints::RespectOthers(ask.uid));
-        devices.extend(verdicts.into_iter().flatten().map(|verdict| DeviceStanding::new(&name, &verdict)));
-    }
-    devices
-}
-
-impl DeviceStanding {
-    fn new(node: &str, verdict: &DeviceVerdict<'_>) -> Self {
-        Self {
-            node: node.to_owned(),
-            id: verdict.gpu.minor,
-            free_bytes: verdict.free.memory.bytes_floor(),
-            needed_bytes: verdict.need.memory.bytes_ceil(),
-            fits: verdict.fit.is_ok(),
-            reason: verdict.fit.err().map_or("", placement::Reason::as_str),
-        }
-    }
 }
 
 impl From<NodeShow> for InspectedNode {

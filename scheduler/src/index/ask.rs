@@ -104,6 +104,13 @@ impl Index {
         if is_unclear || lacks_isolation { Err(Reason::NotServed) } else { Ok(()) }
     }
 
+    /// The rule by which a node refuses what is asked, and how near it comes, if there is more to say than the reason does.
+    pub fn detail(&self, name: &str, ask: &NodeAsk<'_>, reason: Reason) -> Option<String> {
+        let node = self.fleet.node_id(name)?;
+        let detail = self.fleet.miss(node, ask.devices(), Hints::RespectOthers(ask.uid))?.to_string();
+        (reason != Reason::NotServed && detail != reason.as_str()).then_some(detail)
+    }
+
     /// How good a node is, from 0 to 10.
     pub fn score(&self, name: &str, ask: &NodeAsk<'_>) -> i64 {
         let Ok(Some(node)) = self.fit(name, ask) else { return 0 };

@@ -99,12 +99,14 @@ pub enum AssumeError {
         detail: String,
     },
     /// No room.
-    #[error("node {node:?}: {reason}")]
+    #[error("node {node:?}: {reason}{}", .detail.as_ref().map(|detail| format!(": {detail}")).unwrap_or_default())]
     NoRoom {
         /// The node.
         node: String,
         /// What is missing.
         reason: Reason,
+        /// The rule, and how near the node comes, if there is more to say.
+        detail: Option<String>,
     },
     /// The engine refused its own choice.
     #[error("node {node:?} cannot take the pod")]
@@ -133,7 +135,7 @@ impl Index {
         }
         // kube-scheduler may have seen a new node before us; what it has is not known until we see it too.
         if !self.knows_node(node) {
-            return Err(AssumeError::NoRoom { node: node.to_owned(), reason: Reason::NoDevice });
+            return Err(AssumeError::NoRoom { node: node.to_owned(), reason: Reason::NoDevice, detail: None });
         }
         let ask = self.ask(&pod.uid, facts).map_err(|error| AssumeError::Invalid { detail: error.to_string() })?.unwrap_or_default();
         let placement = self.choose(&ask, node)?;
@@ -151,13 +153,13 @@ impl Index {
 
     /// Chooses and reserves. Room that is hinted at is taken only if there is no other.
     fn choose(&mut self, ask: &NodeAsk<'_>, node: &str) -> Result<Placement, AssumeError> {
-        let no_room = |reason| AssumeError::NoRoom { node: node.to_owned(), reason };
+        let no_room = |index: &Self, reason| AssumeError::NoRoom { node: node.to_owned(), reason, detail: index.detail(node, ask, reason) };
         let owner = self.owner(ask.uid);
-        let Some(id) = self.fit_somehow(node, ask).map_err(no_room)? else {
+        let Some(id) = self.fit_somehow(node, ask).map_err(|reason| no_room(self, reason))? else {
             return Ok(self.hold_unknown(&owner, ask, node));
         };
         let choose = |hints| self.fleet.choose(id, ask.devices(), self.policies.device, hints);
-        let placement = choose(Hints::RespectOthers(ask.uid)).or_else(|_| choose(Hints::Ignore)).map_err(no_room)?;
+        let placement = choose(Hints::RespectOthers(ask.uid)).or_else(|_| choose(Hints::Ignore)).map_err(|reason| no_room(self, reason))?;
         if placement == Placement::default() {
             return Ok(placement);
         }

@@ -150,6 +150,13 @@ impl Index {
         names
     }
 
+    /// Names of nodes that have devices of any type, sorted.
+    pub fn device_nodes(&self) -> Vec<&str> {
+        let mut names: Vec<&str> = self.nodes.iter().filter(|(_, state)| state.has_devices()).map(|(name, _)| &**name).collect();
+        names.sort_unstable();
+        names
+    }
+
     /// One node for people; `None` if there is no such node.
     pub fn show_node(&self, name: &str) -> Option<NodeShow> {
         let state = self.nodes.get(name).filter(|state| state.exists())?;

@@ -57,6 +57,10 @@ impl NodeState {
         }
     }
 
+    pub(super) fn has_devices(&self) -> bool {
+        self.report.as_ref().is_some_and(|report| report.inventory.has_devices())
+    }
+
     pub(super) fn shares_gpus(&self) -> bool {
         self.report.as_ref().is_some_and(|report| !report.inventory.gpus.is_empty())
     }

@@ -1,0 +1,390 @@
+//! Pods that say how their devices are to be chosen: partitions, joint allocation, hints and virtual functions, from the pod's
+//! annotations to the record that a bind writes, and back into the books of a scheduler that starts anew.
+
+use proptest::prelude::*;
+use scheduler::index::Index;
+use scheduler::offline;
+use serde_json::{Value, json};
+
+use crate::objects::{annotated, device, node, on, pod, shared};
+use crate::world::World;
+
+const RECORD: &str = "scheduling.koordinator.sh/device-allocated";
+const HINT: &str = "scheduling.koordinator.sh/device-allocate-hint";
+const JOINT: &str = "scheduling.koordinator.sh/device-joint-allocate";
+const SPEC: &str = "scheduling.koordinator.sh/gpu-partition-spec";
+
+/// GPUs of 100 MiB, each on a switch of its own, four switches to a NUMA node; whole ones are chosen here.
+fn gpus(n: usize) -> Value {
+    let mut object = device("n1", &vec![100; n]);
+    for (at, entry) in object["spec"]["devices"].as_array_mut().unwrap().iter_mut().enumerate() {
+        entry["topology"] = place(at);
+    }
+    object["metadata"]["labels"] = json!({"gpushare/serves-vendor": "true"});
+    object
+}
+
+fn place(switch: usize) -> Value {
+    json!({"socketID": -1, "nodeID": switch / 4, "pcieID": format!("0000:{switch:02x}:00.0"), "busID": ""})
+}
+
+/// The object with an adapter for each of these switches, minors in their order, and so many virtual functions on each.
+fn with_nics(mut object: Value, switches: &[usize], n_functions: usize) -> Value {
+    let nic = |(minor, switch): (usize, &usize)| {
+        let function = |nth: usize| json!({"minor": nth, "busID": format!("0000:{minor:02x}:01.{nth}")});
+        let groups = json!([{"labels": {"type": "general"}, "vfs": (0..n_functions).map(function).collect::<Vec<_>>()}]);
+        json!({"type": "rdma", "id": format!("0000:{minor:02x}:00.0"), "minor": minor, "health": true, "topology": place(*switch),
+            "labels": {"type": "fakeW"}, "resources": {"koordinator.sh/rdma": "100"}, "vfGroups": if n_functions > 0 { groups } else { json!([]) }})
+    };
+    object["spec"]["devices"].as_array_mut().unwrap().extend(switches.iter().enumerate().map(nic));
+    object
+}
+
+/// The object with a partition table and its policy.
+fn with_table(mut object: Value, table: &Value, policy: &str) -> Value {
+    object["metadata"]["annotations"]["scheduling.koordinator.sh/gpu-partitions"] = table.to_string().into();
+    object["metadata"]["labels"]["node.koordinator.sh/gpu-partition-policy"] = policy.into();
+    object
+}
+
+fn world(object: &Value) -> World {
+    let world = World::new();
+    world.apply_node(&node("n1", "MiB"));
+    world.apply_device(object);
+    world
+}
+
+fn asking(name: &str, gpus: u64, rdma: u64) -> Value {
+    let mut limits = json!({});
+    for (resource, amount) in [("nvidia.com/gpu", gpus), ("koordinator.sh/rdma", rdma)].into_iter().filter(|(_, amount)| *amount > 0) {
+        limits[resource] = amount.to_string().into();
+    }
+    pod(name, &limits)
+}
+
+fn record(world: &World, pod: &Value) -> Value {
+    serde_json::from_str(world.api.pod(pod)["metadata"]["annotations"][RECORD].as_str().unwrap()).unwrap()
+}
+
+/// Minors of a type in a pod's record.
+fn minors(world: &World, pod: &Value, kind: &str) -> Vec<u64> {
+    let record = record(world, pod);
+    record[kind].as_array().into_iter().flatten().map(|entry| entry["minor"].as_u64().unwrap()).collect()
+}
+
+/// Whether the filter lets the node through; room is not kept for the pod.
+async fn fits(world: &World, pod: &Value) -> bool {
+    let fits = !world.fitting(pod, &["n1"]).await.is_empty();
+    world.index.write().unhint(pod["metadata"]["uid"].as_str().unwrap());
+    fits
+}
+
+fn holdings(index: &Index) -> Vec<String> {
+    let of_node = |node: placement::NodeView<'_>| node.held().map(|held| format!("{} {:?}", held.owner, held.holdings)).collect::<Vec<_>>();
+    let mut all: Vec<String> = index.fleet().nodes().flat_map(of_node).collect();
+    all.sort();
+    all
+}
+
+/// Asserts that a scheduler which starts now counts the same, and nothing with doubt.
+fn assert_restart(world: &World, object: &Value, pods: &[&Value]) {
+    let shown = pods.iter().map(|pod| world.api.pod(pod));
+    let restarted = offline::index([node("n1", "MiB")].into_iter(), [object.clone()].into_iter(), shown);
+    assert_eq!(holdings(&restarted), holdings(&world.index.read()));
+    assert_eq!(restarted.fleet().check(), Vec::new());
+    assert_eq!(restarted.census().n_conservative, 0);
+    assert_eq!(world.index.read().census().n_conservative, 0);
+}
+
+fn table() -> Value {
+    json!({"2": [
+        {"minors": [0, 1], "gpuLinkType": "NVLink", "ringBusBandwidth": "200Gi", "allocationScore": 1},
+        {"minors": [2, 3], "gpuLinkType": "NVLink", "ringBusBandwidth": "400Gi", "allocationScore": 10},
+    ]})
+}
+
+#[tokio::test]
+async fn the_higher_score_first_and_restricted_only_that() {
+    let object = with_table(gpus(4), &table(), "Honor");
+    let world = world(&object);
+    let (first, second) = (asking("a", 2, 0), annotated(asking("b", 2, 0), SPEC, r#"{"allocatePolicy": "BestEffort"}"#));
+    assert!(!fits(&world, &asking("three", 3, 0)).await, "no partition has three");
+    world.place(&first, "n1").await;
+    assert_eq!(minors(&world, &first, "gpu"), [2, 3]);
+    assert!(!fits(&world, &annotated(asking("c", 2, 0), SPEC, r#"{"allocatePolicy": "Restricted"}"#)).await);
+    world.place(&second, "n1").await;
+    assert_eq!(minors(&world, &second, "gpu"), [0, 1]);
+    assert_restart(&world, &object, &[&first, &second]);
+}
+
+#[tokio::test]
+async fn bandwidth_is_a_limit() {
+    let world = world(&with_table(gpus(4), &table(), "Prefer"));
+    let wishing = |name: &str, bandwidth: &str| annotated(asking(name, 2, 0), SPEC, &json!({"ringBusBandwidth": bandwidth}).to_string());
+    assert!(!fits(&world, &wishing("a", "401Gi")).await);
+    world.place(&wishing("b", "400Gi"), "n1").await;
+    assert_eq!(minors(&world, &wishing("b", "400Gi"), "gpu"), [2, 3]);
+    assert!(!fits(&world, &wishing("c", "201Gi")).await);
+    assert!(fits(&world, &wishing("c", "200Gi")).await);
+    assert!(fits(&world, &asking("d", 1, 0)).await, "partitions are preferred only, and it asks for none");
+}
+
+/// Four GPUs with an adapter on each of their switches; then four with the one adapter that there is.
+#[tokio::test]
+async fn the_counts_of_the_proposal() {
+    for (nics, expected) in [(&[0, 1, 2, 3, 4, 5, 6, 7][..], 4), (&[5][..], 1)] {
+        let object = with_nics(gpus(8), nics, 0);
+        let world = world(&object);
+        let pod = annotated(asking("p", 4, 1), JOINT, r#"{"deviceTypes": ["gpu", "rdma"]}"#);
+        world.place(&pod, "n1").await;
+        let (gpus, rdma) = (minors(&world, &pod, "gpu"), minors(&world, &pod, "rdma"));
+        assert_eq!((gpus.len(), rdma.len()), (4, expected));
+        let on_switches = rdma.iter().all(|minor| gpus.contains(&u64::try_from(nics[usize::try_from(*minor).unwrap()]).unwrap()));
+        assert!(on_switches, "GPUs {gpus:?}, adapters {rdma:?}");
+        let amounts = record(&world, &pod);
+        assert!(amounts["rdma"].as_array().unwrap().iter().all(|entry| entry["resources"] == json!({"koordinator.sh/rdma": "1"})));
+        assert_restart(&world, &object, &[&pod]);
+    }
+}
+
+#[tokio::test]
+async fn the_same_switch_or_nothing() {
+    let world = world(&with_nics(gpus(4), &[1], 0));
+    let joint = |name: &str, gpus: u64, types: &str| {
+        annotated(asking(name, gpus, 1), JOINT, &format!(r#"{{"deviceTypes": {types}, "requiredScope": "SamePCIe"}}"#))
+    };
+    assert!(!fits(&world, &joint("a", 2, r#"["gpu", "rdma"]"#)).await, "one adapter, two switches");
+    for (name, types) in [("b", r#"["gpu", "rdma"]"#), ("c", r#"["rdma", "gpu"]"#)] {
+        let pod = joint(name, 1, types);
+        world.place(&pod, "n1").await;
+        assert_eq!((minors(&world, &pod, "gpu"), minors(&world, &pod, "rdma")), (vec![1], vec![0]), "{types}");
+        world.delete_pod(&world.api.pod(&pod));
+    }
+    world.place(&asking("d", 0, 100), "n1").await;
+    assert!(!fits(&world, &joint("e", 1, r#"["rdma", "gpu"]"#)).await, "the adapter is gone");
+}
+
+/// Whoever comes first, they do not meet on a switch.
+#[tokio::test]
+async fn a_switch_to_oneself_holds_both_ways() {
+    let exclusive = |name: &str| annotated(asking(name, 0, 1), HINT, r#"{"rdma": {"exclusivePolicy": "PCIeLevel"}}"#);
+    let object = with_nics(gpus(2), &[0, 0], 0);
+    let world = world(&object);
+    let first = exclusive("a");
+    world.place(&first, "n1").await;
+    assert!(!fits(&world, &asking("b", 0, 1)).await, "the other adapter is on the same switch");
+    assert_restart(&world, &object, &[&first]);
+    world.delete_pod(&world.api.pod(&first));
+    world.place(&asking("c", 0, 1), "n1").await;
+    assert!(!fits(&world, &exclusive("d")).await);
+    assert!(fits(&world, &asking("e", 0, 1)).await);
+    world.apply_device(&with_nics(gpus(2), &[0, 0, 1], 0));
+    let other = exclusive("f");
+    world.place(&other, "n1").await;
+    assert_eq!(minors(&world, &other, "rdma"), [2]);
+}
+
+#[tokio::test]
+async fn a_device_to_oneself_and_amounts_that_are_counts() {
+    let object = with_nics(gpus(1), &[0, 0, 0], 0);
+    let world = world(&object);
+    let counted = annotated(asking("a", 0, 2), HINT, r#"{"rdma": {"allocateStrategy": "RequestsAsCount"}}"#);
+    world.place(&counted, "n1").await;
+    let each = |amount: &str| json!({"koordinator.sh/rdma": amount});
+    let amounts =
+        |pod: &Value| record(&world, pod)["rdma"].as_array().unwrap().iter().map(|entry| entry["resources"].clone()).collect::<Vec<_>>();
+    assert_eq!(amounts(&counted), [each("1"), each("1")]);
+    let hint = r#"{"rdma": {"allocateStrategy": "RequestsAsCount", "exclusivePolicy": "DeviceLevel"}}"#;
+    assert!(!fits(&world, &annotated(asking("b", 0, 2), HINT, hint)).await);
+    let alone = annotated(asking("c", 0, 1), HINT, hint);
+    world.place(&alone, "n1").await;
+    assert_eq!(amounts(&alone), [each("100")]);
+    assert_restart(&world, &object, &[&counted, &alone]);
+}
+
+#[tokio::test]
+async fn all_that_are_selected() {
+    let object = with_nics(gpus(1), &[0, 0, 0], 0);
+    let world = world(&object);
+    let hint = r#"{"rdma": {"allocateStrategy": "ApplyForAll", "selector": {"matchLabels": {"type": "fakeW"}}}}"#;
+    let all = annotated(asking("a", 0, 100), HINT, hint);
+    world.place(&all, "n1").await;
+    assert_eq!(minors(&world, &all, "rdma"), [0, 1, 2]);
+    assert!(!fits(&world, &asking("b", 0, 1)).await);
+    assert_restart(&world, &object, &[&all]);
+}
+
+#[tokio::test]
+async fn virtual_functions_in_records_of_ours_and_of_others() {
+    let object = with_nics(gpus(1), &[0], 2);
+    let world = world(&object);
+    let function = |name: &str| annotated(asking(name, 0, 1), HINT, r#"{"rdma": {"vfSelector": {}}}"#);
+    let first = function("a");
+    world.place(&first, "n1").await;
+    let entry = |nth: u32| {
+        json!({"rdma": [{"minor": 0, "id": "0000:00:00.0", "resources": {"koordinator.sh/rdma": "1"},
+            "extension": {"vfs": [{"minor": nth, "busID": format!("0000:00:01.{nth}")}]}}]})
+    };
+    assert_eq!(record(&world, &first), entry(0));
+    assert_restart(&world, &object, &[&first]);
+    let foreign = annotated(on(asking("k", 0, 1), "n1"), RECORD, &entry(1).to_string());
+    world.apply_pod(&foreign);
+    assert!(!fits(&world, &function("b")).await, "both are taken");
+    world.delete_pod(&foreign);
+    assert!(fits(&world, &function("b")).await);
+}
+
+/// Of a function that cannot be told it may be any; one that has gone is nobody's.
+#[tokio::test]
+async fn virtual_functions_that_cannot_be_told() {
+    let world = world(&with_nics(gpus(1), &[0], 2));
+    let function = annotated(asking("a", 0, 1), HINT, r#"{"rdma": {"vfSelector": {}}}"#);
+    let record =
+        |functions: &Value| json!({"rdma": [{"minor": 0, "resources": {"koordinator.sh/rdma": "1"}, "extension": {"vfs": functions}}]});
+    let conservative = || world.index.read().census().n_conservative;
+    for (functions, is_free, n_doubtful) in [
+        (json!([{"minor": -1}]), false, 1),
+        (json!("nonsense"), false, 1),
+        (json!([{"minor": 1}]), true, 0),
+        (json!([{"minor": 0, "busID": "0000:99:01.0"}]), true, 1),
+    ] {
+        world.apply_pod(&annotated(on(asking("k", 0, 1), "n1"), RECORD, &record(&functions).to_string()));
+        assert_eq!((fits(&world, &function).await, conservative()), (is_free, n_doubtful), "{functions}");
+    }
+}
+
+#[tokio::test]
+async fn requests_of_containers_are_summed() {
+    let object = with_nics(with_table(gpus(4), &table(), "Honor"), &[2, 3], 0);
+    let world = world(&object);
+    let mut both = annotated(asking("a", 1, 0), JOINT, r#"{"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}"#);
+    let mut sidecar = asking("x", 1, 1)["spec"]["containers"][0].clone();
+    sidecar["name"] = "sidecar".into();
+    both["spec"]["containers"].as_array_mut().unwrap().push(sidecar);
+    world.place(&both, "n1").await;
+    assert_eq!((minors(&world, &both, "gpu"), minors(&world, &both, "rdma")), (vec![2, 3], vec![0, 1]));
+    assert_restart(&world, &object, &[&both]);
+}
+
+/// What it holds stays what its record says; whom it keeps away is what it says now.
+#[tokio::test]
+async fn a_bound_pod_whose_annotation_is_changed() {
+    let object = with_nics(gpus(1), &[0, 0], 0);
+    let world = world(&object);
+    let pod = annotated(asking("a", 0, 1), HINT, r#"{"rdma": {"exclusivePolicy": "PCIeLevel"}}"#);
+    world.place(&pod, "n1").await;
+    assert!(!fits(&world, &asking("b", 0, 1)).await);
+    for (hint, is_free) in [
+        (r#"{"rdma": {"allocateStrategy": "ApplyForAll"}}"#, true),
+        ("nonsense", true),
+        (r#"{"rdma": {"allocateStrategy": "RequestsAsCount", "exclusivePolicy": "PCIeLevel"}}"#, false),
+    ] {
+        world.apply_pod(&annotated(world.api.pod(&pod), HINT, hint));
+        assert_eq!(fits(&world, &asking("b", 0, 1)).await, is_free, "{hint}");
+        assert_eq!(world.index.read().census().n_conservative, 0, "{hint}");
+    }
+}
+
+/// Hints about devices that a pod does not ask for are nobody's concern; words that nobody knows are refused.
+#[tokio::test]
+async fn words_of_hints() {
+    let world = world(&with_nics(gpus(1), &[0], 0));
+    assert!(fits(&world, &annotated(asking("a", 0, 1), HINT, r#"{"fpga": {"vfSelector": {}}}"#)).await);
+    assert!(fits(&world, &annotated(asking("b", 1, 0), JOINT, r#"{"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}"#)).await);
+    let bad = annotated(asking("c", 0, 1), HINT, r#"{"rdma": {"allocateStrategy": "All"}}"#);
+    let answer = world.filter(&bad, &["n1"]).await;
+    let said = answer["FailedAndUnresolvableNodes"]["n1"].as_str().unwrap().to_owned();
+    assert!(said.ends_with(r#"rdma.allocateStrategy is "All", none of ApplyForAll, RequestsAsCount"#), "{said}");
+    world.api.put(&bad);
+    world.apply_pod(&bad);
+    assert_eq!(world.bind(&bad, "n1").await, said);
+}
+
+/// A type that nobody has compiled in, whose hint is read once it is known to be a device's.
+#[tokio::test]
+async fn types_that_are_learnt_take_part() {
+    let world = world(&gpus(2));
+    let bad = annotated(pod("a", &json!({"example.com/npu": "1"})), HINT, r#"{"npu": {"exclusivePolicy": "All"}}"#);
+    assert!(fits(&world, &bad).await, "somebody else's resource, for all that is known");
+    let mut object = gpus(2);
+    let npu = |minor: usize| {
+        json!({"type": "npu", "id": format!("npu-{minor}"), "minor": minor, "health": true, "topology": place(1),
+            "resources": {"example.com/npu": "1"}})
+    };
+    object["spec"]["devices"].as_array_mut().unwrap().extend([npu(0), npu(1)]);
+    world.apply_device(&object);
+    assert!(!fits(&world, &bad).await);
+    let limits = json!({"example.com/npu": "1", "koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "10Mi"});
+    let joint = annotated(pod("b", &limits), JOINT, r#"{"deviceTypes": ["npu", "gpu"], "requiredScope": "SamePCIe"}"#);
+    world.place(&joint, "n1").await;
+    assert_eq!((minors(&world, &joint, "npu"), minors(&world, &joint, "gpu")), (vec![0], vec![1]));
+    assert_restart(&world, &object, &[&joint]);
+}
+
+/// Room that is expected to be taken counts with its functions, the devices that come along, and who is kept away.
+#[tokio::test]
+async fn hints_of_the_filter_keep_all_of_it() {
+    let world = world(&with_nics(gpus(1), &[0], 1));
+    let function = |name: &str| annotated(asking(name, 0, 1), HINT, r#"{"rdma": {"vfSelector": {}}}"#);
+    assert_eq!(world.fitting(&function("a"), &["n1"]).await, ["n1"]);
+    assert!(!fits(&world, &function("b")).await, "the only function is expected to be taken");
+    assert_eq!(world.fitting(&function("a"), &["n1"]).await, ["n1"], "by this very pod");
+}
+
+/// What a pod asks for, and how.
+fn wishing() -> impl Strategy<Value = (u64, u64, Option<&'static str>, Option<&'static str>, Option<&'static str>)> {
+    let hints = prop_oneof![
+        3 => Just(None),
+        1 => Just(Some(r#"{"rdma": {"vfSelector": {}}}"#)),
+        1 => Just(Some(r#"{"rdma": {"allocateStrategy": "RequestsAsCount"}}"#)),
+        1 => Just(Some(r#"{"rdma": {"exclusivePolicy": "PCIeLevel"}, "gpu": {"exclusivePolicy": "PCIeLevel"}}"#)),
+        1 => Just(Some(r#"{"rdma": {"exclusivePolicy": "DeviceLevel", "vfSelector": {}}}"#)),
+        1 => Just(Some(r#"{"gpu": {"requiredTopologyScope": "NUMANode"}, "rdma": {"allocateStrategy": "ApplyForAll"}}"#)),
+    ];
+    let joints = prop_oneof![
+        1 => Just(None),
+        1 => Just(Some(r#"{"deviceTypes": ["gpu", "rdma"]}"#)),
+        1 => Just(Some(r#"{"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}"#)),
+        1 => Just(Some(r#"{"deviceTypes": ["rdma", "gpu"]}"#)),
+    ];
+    let specs = prop_oneof![4 => Just(None), 1 => Just(Some("{}")), 1 => Just(Some(r#"{"allocatePolicy": "Restricted"}"#))];
+    (0..4_u64, prop::sample::select(vec![0, 1, 2, 60, 100, 200]), hints, joints, specs)
+}
+
+/// What a filter admits a bind can place; and what it places, a scheduler that starts anew counts the same, without doubt.
+#[test]
+fn filter_bind_and_restart_agree() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+    let mut runner =
+        proptest::test_runner::TestRunner::new(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() });
+    let result = runner.run(&proptest::collection::vec(wishing(), 1..8), |pods| {
+        runtime.block_on(async {
+            let object = with_nics(with_table(gpus(6), &table(), "Prefer"), &[0, 1, 1, 4], 2);
+            let world = world(&object);
+            let mut placed = Vec::new();
+            for (at, (gpus, rdma, hint, joint, spec)) in pods.into_iter().enumerate() {
+                let mut pod =
+                    if at % 3 == 2 && gpus > 0 { shared(&format!("p{at}"), 1, 30) } else { asking(&format!("p{at}"), gpus, rdma) };
+                for (key, text) in [(HINT, hint), (JOINT, joint), (SPEC, spec)] {
+                    pod = text.map_or(pod.clone(), |text| annotated(pod.clone(), key, text));
+                }
+                let is_admitted = fits(&world, &pod).await;
+                world.api.put(&pod);
+                world.apply_pod(&pod);
+                let error = world.bind(&pod, "n1").await;
+                prop_assert_eq!(error.is_empty(), is_admitted, "{}: {}", pod, error);
+                if is_admitted {
+                    world.see(&pod);
+                    placed.push(pod);
+                }
+            }
+            assert_restart(
+                &world,
+                &object,
+                &placed.iter().filter(|pod| world.api.pod(pod)["metadata"]["annotations"][RECORD].is_string()).collect::<Vec<_>>(),
+            );
+            Ok(())
+        })
+    });
+    result.unwrap();
+}
