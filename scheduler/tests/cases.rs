@@ -20,6 +20,10 @@ mod annotations;
 mod books;
 #[path = "cases/case.rs"]
 mod case;
+#[path = "cases/numa.rs"]
+mod numa;
+#[path = "cases/partition.rs"]
+mod partition;
 #[path = "cases/report.rs"]
 mod report;
 #[path = "cases/requests.rs"]
@@ -51,8 +55,8 @@ const RUNNERS: &[(&str, Runner)] = &[
     ("scoring.json", scoring::run),
     ("webhook_mutate.json", webhooks::mutate),
     ("webhook_validate.json", webhooks::validate),
-    ("partition.json", |_| Outcome::skipped("partitions of GPUs belong to topology")),
-    ("topology_hints.json", |_| Outcome::skipped("NUMA hints belong to topology")),
+    ("partition.json", partition::run),
+    ("topology_hints.json", numa::run),
 ];
 
 /// Files that another crate's test runs.

@@ -11,7 +11,10 @@ use serde_json::{Map, Value, json};
 use super::case::{Case, Outcome};
 use super::requests::{Amounts, amounts};
 use super::scoring::{policies, weights};
-use super::world::{Allocations, Refused, World, allocations_of, pod};
+use super::world::{Allocations, Refused, World, allocations_of, annotated, functions_of, pod};
+
+/// The annotation with hints by type of device.
+pub(crate) const HINT: &str = "scheduling.koordinator.sh/device-allocate-hint";
 
 /// Inputs that are understood; a case with another would be run without what it is about.
 const UNDERSTOOD: &[&str] = &[
@@ -42,10 +45,11 @@ pub(crate) fn run(case: &Case<'_>) -> Outcome {
         scheduler::watch::Follow::delete(&mut world.index, &victim);
     }
     let asked = if case.input["gpu_shared"].is_null() { requests(&case.input["pod"]) } else { shared(&case.input["gpu_shared"]) };
-    let placed = world.place(&pod(&asked, &case.input["pod_labels"]));
+    let placed = world.place(&annotated(pod(&asked, &case.input["pod_labels"]), &case.input["pod"]["annotations"]));
     match (placed, case.is_ok()) {
         (Ok(placed), true) => match case.expected.get("allocations") {
-            Some(expected) => Outcome::equal(&placed.allocations, &allocations_of(expected)),
+            Some(expected) => Outcome::equal(&placed.allocations, &allocations_of(expected))
+                .and(|| Outcome::equal(&placed.functions, &functions_of(expected, |entry| &entry["vfs"]))),
             None => Outcome::Passed,
         },
         (Ok(placed), false) => Outcome::Failed(format!("placed on {:?}", placed.allocations)),
@@ -59,14 +63,6 @@ fn out_of_scope(case: &Case<'_>) -> Option<Outcome> {
         return Some(skip);
     }
     let input = case.input;
-    let hints = input["pod"]["annotations"].as_object().is_some_and(|annotations| !annotations.is_empty());
-    let vfs = input.to_string().contains("\"vfs\":");
-    if hints || vfs || case.has_tag("joint") || case.has_tag("vf") {
-        return Some(Outcome::skipped("joint allocation, virtual functions, scopes and allocation hints belong to topology"));
-    }
-    if !input["device_annotations"]["scheduling.koordinator.sh/gpu-partitions"].is_null() {
-        return Some(Outcome::skipped("a node whose partition table is to be honoured belongs to topology"));
-    }
     if input.get("designated").is_some() {
         return Some(Outcome::skipped(
             "a record on a pod that is not bound yet is not followed: it comes with copies of other pods, and the webhook removes it",
@@ -105,7 +101,7 @@ pub(crate) fn fill(world: &mut World, used: &Value, preemptible: &Value) -> Vec<
                 victims.push(world.hold(&format!("victim-{kind}-{minor}"), kind, minor, leaving));
             }
             if staying.values().any(|amount| *amount > Quantity::default()) {
-                world.hold(&format!("used-{kind}-{minor}"), kind, minor, &json!(staying));
+                world.hold_functions(&format!("used-{kind}-{minor}"), kind, minor, &json!(staying), &device["vfs"]);
             }
         }
     }
@@ -139,13 +135,15 @@ fn shared(shared: &Value) -> Value {
 
 /// A request for devices of one type: how many of them, and what of each.
 pub(crate) fn count(case: &Case<'_>) -> Outcome {
-    if !case.input["hint"].is_null() {
-        return Outcome::skipped("joint allocation, virtual functions, scopes and allocation hints belong to topology");
-    }
     let mut world = World::plain();
     world.set_device(&device(case));
     let kind = case.input["device_type"].as_str().unwrap();
-    match (world.place(&pod(&case.input["requests"], &Value::Null)), case.is_ok()) {
+    let asking = pod(&case.input["requests"], &Value::Null);
+    let asking = match &case.input["hint"] {
+        Value::Null => asking,
+        hint => annotated(asking, &json!({HINT: {kind: hint}})),
+    };
+    match (world.place(&asking), case.is_ok()) {
         (Ok(placed), true) => {
             let devices = placed.allocations.get(kind).cloned().unwrap_or_default();
             let each: BTreeMap<i64, Amounts> = devices.keys().map(|minor| (*minor, amounts(&case.expected["per_device"]))).collect();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use placement::{Memory as EngineMemory, MemoryAsk};
+use placement::{Kind, Memory as EngineMemory, MemoryAsk, Scope, Wishes};
 use proto::pod::Pod;
 use proto::quantity::Quantity;
 use proto::record::{DEVICE_ALLOCATED, Record};
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::allocate;
 use super::case::{Case, Outcome};
-use super::world::{World, allocations_of, pod};
+use super::world::{World, allocations_of, annotated, pod};
 
 /// Amounts by resource, by value.
 pub(crate) type Amounts = BTreeMap<String, Quantity>;
@@ -137,16 +137,41 @@ fn types(by_type: &Value) -> BTreeMap<String, Amounts> {
     by_type.as_object().into_iter().flatten().map(|(kind, requests)| (kind.clone(), amounts(requests))).collect()
 }
 
+/// What a pod with these annotations asks for, and how its GPUs are to be chosen.
 fn gpu_requirements(case: &Case<'_>) -> Outcome {
-    if case.input["annotations"].as_object().is_some_and(|annotations| !annotations.is_empty()) || !case.input["gpu_hint"].is_null() {
-        return Outcome::skipped("partitions and allocation hints belong to topology");
+    let input = case.input;
+    let mut annotations = input["annotations"].clone();
+    if !input["gpu_hint"].is_null() {
+        annotations[allocate::HINT] = json!({"gpu": input["gpu_hint"]});
     }
-    match (read(&case.input["normalized_requests_by_type"]["gpu"]), &case.expected["gpu"]) {
-        (Ok(None), Value::Null) => Outcome::Passed,
-        (Ok(request), gpu) => split(request.and_then(|request| request.gpus).as_ref(), gpu),
-        (Err(error), _) if case.is_ok() => Outcome::Failed(error.to_string()),
-        (Err(_), _) => Outcome::Passed,
+    let asking: Pod = super::world::read(annotated(pod(&input["normalized_requests_by_type"]["gpu"], &Value::Null), &annotations));
+    let wishes = scheduler::wishes::of(&asking);
+    match (read(&input["normalized_requests_by_type"]["gpu"]), wishes, &case.expected["gpu"]) {
+        (Ok(None), _, Value::Null) => Outcome::Passed,
+        (Ok(request), Ok(wishes), gpu) if case.is_ok() => {
+            split(request.and_then(|request| request.gpus).as_ref(), gpu).and(|| compare_wishes(&wishes.unwrap_or_default(), gpu))
+        }
+        (Err(error), ..) if case.is_ok() => Outcome::Failed(error.to_string()),
+        (_, Err(error), _) if case.is_ok() => Outcome::Failed(error.to_string()),
+        (Ok(_), Ok(_), _) => Outcome::Failed("accepted".to_owned()),
+        (Err(_), ..) | (_, Err(_), _) => Outcome::Passed,
     }
+}
+
+fn compare_wishes(wishes: &Wishes, expected: &Value) -> Outcome {
+    let partition = wishes.partition.unwrap_or_default();
+    let scope = wishes.of(&Kind::Gpu).and_then(|wish| wish.scope).map(|scope| match scope {
+        Scope::Device => "Device",
+        Scope::Switch => "PCIe",
+        Scope::Numa => "NUMANode",
+        Scope::Machine => "Node",
+    });
+    let bandwidth = partition.bandwidth.map(Quantity::from_unsigned);
+    let expected_bandwidth: Option<Quantity> = serde_json::from_value(expected["ring_bus_bandwidth"].clone()).unwrap();
+    let is = |field: &str| expected[field].as_bool().unwrap_or_default();
+    Outcome::equal(&(wishes.partition.is_some(), partition.restricted), &(is("honor_partition"), is("restricted")))
+        .and(|| Outcome::equal(&bandwidth, &expected_bandwidth))
+        .and(|| Outcome::equal(&scope, &expected["required_topology_scope"].as_str().filter(|scope| !scope.is_empty())))
 }
 
 fn ratio_to_bytes(case: &Case<'_>) -> Outcome {

@@ -11,7 +11,7 @@ use super::allocate::{device, fill, requests};
 use super::case::{Case, Outcome};
 use super::requests::amounts;
 use super::webhooks::mutated;
-use super::world::{NODE, Refused, World, pod, read};
+use super::world::{NODE, Refused, World, annotated, pod, read};
 
 /// Memory of a made-up device, in bytes; a score is so many hundredths of it.
 const MEMORY: u64 = 1000;
@@ -25,7 +25,7 @@ pub(crate) fn run(case: &Case<'_>) -> Outcome {
         "score_node" => score_node(case),
         "score_device" => score_device(case),
         "sort_by_minor" => order(case),
-        "sort_by_preferred_pcie" => Outcome::skipped("joint allocation, virtual functions, scopes and allocation hints belong to topology"),
+        "sort_by_preferred_pcie" => switches(case),
         kind => Outcome::skipped(format!("kind {kind:?} is not understood")),
     }
 }
@@ -101,7 +101,7 @@ fn order(case: &Case<'_>) -> Outcome {
     let preferred = |device: &Value| case.input["preferred_minors"].as_array().is_some_and(|minors| minors.contains(&device["minor"]));
     let best_other = devices.iter().filter(|device| !preferred(device)).map(score).max();
     if devices.iter().any(|device| preferred(device) && best_other.is_some_and(|other| score(device) <= other)) {
-        return Outcome::skipped("joint allocation, virtual functions, scopes and allocation hints belong to topology");
+        return Outcome::skipped("devices that are preferred whatever they score are those of reservations, which nobody makes here");
     }
     let policies = Policies { device: DevicePolicy::LeastAllocated, ..Policies::default() };
     let entry = |device: &Value| {
@@ -123,6 +123,45 @@ fn order(case: &Case<'_>) -> Outcome {
             Err(refused) => return Outcome::Failed(refused.to_string()),
         };
         order.extend(placed.allocations["gpu"].keys().copied().filter(|minor| !order.contains(minor)).collect::<Vec<_>>());
+    }
+    Outcome::equal(&json!(order), &case.expected["order"])
+}
+
+/// GPUs on the preferred switches, and a pod that gets them all and so many of the devices, which belong with them: of more
+/// devices the one more each time is next. The fewest are one for each switch.
+fn switches(case: &Case<'_>) -> Outcome {
+    let devices = case.input["devices"].as_array().unwrap();
+    if devices.iter().any(|device| device["score"] != devices[0]["score"]) {
+        return Outcome::skipped("devices that belong with others are not taken by their scores here");
+    }
+    let topology = |switch: &Value| json!({"socketID": -1, "nodeID": -1, "pcieID": switch.as_str().unwrap_or_default()});
+    let switches = case.input["preferred_pcies"].as_array().cloned().unwrap_or_default();
+    let gpus = switches.iter().enumerate().map(|(minor, switch)| {
+        json!({"type": "gpu", "minor": minor, "id": format!("GPU-{minor}"), "health": true, "topology": topology(switch),
+            "resources": {"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory": "16Gi"}})
+    });
+    let others = devices.iter().map(|device| {
+        let minor = device["minor"].to_string();
+        json!({"type": "rdma", "minor": device["minor"], "id": format!("rdma-{minor}"), "health": true,
+            "topology": topology(&case.input["pcie_of_minor"][&minor]), "resources": {"koordinator.sh/rdma": "100"}})
+    });
+    let object = json!({"devices": gpus.chain(others).collect::<Vec<_>>()});
+    let joint = json!({"scheduling.koordinator.sh/device-joint-allocate": {"deviceTypes": ["gpu", "rdma"]}});
+    let mut order: Vec<i64> = Vec::new();
+    for n in 1..=devices.len() {
+        let mut world = World::plain();
+        world.set_device(&object);
+        let mut asked = json!({"koordinator.sh/rdma": (n * 100).to_string()});
+        if !switches.is_empty() {
+            asked["nvidia.com/gpu"] = json!(switches.len().to_string());
+        }
+        match world.place(&annotated(pod(&asked, &Value::Null), &joint)) {
+            Ok(placed) => {
+                let new: Vec<i64> = placed.allocations["rdma"].keys().copied().filter(|minor| !order.contains(minor)).collect();
+                order.extend(new);
+            }
+            Err(refused) => return Outcome::Failed(refused.to_string()),
+        }
     }
     Outcome::equal(&json!(order), &case.expected["order"])
 }

@@ -24,6 +24,9 @@ pub(crate) const NODE: &str = "test-node";
 /// Amounts by type of device and minor.
 pub(crate) type Allocations = BTreeMap<String, BTreeMap<i64, Amounts>>;
 
+/// Addresses and numbers of virtual functions, by type of device and minor.
+pub(crate) type Functions = BTreeMap<(String, i64), Vec<(String, i64)>>;
+
 /// The scheduler's state.
 pub(crate) struct World {
     pub(crate) index: Index,
@@ -37,6 +40,8 @@ pub(crate) struct Placed {
     pub(crate) labels: BTreeMap<String, String>,
     /// The devices that they name.
     pub(crate) allocations: Allocations,
+    /// The virtual functions of those.
+    pub(crate) functions: Functions,
 }
 
 /// Why a pod is not placed.
@@ -89,7 +94,16 @@ impl World {
 
     /// A pod of this name holds a part of one device, by its record.
     pub(crate) fn hold(&mut self, name: &str, kind: &str, minor: i64, resources: &Value) -> Pod {
-        let record = json!({kind: [{"minor": minor, "resources": resources}]}).to_string();
+        self.hold_functions(name, kind, minor, resources, &Value::Null)
+    }
+
+    /// The same by virtual functions, if there are any.
+    pub(crate) fn hold_functions(&mut self, name: &str, kind: &str, minor: i64, resources: &Value, functions: &Value) -> Pod {
+        let mut entry = json!({"minor": minor, "resources": resources});
+        if !functions.is_null() {
+            entry["extension"] = json!({"vfs": functions});
+        }
+        let record = json!({kind: [entry]}).to_string();
         let pod: Pod = read(json!({
             "metadata": {"name": name, "namespace": "default", "uid": name, "annotations": {DEVICE_ALLOCATED: record}},
             "spec": {"nodeName": NODE}, "status": {"phase": "Running"}}));
@@ -111,7 +125,9 @@ impl World {
             Ok(Assumed::Write { order, .. }) => {
                 let record = Record::read(&order.annotations).unwrap().unwrap_or_default();
                 let (annotations, labels) = (order.annotations, order.labels);
-                Ok(Placed { allocations: allocations_of(&json!(record.allocations)), annotations, labels })
+                let record = json!(record.allocations);
+                let functions = functions_of(&record, |entry| &entry["extension"]["vfs"]);
+                Ok(Placed { allocations: allocations_of(&record), functions, annotations, labels })
             }
             Ok(Assumed::AlreadyBound) => Err(Refused::Request("is bound already".to_owned())),
             Err(AssumeError::NoRoom { reason, .. }) => Err(Refused::NoRoom(reason.to_string())),
@@ -134,6 +150,27 @@ pub(crate) fn allocations_of(allocations: &Value) -> Allocations {
         devices.map(|device| (device["minor"].as_i64().unwrap(), super::requests::amounts(&device["resources"]))).collect()
     };
     by_type.map(|(kind, list)| (kind.clone(), devices(list))).collect()
+}
+
+/// Virtual functions of allocations, where entries list them there.
+pub(crate) fn functions_of(allocations: &Value, listed: impl Fn(&Value) -> &Value) -> Functions {
+    let mut functions = Functions::new();
+    for (kind, entries) in allocations.as_object().into_iter().flatten() {
+        for entry in entries.as_array().into_iter().flatten() {
+            let list = listed(entry).as_array().into_iter().flatten();
+            let list: Vec<_> = list.map(|vf| (vf["busID"].as_str().unwrap().to_owned(), vf["minor"].as_i64().unwrap())).collect();
+            if !list.is_empty() {
+                functions.insert((kind.clone(), entry["minor"].as_i64().unwrap()), list);
+            }
+        }
+    }
+    functions
+}
+
+/// The pod with annotations, whose values are texts or stand for their JSON.
+pub(crate) fn annotated(mut pod: Value, annotations: &Value) -> Value {
+    pod["metadata"]["annotations"] = Value::Object(strings(annotations));
+    pod
 }
 
 /// An object of texts, whatever it was given as.
