@@ -194,8 +194,8 @@ impl PodRequest {
         rules::refuse_unserved(pod, names)?;
         let request = Self::of(pod, names)?;
         // Of other resources nobody knows here whether they are devices' at all.
-        if request.as_ref().is_some_and(Self::is_for_known_devices) {
-            hints::HINTS.into_iter().try_for_each(|hint| hint.judge(pod))?;
+        if let Some(request) = request.as_ref().filter(|request| request.is_for_known_devices()) {
+            hints::Hints::of(pod)?.refuse_impossible(pod, request)?;
         }
         Ok(request)
     }

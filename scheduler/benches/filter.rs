@@ -26,6 +26,27 @@ fn device(at: usize) -> Value {
     json!({"metadata": {"name": name(at)}, "spec": {"devices": (0..N_GPUS).map(gpu).collect::<Vec<_>>()}})
 }
 
+/// The same with places, two adapters of eight virtual functions on each of eight switches, and the model's partition table.
+fn placed_device(at: usize) -> Value {
+    let place = |switch: usize| json!({"socketID": -1, "nodeID": switch / 4, "pcieID": format!("0000:{switch:02x}:00.0"), "busID": ""});
+    let nic = |minor: usize| {
+        let function = |nth: usize| json!({"minor": nth, "busID": format!("0000:{minor:02x}:01.{nth}")});
+        json!({
+            "type": "rdma", "id": format!("0000:{minor:02x}:00.0"), "minor": minor, "health": true, "topology": place(minor / 2),
+            "resources": {"koordinator.sh/rdma": "100"}, "vfGroups": [{"labels": {"type": "general"}, "vfs": (0..8).map(function).collect::<Vec<_>>()}],
+        })
+    };
+    let mut device = device(at);
+    device["metadata"]["labels"] = json!({"gpushare/serves-vendor": "true", "node.koordinator.sh/gpu-model": "H100"});
+    if let Some(devices) = device["spec"]["devices"].as_array_mut() {
+        for (switch, gpu) in devices.iter_mut().enumerate() {
+            gpu["topology"] = place(switch);
+        }
+        devices.extend((0..2 * N_GPUS).map(nic));
+    }
+    device
+}
+
 /// A pod that holds half of one GPU's memory.
 fn holder(at: usize, minor: usize) -> Value {
     let record =
@@ -58,6 +79,27 @@ fn request(n_nodes: usize, mib: usize) -> Vec<u8> {
     json!({"Pod": pod, "NodeNames": names}).to_string().into_bytes()
 }
 
+/// Asks for four whole GPUs, each with a virtual function on its switch, of all nodes.
+fn wishing_request(n_nodes: usize) -> Vec<u8> {
+    let names: Vec<String> = (0..n_nodes).map(|at| name(at * 7919 % n_nodes)).collect();
+    let annotations = json!({
+        "scheduling.koordinator.sh/device-joint-allocate": r#"{"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}"#,
+        "scheduling.koordinator.sh/device-allocate-hint": r#"{"rdma": {"vfSelector": {}, "exclusivePolicy": "PCIeLevel"}}"#,
+    });
+    let pod = json!({
+        "metadata": {"name": "new", "namespace": "default", "uid": "new", "annotations": annotations},
+        "spec": {"containers": [{"name": "c", "resources": {"limits": {"nvidia.com/gpu": "4", "koordinator.sh/rdma": "1"}}}]},
+    });
+    json!({"Pod": pod, "NodeNames": names}).to_string().into_bytes()
+}
+
+/// Nodes with places and adapters, of whose GPUs a pod each holds up to seven, in one of eight ways.
+fn placed_cluster(n_nodes: usize) -> Extender {
+    let devices = (0..n_nodes).map(placed_device);
+    let pods = (0..n_nodes).flat_map(|at| (0..at % N_GPUS).map(move |minor| holder(at, minor)));
+    scheduler::offline::extender((0..n_nodes).map(node), devices, pods)
+}
+
 fn cluster(n_nodes: usize) -> Extender {
     let nodes = (0..n_nodes).map(node);
     let devices = (0..n_nodes).map(device);
@@ -76,6 +118,15 @@ fn bench(criterion: &mut Criterion) {
         group.throughput(Throughput::Elements(u64::try_from(n_nodes).unwrap_or(0)));
         for (what, mib) in [("all fit", 8138), ("none fits", 41_000)] {
             let body = request(n_nodes, mib);
+            group.bench_function(BenchmarkId::new(what, n_nodes), |bencher| {
+                bencher.iter(|| filter::answer(&extender, &body, Instant::now()));
+            });
+        }
+    }
+    for n_nodes in [5_000, 15_000] {
+        let extender = placed_cluster(n_nodes);
+        group.throughput(Throughput::Elements(u64::try_from(n_nodes).unwrap_or(0)));
+        for (what, body) in [("shares of placed devices", request(n_nodes, 8138)), ("joint allocation", wishing_request(n_nodes))] {
             group.bench_function(BenchmarkId::new(what, n_nodes), |bencher| {
                 bencher.iter(|| filter::answer(&extender, &body, Instant::now()));
             });

@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::RequestError;
+use super::{PodRequest, RequestError};
+use crate::device::TYPE_GPU;
 use crate::pod::Pod;
 
 mod form;
@@ -152,8 +153,8 @@ impl Hint {
     }
 
     fn read(self, pod: &Pod, hints: &mut Hints) -> Result<(), RequestError> {
-        let Some(text) = pod.metadata.annotations.as_ref().and_then(|annotations| annotations.get(self.key)) else { return Ok(()) };
-        (self.read)(text, hints).map_err(|rule| RequestError::Hint { key: self.key, value: text.chars().take(EXCERPT).collect(), rule })
+        let Some(text) = text(pod, self.key) else { return Ok(()) };
+        (self.read)(text, hints).map_err(|rule| refusal(self.key, text, rule))
     }
 }
 
@@ -167,6 +168,27 @@ impl Hints {
         HINTS.into_iter().try_for_each(|hint| hint.read(pod, &mut hints))?;
         Ok(hints)
     }
+
+    /// Refuses what no node can give to a pod that asks for this.
+    pub(super) fn refuse_impossible(&self, pod: &Pod, request: &PodRequest) -> Result<(), RequestError> {
+        let Some((gpus, hint)) = request.gpus.as_ref().zip(self.by_type.get(TYPE_GPU)) else { return Ok(()) };
+        let impossible = |rule: String| Err(refusal(ALLOCATE_HINT, text(pod, ALLOCATE_HINT).unwrap_or_default(), rule));
+        if hint.vf_selector.is_some() {
+            return impossible("gpu.vfSelector: GPUs are not given by virtual functions".to_owned());
+        }
+        if hint.scope == Some(TopologyScope::Device) && gpus.devices > 1 {
+            return impossible(format!("gpu.requiredTopologyScope is Device, but the pod asks for {} GPUs", gpus.devices));
+        }
+        Ok(())
+    }
+}
+
+fn text<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
+    pod.metadata.annotations.as_ref()?.get(key).map(String::as_str)
+}
+
+fn refusal(key: &'static str, text: &str, rule: String) -> RequestError {
+    RequestError::Hint { key, value: text.chars().take(EXCERPT).collect(), rule }
 }
 
 /// Reads a JSON object; serde alone would take a list for one too.

@@ -300,6 +300,35 @@ async fn words_of_hints() {
     assert_eq!(world.bind(&bad, "n1").await, said);
 }
 
+/// Who asks why a pod waits is told the rule and the nearest miss, node by node; and so is who tries to bind it.
+#[tokio::test]
+async fn refusals_name_the_rule_and_the_nearest_miss() {
+    let world = world(&with_nics(gpus(4), &[0, 1, 2], 0));
+    world.apply_node(&node("n2", "MiB"));
+    let mut other = with_nics(gpus(2), &[], 0);
+    other["metadata"]["name"] = "n2".into();
+    world.apply_device(&other);
+    let pod = annotated(asking("p", 4, 1), JOINT, r#"{"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}"#);
+    world.api.put(&pod);
+    world.apply_pod(&pod);
+    let (_, text) = world.send("GET", "/gpushare-scheduler/inspect/pods/default/p?format=text", "").await;
+    insta::assert_snapshot!(text, @"
+    pod default/p (UID uid-p) asks for 4 whole GPUs, koordinator.sh/rdma 1
+      0 of 2 nodes with devices have room
+      n1: devices that belong together are not free as a partition, or as close to one another, as the pod or the node demands: 4 GPUs fit, no rdma left on switch 0000:03:00.0
+      n2: request is larger than the node's GPUs even when they are empty
+    ");
+    let (_, json) = world.send("GET", "/gpushare-scheduler/inspect/pods/default/p", "").await;
+    let json: Value = serde_json::from_str(&json).unwrap();
+    let nodes = &json["pods"][0]["nodes"];
+    assert_eq!((json["pods"][0]["nNodes"].clone(), json["pods"][0]["nFitting"].clone()), (2.into(), 0.into()));
+    let error = world.bind(&pod, "n1").await;
+    assert_eq!(error, format!("node \"n1\": {}: {}", nodes[0]["reason"].as_str().unwrap(), nodes[0]["detail"].as_str().unwrap()));
+    world.delete_pod(&pod);
+    let (_, text) = world.send("GET", "/gpushare-scheduler/inspect/pods/default/p?format=text", "").await;
+    assert_eq!(text, "there is no pod \"default/p\" that asks for a share of a GPU\n");
+}
+
 /// A type that nobody has compiled in, whose hint is read once it is known to be a device's.
 #[tokio::test]
 async fn types_that_are_learnt_take_part() {

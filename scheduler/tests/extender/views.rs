@@ -52,8 +52,17 @@ async fn inspect_shows_pods_and_why_they_wait() {
               "node": "n1"
             }
           ],
+          "nFitting": 1,
+          "nNodes": 1,
           "name": "p",
           "namespace": "default",
+          "nodes": [
+            {
+              "fits": true,
+              "node": "n1"
+            }
+          ],
+          "reasons": {},
           "request": "150 memory units on 1 device",
           "uid": "uid-p"
         }

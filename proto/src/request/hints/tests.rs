@@ -114,6 +114,20 @@ fn refusals(#[case] key: &str, #[case] text: &str, #[case] rule: &str) {
     assert!(refusal.starts_with(&format!("annotation {key} is ")) && refusal.contains(rule), "{refusal}");
 }
 
+/// What no node can give to this pod is refused of a new one, and of none that does not ask for GPUs.
+#[rstest]
+#[case::functions_of_gpus(r#"{"gpu": {"vfSelector": {}}}"#, "gpu.vfSelector: GPUs are not given by virtual functions")]
+#[case::two_in_one(r#"{"gpu": {"requiredTopologyScope": "Device"}}"#, "gpu.requiredTopologyScope is Device, but the pod asks for 2 GPUs")]
+fn impossible(#[case] text: &str, #[case] rule: &str) {
+    let of = |limits: Value| {
+        let pod = json!({"metadata": {"annotations": {ALLOCATE_HINT: text}}, "spec": {"containers": [{"name": "c", "resources": {"limits": limits}}]}});
+        super::super::validate(&serde_json::from_value(pod).unwrap(), &crate::resource::ResourceNames::default())
+    };
+    let refusal = of(json!({"nvidia.com/gpu": 2})).unwrap_err().to_string();
+    assert!(refusal.ends_with(rule), "{refusal}");
+    assert_eq!(of(json!({"koordinator.sh/rdma": 1})), Ok(()));
+}
+
 proptest! {
     #[test]
     fn nothing_makes_it_panic(text in r#"(\{|\}|\[|"|:|,|rdma|gpu|selector|matchLabels|allocateStrategy|.){0,60}"#) {
