@@ -14,7 +14,7 @@ use proto::request::ContainerRequest;
 
 use crate::cdi::{self, Edits};
 use crate::fleet::{DeviceKey, Fleet};
-use crate::inventory::{Gpu, OtherDevice};
+use crate::inventory::{Gpu, GpuUuid, OtherDevice};
 use crate::plugin::Settings;
 use crate::pods::{NodePod, Placement};
 use crate::served::Served;
@@ -102,6 +102,15 @@ pub fn variable(of_gpus: &str, resource: Served) -> &str {
         Served::Shared | Served::Memory | Served::Whole => of_gpus,
         Served::Rdma => RDMA_DEVICES,
         Served::Fpga => FPGA_DEVICES,
+    }
+}
+
+/// The variable that names a container's virtual functions of devices of a resource's type.
+pub fn functions_variable(resource: Served) -> Option<&'static str> {
+    match resource {
+        Served::Shared | Served::Memory | Served::Whole => None,
+        Served::Rdma => Some(RDMA_FUNCTIONS),
+        Served::Fpga => Some(FPGA_FUNCTIONS),
     }
 }
 
@@ -219,12 +228,12 @@ fn device_nodes(settings: &Settings, known: Option<&Known<'_>>, resource: Served
 fn own_nodes<'a>(known: Option<&Known<'_>>, resource: Served, device: &'a OtherDevice) -> impl Iterator<Item = &'a PathBuf> {
     let functions = known.map_or(&[][..], |known| functions(known, resource, device));
     let own = if functions.is_empty() { &device.device_nodes[..] } else { &[] };
-    let of_functions: Vec<_> = functions.iter().filter_map(|function| device.function_nodes.get(function)).flatten().collect();
+    let of_functions: Vec<_> = functions.iter().filter_map(|function| device.function_nodes.get(function.as_str())).flatten().collect();
     own.iter().chain(of_functions)
 }
 
 /// The virtual functions of a device that the pod's record gives it.
-fn functions<'a>(known: &Known<'a>, resource: Served, device: &OtherDevice) -> &'a [String] {
+fn functions<'a>(known: &Known<'a>, resource: Served, device: &OtherDevice) -> &'a [GpuUuid] {
     let others = known.placement.and_then(|placement| placement.others.get(resource.device_type()));
     let key = DeviceKey::from(device);
     let held = others.and_then(|others| others.names.iter().zip(&others.held).find(|(name, _)| name.is(&key)));
@@ -236,9 +245,9 @@ fn variables(settings: &Settings, known: &Known<'_>, resource: Served, given: &G
     match given {
         Given::Gpus(gpus) => of_gpus(settings, known, resource, gpus),
         Given::Others(devices) => {
-            let functions: Vec<String> = devices.iter().flat_map(|device| functions(known, resource, device)).cloned().collect();
-            let name = if resource == Served::Rdma { RDMA_FUNCTIONS } else { FPGA_FUNCTIONS };
-            (!functions.is_empty()).then(|| (name.to_owned(), functions.join(","))).into_iter().collect()
+            let functions: Vec<&str> = devices.iter().flat_map(|device| functions(known, resource, device)).map(GpuUuid::as_str).collect();
+            let named = functions_variable(resource).filter(|_| !functions.is_empty());
+            named.map(|name| (name.to_owned(), functions.join(","))).into_iter().collect()
         }
     }
 }

@@ -60,7 +60,7 @@ pub struct Portion {
     /// Percent of it, 0 if the record does not say.
     pub percent: u64,
     /// PCI addresses of the virtual functions that it was given; none if it was given the device itself.
-    pub functions: Vec<String>,
+    pub functions: Vec<GpuUuid>,
 }
 
 /// The devices of one type that a pod was given, in the record's order.
@@ -110,8 +110,10 @@ pub struct Placement {
 
 impl fmt::Display for Placement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let others = self.others.values().flat_map(|others| &others.names);
-        let names: Vec<String> = self.gpus.iter().chain(others).map(ToString::to_string).collect();
+        let others = self.others.values().flat_map(|others| others.names.iter().zip(&others.held));
+        let others =
+            others.flat_map(|(name, portion)| std::iter::once(name.to_string()).chain(portion.functions.iter().map(ToString::to_string)));
+        let names: Vec<String> = self.gpus.iter().map(ToString::to_string).chain(others).collect();
         f.write_str(&names.join(","))
     }
 }
@@ -213,9 +215,16 @@ impl Placement {
         self.gpushare.is_some_and(|gpushare| gpushare.assigned)
     }
 
-    /// Whether both name the same devices.
+    /// The virtual functions that it was given of the devices that a resource is about.
+    pub fn functions(&self, resource: Served) -> impl Iterator<Item = &GpuUuid> {
+        let held = self.others.get(resource.device_type()).into_iter().flat_map(|others| &others.held);
+        held.flat_map(|portion| &portion.functions)
+    }
+
+    /// Whether both name the same devices, and the same virtual functions of them.
     pub fn is_on_devices_of(&self, other: &Self) -> bool {
-        [Served::Whole, Served::Rdma, Served::Fpga].into_iter().all(|resource| self.names(resource) == other.names(resource))
+        let is_same = |resource| self.names(resource) == other.names(resource) && self.functions(resource).eq(other.functions(resource));
+        [Served::Whole, Served::Rdma, Served::Fpga].into_iter().all(is_same)
     }
 
     /// Whether the pod was given this device, or this virtual function of it.
@@ -223,7 +232,7 @@ impl Placement {
         let Some(at) = self.names(resource).iter().position(|name| name.is(device)) else { return false };
         let portion = self.others.get(resource.device_type()).and_then(|others| others.held.get(at));
         let functions = portion.map_or(&[][..], |portion| &portion.functions);
-        function.map_or(functions.is_empty(), |function| functions.iter().any(|given| given == function))
+        function.map_or(functions.is_empty(), |function| functions.iter().any(|given| given.as_str() == function))
     }
 
     /// Whether every one of these devices of a resource is one of the pod's.
@@ -241,9 +250,11 @@ impl Others {
                 continue;
             }
             let functions = device.extension.iter().filter_map(|extension| extension.get("vfs")?.as_array()).flatten();
-            let functions = functions.filter_map(|function| function.get("busID")?.as_str().map(str::to_owned));
+            let addresses = functions.filter_map(|function| function.get("busID")?.as_str());
+            let bad = |error: InvalidGpuUuid| Unplaced::BadDevice(error.to_string());
+            let functions: Vec<GpuUuid> = addresses.map(|address| address.parse().map_err(bad)).collect::<Result<_, _>>()?;
             let percent = device.resources.get(resource).and_then(|amount| amount.unsigned()).unwrap_or(0);
-            others.held.push(Portion { percent, functions: functions.collect() });
+            others.held.push(Portion { percent, functions });
             others.names.push(name);
         }
         Ok(others)

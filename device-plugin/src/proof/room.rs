@@ -113,7 +113,7 @@ impl Share<'_> {
 }
 
 /// What the pod holds of each device of this node that its record names.
-fn shares<'a>(pod: &NodePod, fleet: &'a Fleet, unit: MemoryUnit) -> Vec<Share<'a>> {
+fn shares<'a>(pod: &'a NodePod, fleet: &'a Fleet, unit: MemoryUnit) -> Vec<Share<'a>> {
     let Ok(placement) = &pod.placement else { return Vec::new() };
     let gpus = (0..).zip(&placement.gpus).zip(&placement.held).filter_map(|((at, name), held)| {
         let gpu = &fleet.gpus.iter().find(|entry| name.names(&entry.gpu))?.gpu;
@@ -138,7 +138,13 @@ fn shares<'a>(pod: &NodePod, fleet: &'a Fleet, unit: MemoryUnit) -> Vec<Share<'a
             Some(Share { device: &device.id, device_type, held, total })
         })
     });
-    gpus.chain(others).collect()
+    let functions = placement.others.iter().flat_map(|(device_type, others)| {
+        // There is one of each.
+        let one = Sum { slots: 1, ..Sum::default() };
+        let functions = others.held.iter().flat_map(|portion| &portion.functions);
+        functions.map(move |device| Share { device, device_type, held: one, total: one })
+    });
+    gpus.chain(others).chain(functions).collect()
 }
 
 fn of_gpu<'a>(gpu: &'a Gpu, fleet: &Fleet, held: Sum) -> Share<'a> {
@@ -231,6 +237,21 @@ mod tests {
     fn places_for_sharers_are_counted() {
         let all: Vec<NodePod> = (0..101).map(|at| pod(&format!("p{at:03}"), at, [shared(1)])).collect();
         assert_eq!(refused(all, &[]), ["p100"]);
+    }
+
+    /// As many pods as an adapter has functions share it, one each; and who has one may have no other's.
+    #[test]
+    fn a_virtual_function_is_given_once() {
+        let with = |name: &str, at: u64, function: &str| {
+            let text = format!(
+                r#"{{"rdma":[{{"minor":1,"id":"0000:01:00.0","resources":{{"koordinator.sh/rdma":"1"}},"extension":{{"vfs":[{{"minor":0,"busID":"{function}"}}]}}}}]}}"#
+            );
+            let record = proto::record::Record { allocations: serde_json::from_str(&text).unwrap(), assumed_at: Some(at), gpushare: None };
+            NodePod { placement: crate::pods::Placement::of_record(record, at), ..pod(name, at, [crate::builders::rdma(1)]) }
+        };
+        let all = || vec![with("a", 1, "0000:01:00.2"), with("b", 2, "0000:01:00.3"), with("c", 3, "0000:01:00.2")];
+        assert_eq!(refused(all(), &[]), ["c"]);
+        assert_eq!(refused(all(), &["c"]), ["a"]);
     }
 
     #[test]

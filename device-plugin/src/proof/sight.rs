@@ -17,7 +17,7 @@ use crate::served::Served;
 pub enum Sight {
     /// Whatever the CDI spec says when the container is created.
     Spec,
-    /// These devices, for as long as they live.
+    /// These devices, and virtual functions of them, for as long as they live.
     Devices(BTreeSet<GpuUuid>),
     /// Something that is no device of this node, or one container other devices than another.
     Unclear(String),
@@ -35,7 +35,13 @@ pub fn of_answer(resource: Served, answer: &ContainerAllocateResponse, variable:
     let variable = inject::variable(variable, resource);
     let value = answer.envs.get(variable)?;
     let strange = || format!("{variable}={value}, which is not a list of {} devices of this node", type_name(resource.device_type()));
-    Some(named(resource, value, fleet).map_or_else(|| Sight::Unclear(strange()), Sight::Devices))
+    let functions = inject::functions_variable(resource).and_then(|variable| answer.envs.get(variable));
+    let functions: Option<Vec<GpuUuid>> = functions.into_iter().flat_map(|value| value.split(',')).map(|name| name.parse().ok()).collect();
+    let seen = named(resource, value, fleet).zip(functions).map(|(mut devices, functions)| {
+        devices.extend(functions);
+        devices
+    });
+    Some(seen.map_or_else(|| Sight::Unclear(strange()), Sight::Devices))
 }
 
 /// The devices that a value of a resource's variable names, GPUs also by index; none if one of them is not on this node.

@@ -158,7 +158,7 @@ impl Evidence<'_> {
         self.ledger.serves().iter().copied().filter(|resource| pod.asks_for(*resource))
     }
 
-    /// The devices of a pod's record of the types that it asks for, sick ones included.
+    /// The devices of a pod's record of the types that it asks for, sick ones included, with their virtual functions.
     ///
     /// # Errors
     /// It names none of a type, or one that is not on this node.
@@ -171,7 +171,9 @@ impl Evidence<'_> {
             }
             let ids: Option<BTreeSet<GpuUuid>> = names.iter().map(|name| self.fleet.find(resource, name).map(|key| key.id)).collect();
             let absent = || Refusal::Unplaced(format!("its record names {placement}, which this node does not have"));
-            recorded.insert(resource.device_type(), ids.ok_or_else(absent)?);
+            let mut ids = ids.ok_or_else(absent)?;
+            ids.extend(placement.functions(resource).cloned());
+            recorded.insert(resource.device_type(), ids);
         }
         Ok(recorded)
     }

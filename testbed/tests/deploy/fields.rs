@@ -62,6 +62,7 @@ fn kinds() -> Vec<(&'static str, &'static str, Known)> {
 #[case::evict_pods(render_base_with("components/evict-pods"))]
 #[case::runtime_class(render_base_with("components/nvidia-runtime-class"))]
 #[case::runtime_hook(render_base_with("components/nri"))]
+#[case::device_labels(render_base_with("components/device-labels"))]
 fn every_field_is_known(#[case] objects: Vec<Value>) {
     for object in objects {
         let found = kinds().into_iter().find(|(version, kind, _)| object["apiVersion"] == *version && object["kind"] == *kind);

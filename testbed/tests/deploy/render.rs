@@ -207,6 +207,7 @@ fn every_kustomization_is_known() {
     attach/second-scheduler/kustomization.yaml
     attach/second-scheduler/samples/kustomization.yaml
     base/kustomization.yaml
+    components/device-labels/kustomization.yaml
     components/evict-pods/kustomization.yaml
     components/guard-bindings/kustomization.yaml
     components/nri/kustomization.yaml

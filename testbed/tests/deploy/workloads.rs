@@ -141,16 +141,27 @@ fn second_scheduler_keeps_the_extender_to_itself(#[case] folder: &str) {
 }
 
 #[test]
-fn device_plugin_reaches_kubelet_and_nothing_else_of_the_node() {
+fn device_plugin_reaches_kubelet_and_reads_little_else_of_the_node() {
     let objects = render("base");
     let daemon_set = find(&objects, "DaemonSet", DEVICE_PLUGIN.name);
     let pod = pod(daemon_set);
     assert_eq!(pod["securityContext"]["runAsUser"], 0);
     let container = container(daemon_set, DEVICE_PLUGIN.name);
-    let paths: Vec<&Value> = pod["volumes"].as_array().unwrap().iter().map(|volume| &volume["hostPath"]["path"]).collect();
-    let mounts: Vec<&Value> = container["volumeMounts"].as_array().unwrap().iter().map(|mount| &mount["mountPath"]).collect();
-    let expected = ["/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources", "/var/run/cdi", "/etc/cdi"].map(Value::from);
-    assert_eq!((paths, mounts), (expected.iter().collect(), expected.iter().collect()));
+    let (volumes, mounts) = (pod["volumes"].as_array().unwrap(), container["volumeMounts"].as_array().unwrap());
+    let seen: Vec<Value> = volumes
+        .iter()
+        .zip(mounts)
+        .map(|(volume, mount)| json!([volume["hostPath"]["path"], mount["mountPath"], mount["readOnly"].as_bool().unwrap_or(false)]))
+        .collect();
+    let expected = [
+        json!(["/var/lib/kubelet/device-plugins", "/var/lib/kubelet/device-plugins", false]),
+        json!(["/var/lib/kubelet/pod-resources", "/var/lib/kubelet/pod-resources", true]),
+        json!(["/var/run/cdi", "/var/run/cdi", false]),
+        json!(["/etc/cdi", "/etc/cdi", true]),
+        json!(["/sys", "/host/sys", true]),
+        json!(["/dev/infiniband", "/dev/infiniband", true]),
+    ];
+    assert_eq!(seen, expected);
     assert_eq!(pod["nodeSelector"]["gpushare"], "true");
     let env: BTreeMap<&str, &Value> =
         container["env"].as_array().unwrap().iter().map(|entry| (entry["name"].as_str().unwrap(), entry)).collect();
@@ -218,6 +229,22 @@ fn runtime_hook_is_a_component() {
     assert_eq!(mount["mountPath"], dir.to_str().unwrap());
 }
 
+/// The file that the plugin is told of is one of the mounted map, in the form that it asks for.
+#[test]
+fn device_labels_are_a_component() {
+    let objects = render_base_with("components/device-labels");
+    let daemon_set = find(&objects, "DaemonSet", DEVICE_PLUGIN.name);
+    let container = container(daemon_set, DEVICE_PLUGIN.name);
+    let args = texts(&container["args"]);
+    DEVICE_PLUGIN.accepts(&args).unwrap();
+    let file = args.iter().find_map(|arg| arg.strip_prefix("--device-labels=")).unwrap();
+    let mount = container["volumeMounts"].as_array().unwrap().iter().find(|mount| mount["name"] == "device-labels").unwrap();
+    let name = file.strip_prefix(mount["mountPath"].as_str().unwrap()).unwrap().trim_start_matches('/');
+    let map = find(&objects, "ConfigMap", "gpushare-device-labels");
+    let labels: Value = serde_yaml_ng::from_str(map["data"][name].as_str().unwrap()).unwrap();
+    assert_eq!(labels["devices"]["rdma"]["fabric"], "default");
+}
+
 /// The binaries take the arguments and the environment that the manifests give them.
 #[rstest]
 fn daemons_know_their_arguments(
@@ -281,7 +308,7 @@ fn whole_gpus_differ_from_the_base_by_a_label_and_a_flag() {
 /// A component that changes the plugin changes it on all nodes.
 #[test]
 fn components_change_both_daemon_sets() {
-    for component in ["components/nri", "components/nvidia-runtime-class", "components/simulated"] {
+    for component in ["components/nri", "components/nvidia-runtime-class", "components/simulated", "components/device-labels"] {
         let (plain, whole) = (render("base"), render_with("base", &["components/whole-gpus", component]));
         let before = find(&plain, "DaemonSet", DEVICE_PLUGIN.name).to_string().len();
         for daemon_set in all(&whole, "DaemonSet") {

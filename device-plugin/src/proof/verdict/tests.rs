@@ -3,7 +3,7 @@
 use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 
 use super::*;
-use crate::builders::{fleet, gpu, pod, pods, units};
+use crate::builders::{adapter, fleet, gpu, pod, pods, rdma, units};
 use crate::served::Served;
 
 /// Pods p0, p1 and so on of two units: minors of their records, and what each sees; all on a node of four GPUs.
@@ -207,4 +207,40 @@ fn a_pod_that_started_by_cdi_keeps_its_record() {
     let mut confirmed = Ledger::default();
     confirmed.confirm(&PodUid::from("p0"));
     assert!(matches!(verdict_of(&pods, &written, &confirmed, true), Verdict::Refuse(Refusal::Mismatch { .. })));
+}
+
+/// Two pods have virtual functions of one adapter, and kubelet has admitted them in another order.
+#[test]
+fn pods_exchange_virtual_functions() {
+    let with = |name: &str, function: &str| {
+        let text = format!(
+            r#"{{"rdma":[{{"minor":1,"id":"0000:01:00.0","resources":{{"koordinator.sh/rdma":"1"}},"extension":{{"vfs":[{{"minor":0,"busID":"{function}"}}]}}}}]}}"#
+        );
+        let record = proto::record::Record { allocations: serde_json::from_str(&text).unwrap(), assumed_at: Some(1), gpushare: None };
+        NodePod { placement: Placement::of_record(record, 1), ..pod(name, 1, [rdma(1)]) }
+    };
+    let answered = |pod: &str, function: &str| {
+        let envs = [("GPUSHARE_RDMA_DEVICES", "0000:01:00.0"), ("GPUSHARE_RDMA_FUNCTIONS", function)];
+        let envs = envs.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        let answer = ContainerAllocateResponse { envs, ..ContainerAllocateResponse::default() };
+        Allocated { pod: PodUid::from(pod), container: "r1".to_owned(), resource: Served::Rdma, ids: vec![pod.to_owned()], answer }
+    };
+    let inventory = crate::inventory::Inventory { others: vec![adapter(1)], ..Default::default() };
+    let fleet = Fleet::new(inventory, fleet(0).ids);
+    let judge = |seen: [&str; 2]| {
+        let pods = pods([with("p0", "0000:01:00.2"), with("p1", "0000:01:00.3")]);
+        let written = [answered("p0", seen[0]), answered("p1", seen[1])];
+        let mut ledger = Ledger::default();
+        ledger.serve(vec![Served::Rdma]);
+        let variable = "NVIDIA_VISIBLE_DEVICES";
+        let (ledger, unit) = (&ledger, MemoryUnit::GIB);
+        let evidence =
+            Evidence { pods: &pods, fleet: &fleet, ledger, written: &written, is_written_known: true, is_young: false, variable, unit };
+        let pod = pods.get(&PodUid::from("p0")).unwrap();
+        evidence.judge(pod, &sight::of_pod(&written, &pod.uid, variable, &fleet))
+    };
+    assert_eq!(judge(["0000:01:00.2", "0000:01:00.3"]), Verdict::Confirm);
+    assert_eq!(judge(["0000:01:00.3", "0000:01:00.2"]), exchange("p1"));
+    let Verdict::Refuse(refusal) = judge(["0000:01:00.4", "0000:01:00.3"]) else { panic!("it has another function") };
+    assert!(refusal.to_string().contains("but 0000:01:00.0,0000:01:00.2 is counted for it"), "{refusal}");
 }
