@@ -4,12 +4,14 @@
 
 mod others;
 mod recount;
+mod rules;
 
 use std::collections::BTreeMap;
 
 use crate::amounts::Dimension;
 use crate::fleet::Fleet;
-use crate::ident::{DeviceId, DeviceType, GpuUuid, OwnerId, ResourceName};
+use crate::ident::{DeviceId, DeviceType, FunctionId, GpuUuid, OwnerId, ResourceName};
+use crate::wishes::Kind;
 
 /// An invariant that does not hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,6 +67,28 @@ pub enum Violation {
         /// The device.
         gpu: GpuUuid,
     },
+    /// Two owners certainly hold a virtual function.
+    FunctionHeldTwice {
+        /// The node's name.
+        node: String,
+        /// The function.
+        function: FunctionId,
+        /// The owners.
+        owners: [OwnerId; 2],
+    },
+    /// Somebody was given a device that another keeps to itself.
+    ExclusionBroken {
+        /// The node's name.
+        node: String,
+        /// Who keeps it.
+        keeper: OwnerId,
+        /// Who else holds it, or a device on its switch.
+        other: OwnerId,
+        /// The device's type.
+        kind: Kind,
+        /// What identifies it.
+        device: String,
+    },
     /// An owner holds a share of a device that the node does not have.
     MissingGpu {
         /// The node's name.
@@ -85,14 +109,20 @@ impl Fleet {
     /// Every invariant that does not hold; empty if all is well.
     ///
     /// Shares whose device, amount or record is in doubt do not count as oversubscription. What is held of a sick
-    /// device, or of a node that is gone, breaks nothing.
+    /// device, or of a node that is gone, breaks nothing. Exclusive use can be broken by decisions only: facts may be so.
     pub fn check(&self) -> Vec<Violation> {
         let mut violations = self.check_names();
         violations.extend(self.check_owners());
         violations.extend(self.check_hints());
         for node in self.slots.iter().filter_map(|slot| slot.node.as_ref()) {
-            violations.extend(recount::check_node(node));
-            violations.extend(others::check_node(node));
+            let mut found = recount::check_node(node);
+            found.extend(others::check_node(node));
+            // What is derived from rows that are wrong is wrong as well.
+            if found.is_empty() {
+                found.extend(rules::check_derived(node));
+            }
+            found.extend(rules::check_pairs(node));
+            violations.append(&mut found);
         }
         violations
     }

@@ -8,6 +8,7 @@
 //! around: a device that holds more than it has simply has nothing free.
 
 mod amounts;
+mod asking;
 mod charge;
 mod check;
 mod class;
@@ -29,6 +30,7 @@ mod reserve;
 mod rows;
 mod selector;
 mod shape;
+mod state;
 mod topology;
 mod traits;
 mod view;
@@ -37,6 +39,7 @@ mod whole;
 mod wishes;
 
 pub use amounts::{Amounts, Dimension};
+pub use asking::Asking;
 pub use check::Violation;
 pub use class::{Class, ClassRequest, Device, DeviceRef, DeviceShare, DeviceView, HeldDevice, NamedAmounts};
 pub use fit::Hints;

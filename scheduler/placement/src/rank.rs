@@ -76,27 +76,30 @@ impl Fleet {
     ///
     /// GPU memory alone counts, unless the policy is one that weighs resources.
     pub fn score<'r>(&self, node: NodeId, ask: impl Into<Ask<'r>>, policies: Policies, hints: Hints<'_>) -> Score {
-        let ask = ask.into();
-        let Some(node) = self.node(node) else { return Score::default() };
-        if node.fit_all(ask, hints).is_err() {
-            return Score::default();
-        }
-        let order = Order { policy: policies.device, weights: &self.weights };
-        let (part, total) = match policies.node {
-            NodePolicy::Binpack => {
-                let (left, total) = node.memory_left(ask, order, hints);
-                (total.saturating_sub(left), total)
-            }
-            NodePolicy::Spread => node.memory_left(ask, order, hints),
-            NodePolicy::LeastAllocated => node.part_of_points(ask, &self.weights, Leaning::Least, hints),
-            NodePolicy::MostAllocated => node.part_of_points(ask, &self.weights, Leaning::Most, hints),
-        };
-        let scaled = (part * u128::from(SCALE)).checked_div(total).unwrap_or(0);
-        Score(u32::try_from(scaled).unwrap_or(SCALE).min(SCALE))
+        self.node(node).map_or(Score::default(), |node| node.score(ask.into(), policies, &self.weights, hints))
     }
 }
 
 impl Node {
+    /// How good this node would be after the best choice of its devices; 0 if there is no room.
+    pub(crate) fn score(&self, ask: Ask<'_>, policies: Policies, weights: &Weights, hints: Hints<'_>) -> Score {
+        if self.fit_all(ask, hints).is_err() {
+            return Score::default();
+        }
+        let order = Order { policy: policies.device, weights };
+        let (part, total) = match policies.node {
+            NodePolicy::Binpack => {
+                let (left, total) = self.memory_left(ask, order, hints);
+                (total.saturating_sub(left), total)
+            }
+            NodePolicy::Spread => self.memory_left(ask, order, hints),
+            NodePolicy::LeastAllocated => self.part_of_points(ask, weights, Leaning::Least, hints),
+            NodePolicy::MostAllocated => self.part_of_points(ask, weights, Leaning::Most, hints),
+        };
+        let scaled = (part * u128::from(SCALE)).checked_div(total).unwrap_or(0);
+        Score(u32::try_from(scaled).unwrap_or(SCALE).min(SCALE))
+    }
+
     /// A decision as a placement.
     fn placement(&self, ask: Ask<'_>, decision: Decision, hints: Hints<'_>) -> Result<Placement, Reason> {
         let mut placement = Placement { others: decision.others, ..Placement::default() };

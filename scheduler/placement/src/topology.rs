@@ -25,3 +25,4 @@ mod sets;
 mod uses;
 
 pub(crate) use decide::Decision;
+pub(crate) use uses::Use;

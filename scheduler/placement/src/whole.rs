@@ -126,7 +126,7 @@ impl Gpu {
 }
 
 impl Hint {
-    fn takes_part_of(&self, row: usize) -> bool {
+    pub(crate) fn takes_part_of(&self, row: usize) -> bool {
         self.placement.unknown_whole == 0 && self.charges.iter().any(|(charged, amounts)| *charged == row && amounts.takes_part())
     }
 }

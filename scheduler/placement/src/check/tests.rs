@@ -163,6 +163,8 @@ fn kinds(fleet: &Fleet) -> Vec<&'static str> {
         Violation::OwnerOnSeveralNodes { .. } => "OwnerOnSeveralNodes",
         Violation::SameGpuTwice { .. } => "SameGpuTwice",
         Violation::MissingGpu { .. } => "MissingGpu",
+        Violation::FunctionHeldTwice { .. } => "FunctionHeldTwice",
+        Violation::ExclusionBroken { .. } => "ExclusionBroken",
         Violation::Index { .. } => "Index",
     };
     fleet.check().iter().map(kind).collect()

@@ -231,7 +231,10 @@ fn scopes(pool: &Pool, scope: Scope) -> Vec<Set> {
         Scope::Numa => by(&|at| Some(pool.spot(at)).filter(|spot| spot.knows_numa).map(|spot| spot.numa)),
         Scope::Switch => by(&|at| Some(pool.spot(at)).filter(|spot| spot.knows_switch).map(|spot| spot.switch)),
         Scope::Device if pool.n > 1 => Vec::new(),
-        Scope::Device => vec![pool.those(|candidate| candidate.spot.is_placed)],
+        Scope::Device => {
+            let placed = pool.those(|candidate| candidate.spot.is_placed);
+            placed.members().map(|at| Set::EMPTY.with(at)).collect()
+        }
     }
 }
 

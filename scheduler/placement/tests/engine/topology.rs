@@ -8,17 +8,17 @@ use rstest::rstest;
 
 use crate::build::{GIB, ask, gpu};
 
-fn place(numa: u32, switch: u32) -> Option<Place> {
-    Some(Place { numa: Some(numa), switch: Some(format!("0000:{switch:02x}").into()) })
+fn place(numa: u32, switch: u32) -> Place {
+    Place { numa: Some(numa), switch: Some(format!("0000:{switch:02x}").into()) }
 }
 
 fn gpu_at(minor: u32, numa: u32, switch: u32) -> Gpu {
-    Gpu { traits: Traits { place: place(numa, switch), ..Traits::default() }, ..gpu("n", minor, 80 * GIB) }
+    Gpu { traits: Traits { place: Some(place(numa, switch)), ..Traits::default() }, ..gpu("n", minor, 80 * GIB) }
 }
 
 fn nic_at(minor: u32, numa: u32, switch: u32) -> Device {
     let resources = [("rdma".into(), 100)].into();
-    let traits = Traits { place: place(numa, switch), ..Traits::default() };
+    let traits = Traits { place: Some(place(numa, switch)), ..Traits::default() };
     Device { id: format!("nic{minor}").into(), minor, resources, healthy: true, traits }
 }
 
