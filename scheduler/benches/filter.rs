@@ -16,14 +16,16 @@ fn node(at: usize) -> Value {
     })
 }
 
+fn gpu(at: usize, minor: usize, topology: &Value) -> Value {
+    json!({
+        "type": "gpu", "id": format!("GPU-{at:08}-{minor}"), "minor": minor, "health": true, "topology": topology,
+        "resources": {"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory": "81920Mi", "koordinator.sh/gpu-memory-ratio": "100"},
+    })
+}
+
 fn device(at: usize) -> Value {
-    let gpu = |minor: usize| {
-        json!({
-            "type": "gpu", "id": format!("GPU-{at:08}-{minor}"), "minor": minor, "health": true,
-            "resources": {"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory": "81920Mi", "koordinator.sh/gpu-memory-ratio": "100"},
-        })
-    };
-    json!({"metadata": {"name": name(at)}, "spec": {"devices": (0..N_GPUS).map(gpu).collect::<Vec<_>>()}})
+    let gpus = (0..N_GPUS).map(|minor| gpu(at, minor, &Value::Null));
+    json!({"metadata": {"name": name(at)}, "spec": {"devices": gpus.collect::<Vec<_>>()}})
 }
 
 /// The same with places, two adapters of eight virtual functions on each of eight switches, and the model's partition table.
@@ -33,18 +35,14 @@ fn placed_device(at: usize) -> Value {
         let function = |nth: usize| json!({"minor": nth, "busID": format!("0000:{minor:02x}:01.{nth}")});
         json!({
             "type": "rdma", "id": format!("0000:{minor:02x}:00.0"), "minor": minor, "health": true, "topology": place(minor / 2),
-            "resources": {"koordinator.sh/rdma": "100"}, "vfGroups": [{"labels": {"type": "general"}, "vfs": (0..8).map(function).collect::<Vec<_>>()}],
+            "resources": {"koordinator.sh/rdma": "100"},
+            "vfGroups": [{"labels": {"type": "general"}, "vfs": (0..8).map(function).collect::<Vec<_>>()}],
         })
     };
-    let mut device = device(at);
-    device["metadata"]["labels"] = json!({"gpushare/serves-vendor": "true", "node.koordinator.sh/gpu-model": "H100"});
-    if let Some(devices) = device["spec"]["devices"].as_array_mut() {
-        for (switch, gpu) in devices.iter_mut().enumerate() {
-            gpu["topology"] = place(switch);
-        }
-        devices.extend((0..2 * N_GPUS).map(nic));
-    }
-    device
+    let gpus = (0..N_GPUS).map(|minor| gpu(at, minor, &place(minor)));
+    let labels = json!({"gpushare/serves-vendor": "true", "node.koordinator.sh/gpu-model": "H100"});
+    let devices: Vec<Value> = gpus.chain((0..2 * N_GPUS).map(nic)).collect();
+    json!({"metadata": {"name": name(at), "labels": labels}, "spec": {"devices": devices}})
 }
 
 /// A pod that holds half of one GPU's memory.

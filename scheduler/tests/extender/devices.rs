@@ -319,6 +319,13 @@ async fn isolation_is_wanted_of_the_node() {
     assert_eq!(labels(1), Value::Null);
 }
 
+/// The pod with every wish that there is.
+fn joined(pod: Value) -> Value {
+    let pod = annotated(pod, "scheduling.koordinator.sh/device-joint-allocate", r#"{"deviceTypes": ["gpu", "rdma"]}"#);
+    let pod = annotated(pod, "scheduling.koordinator.sh/gpu-partition-spec", "{}");
+    annotated(pod, "scheduling.koordinator.sh/device-allocate-hint", r#"{"rdma": {"vfSelector": {}, "exclusivePolicy": "PCIeLevel"}}"#)
+}
+
 /// Objects of any content change nothing else: the engine holds its invariants and answers.
 #[test]
 fn no_device_object_breaks_anything() {
@@ -339,23 +346,34 @@ fn no_device_object_breaks_anything() {
         0..4,
     );
     let field = |usual: &[Value]| prop_oneof![4 => proptest::sample::select(usual.to_vec()), 1 => leaf.clone()].boxed();
-    let entry = (field(&["gpu".into(), "gpu".into(), "rdma".into(), "npu".into()]), field(&["a".into(), "b".into(), "".into()]), field(&[0.into(), 1.into()]), field(&[true.into()]), amounts)
-        .prop_map(|(kind, id, minor, health, resources)| json!({"type": kind, "id": id, "minor": minor, "health": health, "resources": resources}));
+    let topology = (field(&[0.into(), 1.into(), (-1).into()]), field(&["0".into(), "1".into(), "".into()]))
+        .prop_map(|(numa, switch)| json!({"socketID": 0, "nodeID": numa, "pcieID": switch}));
+    let function = (field(&["f".into(), "g".into(), "".into()]), field(&[0.into(), (-1).into()]))
+        .prop_map(|(id, minor)| json!([{"labels": {"type": "x"}, "vfs": [{"busID": id, "minor": minor}]}]));
+    let traits = (prop_oneof![4 => topology, 1 => leaf.clone()], prop_oneof![4 => function, 1 => leaf.clone()]);
+    let entry = (field(&["gpu".into(), "gpu".into(), "rdma".into(), "npu".into()]), field(&["a".into(), "b".into(), "".into()]), field(&[0.into(), 1.into()]), field(&[true.into()]), amounts, traits)
+        .prop_map(|(kind, id, minor, health, resources, (topology, groups))| json!({"type": kind, "id": id, "minor": minor, "health": health, "resources": resources, "topology": topology, "vfGroups": groups}));
     let devices = prop_oneof![9 => proptest::collection::vec(entry, 0..5).prop_map(Value::from), 1 => leaf.clone()];
     let checkpoint =
         prop_oneof!["\\PC{0,20}", Just(r#"[{"podUID":"uid-p","resourceName":"nvidia.com/gpu","deviceIDs":["a","z"]}]"#.to_owned())];
-    let world = (devices, checkpoint, proptest::option::of("(true|false|\\PC{0,4})"));
+    let table = prop_oneof![
+        "\\PC{0,20}",
+        r#"\{"(1|2)": \[\{"minors": \[(0|1|0, 1|1, 7)\], "allocationScore": (0|-1|9)\}\]\}"#,
+        Just(r#"[{"minors": [0, 1, 9], "links": 4}]"#.to_owned())
+    ];
+    let world = (devices, (checkpoint, table), proptest::option::of("(true|false|\\PC{0,4})"));
     let mut runner =
         proptest::test_runner::TestRunner::new(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() });
     let result = runner.run(&proptest::collection::vec(world, 1..5), |worlds| {
         let pods = [on(whole("p", 1), "n1"), annotated(on(pod("q", &json!({"koordinator.sh/rdma": "100"})), "n1"), RECORD, r#"{"rdma":[{"minor":0,"id":"a","resources":{"koordinator.sh/rdma":"100"}}],"gpu":[{"minor":1}]}"#)];
         let mut index = offline::index([node("n1", "MiB")].into_iter(), [].into_iter(), pods.into_iter());
-        for (devices, checkpoint, serves) in worlds {
-            let object = json!({"metadata": {"name": "n1", "labels": serves.map(|serves| json!({"gpushare/serves-vendor": serves})), "annotations": {"node.koordinator.sh/devices-checkpoints": checkpoint}}, "spec": {"devices": devices}});
+        for (devices, (checkpoint, table), serves) in worlds {
+            let annotations = json!({"node.koordinator.sh/devices-checkpoints": checkpoint, "scheduling.koordinator.sh/gpu-partitions": table, "gpushare/gpu-links": table});
+            let object = json!({"metadata": {"name": "n1", "labels": serves.map(|serves| json!({"gpushare/serves-vendor": serves})), "annotations": annotations}, "spec": {"devices": devices}});
             index.apply(serde_json::from_value::<RawDevice>(object).unwrap());
             let bad: Vec<_> = index.fleet().check().into_iter().filter(|violation| matches!(violation, placement::Violation::RowDiffers { .. } | placement::Violation::Index { .. })).collect();
             prop_assert_eq!(bad, vec![]);
-            for asking in [whole("w", 1), shared("s", 1, 1), monitor("m"), pod("r", &json!({"koordinator.sh/rdma": "1", "example.com/x": "1"}))] {
+            for asking in [whole("w", 1), shared("s", 1, 1), monitor("m"), pod("r", &json!({"koordinator.sh/rdma": "1", "example.com/x": "1"})), joined(whole("x", 2)), joined(pod("y", &json!({"koordinator.sh/rdma": "1"})))] {
                 let asking: Pod = serde_json::from_value(asking).unwrap();
                 let facts = scheduler::accounting::PodFacts::of(&asking, index.names()).unwrap();
                 let ask = index.ask(asking.uid(), &facts).unwrap().unwrap();
