@@ -5,7 +5,7 @@
 use std::borrow::Cow;
 use std::time::Instant;
 
-use placement::{Fleet, GpuAsk, NodeId, Reason};
+use placement::{Asking, Fleet, GpuAsk, NodeId, Reason};
 use proto::extender::{ExtenderArgs, ExtenderFilterResult, Name, NodeList, WholeNode};
 use proto::node::Node;
 use proto::request::Dialect;
@@ -62,20 +62,25 @@ impl<'a> Wanted<'a> {
         }
     }
 
-    fn of_node(&self, index: &Index, name: &str) -> Result<Option<NodeId>, Miss> {
-        self.of_found(index, name, || index.fleet().node_id(name))
+    /// The question, to be put to many nodes; none, if the answer does not depend on what they have.
+    pub(super) fn asking<'q>(&'q self, index: &'q Index) -> Option<Asking<'q>> {
+        match self {
+            Self::Room(ask) => Some(index.asking(ask)),
+            Self::Nothing | Self::Impossible(_) | Self::Only(_) => None,
+        }
     }
 
+    /// Whether a node will do that has been looked up already.
     #[inline]
-    fn of_found(&self, index: &Index, name: &str, node: impl FnOnce() -> Option<NodeId>) -> Result<Option<NodeId>, Miss> {
-        match self {
-            Self::Nothing => Ok(None),
-            Self::Only(node) if **node == *name => Ok(None),
-            Self::Only(_) => Err(Miss { reason: Reason::NoDevice, unknown: false }),
-            Self::Impossible(_) => Err(Miss { reason: Reason::InvalidRequest, unknown: false }),
-            Self::Room(ask) => index
-                .fit_found(name, node(), ask)
+    fn of_found(&self, index: &Index, name: &str, node: Option<NodeId>, asking: Option<&mut Asking<'_>>) -> Result<Option<NodeId>, Miss> {
+        match (self, asking) {
+            (Self::Room(ask), Some(asking)) => index
+                .fit_found(name, node, ask, asking)
                 .map_err(|reason| Miss { reason, unknown: reason == Reason::NoDevice && !index.knows_node(name) }),
+            (Self::Nothing | Self::Room(_), _) => Ok(None),
+            (Self::Only(only), _) if **only == *name => Ok(None),
+            (Self::Only(_), _) => Err(Miss { reason: Reason::NoDevice, unknown: false }),
+            (Self::Impossible(_), _) => Err(Miss { reason: Reason::InvalidRequest, unknown: false }),
         }
     }
 }
@@ -279,8 +284,9 @@ fn judge_names(index: &Index, wanted: &Wanted<'_>, names: &[Name<'_>]) -> Judged
         Wanted::Room(_) => names.iter().map(|name| index.fleet().node_id(&name.0)).collect(),
         Wanted::Nothing | Wanted::Impossible(_) | Wanted::Only(_) => vec![None; names.len()],
     };
+    let mut asking = wanted.asking(index);
     for ((at, name), node) in names.iter().enumerate().zip(found) {
-        judged.push(at, wanted.of_found(index, &name.0, || node));
+        judged.push(at, wanted.of_found(index, &name.0, node, asking.as_mut()));
     }
     judged
 }
@@ -290,10 +296,11 @@ fn judge_nodes(index: &Index, wanted: &Wanted<'_>, nodes: NodeList) -> (Judged, 
     let mut judged = Judged::with_capacity(nodes.items.len());
     let name = |node: &WholeNode| node.node.metadata.name.clone().unwrap_or_default();
     let names: Vec<String> = nodes.items.iter().map(name).collect();
+    let mut asking = wanted.asking(index);
     for (at, (node, name)) in nodes.items.iter().zip(&names).enumerate() {
         let verdict = match wanted {
             Wanted::Room(ask) if !index.knows_node(name) => fit_template(index, &node.node, ask).map(|()| None),
-            _ => wanted.of_node(index, name),
+            _ => wanted.of_found(index, name, index.fleet().node_id(name), asking.as_mut()),
         };
         judged.push(at, verdict);
     }

@@ -17,9 +17,10 @@ pub fn answer(extender: &Extender, body: &[u8]) -> Result<Vec<u8>, RequestFailur
     index.ready().map_err(|reason| RequestFailure::NotReady { reason })?;
     let facts = PodFacts::of(&args.pod, index.names());
     let wanted = Wanted::of(&index, args.pod.uid(), facts.as_ref());
-    let score = |name| match &wanted {
-        Wanted::Room(ask) => HostPriority { host: name, score: index.score(name, ask) },
-        Wanted::Nothing | Wanted::Only(_) | Wanted::Impossible(_) => HostPriority { host: name, score: 0 },
+    let mut asking = wanted.asking(&index);
+    let mut score = |name| match (&wanted, &mut asking) {
+        (Wanted::Room(ask), Some(asking)) => HostPriority { host: name, score: index.score(name, ask, asking) },
+        _ => HostPriority { host: name, score: 0 },
     };
     let scores: Vec<HostPriority<'_>> = match (&args.node_names, &args.nodes) {
         (Some(names), _) => names.iter().map(|name| score(&name.0)).collect(),

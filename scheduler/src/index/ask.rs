@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use placement::{Ask, ClassRequest, GpuAsk, Hints, NodeId, Reason, Wishes};
+use placement::{Ask, Asking, ClassRequest, GpuAsk, Hints, NodeId, Reason, Wishes};
 use proto::request::{Dialect, Memory, RequestError};
 use proto::resource::ISOLATION_PROVIDER;
 
@@ -69,27 +69,38 @@ impl Index {
         !matches!(self.ask("", facts), Ok(None))
     }
 
+    /// The question, to be put to many nodes: alike ones share answers.
+    pub fn asking<'q>(&'q self, ask: &'q NodeAsk<'_>) -> Asking<'q> {
+        Asking::new(&self.fleet, ask.devices(), Hints::RespectOthers(ask.uid))
+    }
+
     /// Whether a node has room; its place in the fleet, if anything is known of its devices.
     ///
     /// # Errors
     /// The reason why not.
     #[inline]
     pub fn fit(&self, name: &str, ask: &NodeAsk<'_>) -> Result<Option<NodeId>, Reason> {
-        self.fit_found(name, self.fleet.node_id(name), ask)
+        self.fit_found(name, self.fleet.node_id(name), ask, &mut self.asking(ask))
     }
 
-    /// The same for a node that has been looked up already, if it has devices.
+    /// The same for a node that has been looked up already, if it has devices, one of many that are asked.
     ///
     /// # Errors
     /// The reason why not.
     #[inline]
-    pub fn fit_found(&self, name: &str, node: Option<NodeId>, ask: &NodeAsk<'_>) -> Result<Option<NodeId>, Reason> {
+    pub fn fit_found(
+        &self,
+        name: &str,
+        node: Option<NodeId>,
+        ask: &NodeAsk<'_>,
+        asking: &mut Asking<'_>,
+    ) -> Result<Option<NodeId>, Reason> {
         let Some(node) = node else {
             // What kubelet offers of the rest, kube-scheduler knows.
             return if ask.needs_known_devices() { Err(Reason::NoDevice) } else { Ok(None) };
         };
         self.refuse_unserved(name, ask)?;
-        self.fleet.fit(node, ask.devices(), Hints::RespectOthers(ask.uid)).map(|()| Some(node))
+        asking.fit(node).map(|()| Some(node))
     }
 
     /// Refuses amounts that cannot be compared with units of unknown size, and nodes without the pod's isolation.
@@ -111,10 +122,10 @@ impl Index {
         (reason != Reason::NotServed && detail != reason.as_str()).then_some(detail)
     }
 
-    /// How good a node is, from 0 to 10.
-    pub fn score(&self, name: &str, ask: &NodeAsk<'_>) -> i64 {
-        let Ok(Some(node)) = self.fit(name, ask) else { return 0 };
-        self.fleet.score(node, ask.devices(), self.policies, Hints::RespectOthers(ask.uid)).tenths().into()
+    /// How good a node is, from 0 to 10; one of many that are asked.
+    pub fn score(&self, name: &str, ask: &NodeAsk<'_>, asking: &mut Asking<'_>) -> i64 {
+        let Ok(Some(node)) = self.fit_found(name, self.fleet.node_id(name), ask, asking) else { return 0 };
+        asking.score(node, self.policies).tenths().into()
     }
 }
 

@@ -145,7 +145,9 @@ fn standing(index: &Index, uid: &OwnerId, facts: &PodFacts) -> Standing {
 impl Verdicts {
     fn of(index: &Index, ask: &NodeAsk<'_>) -> Self {
         let names = index.device_nodes();
-        let judged: Vec<(&str, Option<Reason>)> = names.iter().map(|name| (&**name, index.fit(name, ask).err())).collect();
+        let mut asking = index.asking(ask);
+        let mut refusal = |name: &str| index.fit_found(name, index.fleet().node_id(name), ask, &mut asking).err();
+        let judged: Vec<(&str, Option<Reason>)> = names.iter().map(|name| (*name, refusal(name))).collect();
         let mut verdicts = Self { n_nodes: judged.len(), ..Self::default() };
         for reason in judged.iter().filter_map(|(_, reason)| *reason) {
             *verdicts.reasons.entry(reason.as_str()).or_default() += 1;
