@@ -39,6 +39,7 @@ mod requests;
 mod runtime_hook;
 mod sharing;
 mod stage;
+mod topology;
 mod vendors;
 mod webhooks;
 
@@ -85,6 +86,7 @@ pub fn all() -> Vec<Scenario> {
         group(&[webhooks::SCENARIOS], true, &[Stage::Webhooks]),
         group(&[replicas::SCENARIOS], true, &[Stage::Replicas]),
         group(&mixed, true, &[Stage::Mixed]),
+        group(&topology::SCENARIOS, true, &[Stage::Topology]),
     ];
     groups.into_iter().flatten().collect()
 }

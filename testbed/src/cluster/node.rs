@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use proto::resource::{GPU_MEM, GPU_SHARED};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::{PLUGIN_USER, user_client, user_kubeconfig};
 use crate::apiserver::ApiServer;
@@ -27,6 +27,8 @@ pub struct GpuSpec {
     pub mib: u64,
     /// Its health, as the inventory file says it.
     pub health: Health,
+    /// What else the inventory file says of it, such as where it sits.
+    pub details: Map<String, Value>,
 }
 
 /// What a simulated GPU suffers from.
@@ -80,6 +82,8 @@ pub struct NodeSpec {
     pub plugin_args: Vec<String>,
     /// Devices of other types than GPUs, as the inventory file has them.
     pub others: Vec<Value>,
+    /// What else the inventory file says of the machine, such as how its GPUs are linked.
+    pub machine: Map<String, Value>,
     /// Whether its plugin is started so that it survives a limit of zero on the size of files, which stands for a full disk.
     pub disk_may_be_full: bool,
 }
@@ -87,7 +91,13 @@ pub struct NodeSpec {
 impl NodeSpec {
     /// A node with GPUs of these sizes, in GiB units.
     pub fn new(name: &str, mib_of_gpus: &[u64]) -> Self {
-        let gpu = |(minor, mib): (u32, &u64)| GpuSpec { uuid: format!("GPU-{name}-{minor}"), minor, mib: *mib, health: Health::Healthy };
+        let gpu = |(minor, mib): (u32, &u64)| GpuSpec {
+            uuid: format!("GPU-{name}-{minor}"),
+            minor,
+            mib: *mib,
+            health: Health::Healthy,
+            details: Map::new(),
+        };
         Self {
             name: name.to_owned(),
             gpus: (0..).zip(mib_of_gpus).map(gpu).collect(),
@@ -103,6 +113,7 @@ impl NodeSpec {
             runtime: RuntimeSpec::Plain,
             plugin_args: Vec::new(),
             others: Vec::new(),
+            machine: Map::new(),
             disk_may_be_full: false,
         }
     }
@@ -333,10 +344,14 @@ fn write_inventory(path: &Path, spec: &NodeSpec) -> Result<()> {
             Health::Xid(number) => format!("Xid {number}"),
             Health::Lost => "Lost".to_owned(),
         };
-        json!({"uuid": gpu.uuid, "minor": gpu.minor, "memory": format!("{}Mi", gpu.mib), "model": "Simulated", "health": health})
+        let mut entry =
+            json!({"uuid": gpu.uuid, "minor": gpu.minor, "memory": format!("{}Mi", gpu.mib), "model": "Simulated", "health": health});
+        entry.as_object_mut().into_iter().for_each(|entry| entry.extend(gpu.details.clone()));
+        entry
     };
     let gpus: Vec<Value> = spec.gpus.iter().map(entry).collect();
-    let document = json!({"driverVersion": "550.54.15", "gpus": gpus, "devices": spec.others});
+    let mut document = json!({"driverVersion": "550.54.15", "gpus": gpus, "devices": spec.others});
+    document.as_object_mut().into_iter().for_each(|document| document.extend(spec.machine.clone()));
     let fresh = path.with_extension("new");
     std::fs::write(&fresh, format!("{document:#}\n")).with_context(|| format!("cannot write {}", fresh.display()))?;
     std::fs::rename(&fresh, path).with_context(|| format!("cannot write {}", path.display()))

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{migration, nonsense, other_types, runtime_hook, vendors};
+use super::{migration, nonsense, other_types, runtime_hook, topology, vendors};
 use crate::cluster::{NodeSpec, RuntimeSpec, Spec, WebhookSpec};
 
 /// The longest wait of the scheduling loop between two attempts: nobody wants to watch ten seconds.
@@ -24,11 +24,13 @@ pub enum Stage {
     Replicas,
     /// Nodes of many kinds, each for one scenario or two.
     Mixed,
+    /// Machines whose devices are near to one another or far apart.
+    Topology,
 }
 
 impl Stage {
     /// Every stage.
-    pub const ALL: [Self; 5] = [Self::Plain, Self::Faults, Self::Webhooks, Self::Replicas, Self::Mixed];
+    pub const ALL: [Self; 6] = [Self::Plain, Self::Faults, Self::Webhooks, Self::Replicas, Self::Mixed, Self::Topology];
 
     /// Its name.
     pub fn name(self) -> &'static str {
@@ -38,6 +40,7 @@ impl Stage {
             Self::Webhooks => "webhooks",
             Self::Replicas => "replicas",
             Self::Mixed => "mixed",
+            Self::Topology => "topology",
         }
     }
 
@@ -46,9 +49,10 @@ impl Stage {
         let nodes = match self {
             Self::Plain | Self::Faults | Self::Webhooks | Self::Replicas => usual_nodes(),
             Self::Mixed => mixed_nodes(),
+            Self::Topology => topology::machines::nodes(),
         };
         let webhooks = match self {
-            Self::Plain | Self::Faults | Self::Mixed => None,
+            Self::Plain | Self::Faults | Self::Mixed | Self::Topology => None,
             Self::Webhooks => Some(WebhookSpec { lifetime: LIFETIME }),
             Self::Replicas => Some(WebhookSpec { lifetime: "90d" }),
         };

@@ -1,0 +1,72 @@
+//! Devices that belong together: every example of Koordinator's proposals on partitions, joint allocation and hints, and what
+//! is refused.
+
+mod hints;
+mod joint;
+pub(super) mod machines;
+mod partitions;
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use proto::record::{DEVICE_ALLOCATED, DeviceAllocation, DeviceAllocations, RDMA_DEVICES, RDMA_FUNCTIONS};
+use serde_json::Value;
+
+use super::{Body, World};
+use crate::pods::PodSpec;
+
+/// Name, promise, body.
+pub(super) const SCENARIOS: [&[(&str, &str, Body)]; 3] = [joint::SCENARIOS, hints::SCENARIOS, partitions::SCENARIOS];
+
+/// How many devices of several types belong together.
+const JOINT: &str = "scheduling.koordinator.sh/device-joint-allocate";
+/// Which devices, and how.
+const HINT: &str = "scheduling.koordinator.sh/device-allocate-hint";
+/// How GPUs are taken from a partition table.
+const PARTITION_SPEC: &str = "scheduling.koordinator.sh/gpu-partition-spec";
+
+/// A pod with annotations in JSON.
+fn annotated(spec: PodSpec, annotations: &[(&str, Value)]) -> PodSpec {
+    let annotations: BTreeMap<String, String> = annotations.iter().map(|(key, value)| ((*key).to_owned(), value.to_string())).collect();
+    spec.annotated(&annotations)
+}
+
+/// What a pod's record names of one type.
+fn recorded(pod: &Pod, kind: &str) -> Result<Vec<DeviceAllocation>> {
+    let text = pod.annotations().get(DEVICE_ALLOCATED).with_context(|| format!("{} has no record", pod.name_any()))?;
+    let mut record: DeviceAllocations = serde_json::from_str(text).with_context(|| format!("the record of {}", pod.name_any()))?;
+    Ok(record.remove(kind).unwrap_or_default())
+}
+
+/// Minors of the devices of one type that a pod's record names.
+fn minors(pod: &Pod, kind: &str) -> Result<Vec<i32>> {
+    Ok(recorded(pod, kind)?.iter().map(|device| device.minor).collect())
+}
+
+/// PCI addresses of the virtual functions that a pod's record names.
+fn functions(pod: &Pod) -> Result<Vec<String>> {
+    let devices = recorded(pod, "rdma")?;
+    let extensions = devices.iter().filter_map(|device| device.extension.as_ref()?.get("vfs")?.as_array());
+    Ok(extensions.flatten().filter_map(|vf| Some(vf.get("busID")?.as_str()?.to_owned())).collect())
+}
+
+/// The container must be told of the adapters, and of their functions, that its pod's record names, and of no others.
+async fn ensure_told(world: &World, name: &str) -> Result<()> {
+    let pod = world.pod(name)?;
+    let log = world.log(name, "main").await?;
+    let told = |variable: &str| {
+        let value = log.lines().rev().find_map(|line| line.strip_prefix(variable)?.strip_prefix('='));
+        value.map_or_else(Vec::new, |value| value.split(',').map(str::to_owned).collect())
+    };
+    let ids: Vec<String> = recorded(&pod, "rdma")?.into_iter().map(|device| device.id).collect();
+    ensure!(told(RDMA_DEVICES) == ids, "{name} is told of the adapters {:?}, its record names {ids:?}", told(RDMA_DEVICES));
+    let functions = functions(&pod)?;
+    ensure!(
+        told(RDMA_FUNCTIONS) == functions,
+        "{name} is told of the functions {:?}, its record names {functions:?}",
+        told(RDMA_FUNCTIONS)
+    );
+    Ok(())
+}

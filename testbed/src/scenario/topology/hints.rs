@@ -1,0 +1,116 @@
+//! Which adapters a pod gets, how many, and which of their virtual functions; and how far apart GPUs may be.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Result, ensure};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use k8s_openapi::api::core::v1::Pod;
+use proto::resource::{GPU_MEMORY_RATIO, GPU_SHARED, RDMA};
+use serde_json::{Value, json};
+
+use super::machines::{COUPLED, FUNCTIONS_PER_ADAPTER, PAIRED};
+use super::{Body, HINT, annotated, ensure_told, functions, minors};
+use crate::pods::PodSpec;
+use crate::scenario::World;
+use crate::vendor_plugin::NVIDIA_GPU;
+
+/// Name, promise, body.
+pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
+    ("all-adapters", "a pod that applies for all adapters gets every one that it selects, or waits", all_adapters),
+    ("virtual-functions", "one function of each of two adapters, by label, and none of them twice", virtual_functions),
+    ("gpu-scope", "GPUs stay within a switch or a NUMA node where the pod demands it", scope),
+    ("tightest-gpus", "without a word GPUs of one switch go together, and pods that share leave whole switches whole", tightest),
+];
+
+fn adapters(name: &str, amount: &str, hint: &Value) -> PodSpec {
+    annotated(PodSpec::new(name, &[(RDMA, amount)]).on(PAIRED), &[(HINT, json!({"rdma": hint}))])
+}
+
+fn all_adapters(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        let one = world.start(PodSpec::new("one", &[(RDMA, "100")]).on(PAIRED)).await?;
+        let used = minors(&one, "rdma")?;
+        world.create(adapters("all", "100", &json!({"allocateStrategy": "ApplyForAll"}))).await?;
+        world.until_refused("all", "nodes are available").await?;
+        world.delete("one").await?;
+        world.until_running(&["all"]).await?;
+        let all = minors(&world.pod("all")?, "rdma")?;
+        ensure!(all == (0..8).collect::<Vec<i32>>(), "{all:?}; {used:?} were in use");
+        ensure_told(world, "all").await?;
+        world.verify().await?;
+        world.delete("all").await?;
+        let selector = json!({"matchLabels": {"fabric": "b"}});
+        let half = world.start(adapters("half", "100", &json!({"selector": selector, "allocateStrategy": "ApplyForAll"}))).await?;
+        ensure!(minors(&half, "rdma")? == [4, 5, 6, 7], "{:?}", minors(&half, "rdma")?);
+        ensure_told(world, "half").await
+    }
+    .boxed()
+}
+
+fn virtual_functions(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        let hint = |kind: &str| json!({"vfSelector": {"matchExpressions": [{"key": "type", "operator": "In", "values": [kind]}]}, "allocateStrategy": "RequestsAsCount"});
+        world.create(adapters("special", "2", &hint("special"))).await?;
+        world.until_refused("special", "nodes are available").await?;
+        world.delete("special").await?;
+        // The example of the proposal, until every function is given away.
+        let n_pods = 8 * FUNCTIONS_PER_ADAPTER / 2;
+        let mut given = BTreeSet::new();
+        for at in 0..n_pods {
+            let name = format!("pair-{at}");
+            let hint = if at == 0 { json!({"vfSelector": {}, "allocateStrategy": "RequestsAsCount"}) } else { hint("general") };
+            let pair = world.start(adapters(&name, "2", &hint)).await?;
+            let (of, functions) = (minors(&pair, "rdma")?, functions(&pair)?);
+            ensure!(of.len() == 2 && of.first() != of.last() && functions.len() == 2, "functions {functions:?} of adapters {of:?}");
+            ensure_told(world, &name).await?;
+            given.extend(functions);
+        }
+        ensure!(given.len() == (8 * FUNCTIONS_PER_ADAPTER) as usize, "{given:?}");
+        world.create(adapters("late", "2", &hint("general"))).await?;
+        world.until_refused("late", "nodes are available").await?;
+        world.verify().await?;
+        world.delete("pair-0").await?;
+        world.until_running(&["late"]).await
+    }
+    .boxed()
+}
+
+fn scope(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        let scoped = |name: &str, n_gpus: &str, scope: &str| {
+            let hint = json!({"gpu": {"requiredTopologyScope": scope}});
+            annotated(PodSpec::new(name, &[(NVIDIA_GPU, n_gpus)]).on(COUPLED), &[(HINT, hint)])
+        };
+        let pair = world.start(scoped("pair", "2", "PCIe")).await?;
+        let pair = minors(&pair, "gpu")?;
+        ensure!(matches!(*pair, [one, other] if one / 2 == other / 2), "{pair:?}");
+        let four = world.start(scoped("four", "4", "NUMANode")).await?;
+        ensure!(minors(&four, "gpu")?.iter().map(|minor| minor / 4).collect::<BTreeSet<_>>().len() == 1, "{:?}", minors(&four, "gpu")?);
+        world.create(scoped("three", "3", "PCIe")).await?;
+        world.until_refused("three", "nodes are available").await?;
+        world.create(scoped("eight", "4", "NUMANode")).await?;
+        world.until_refused("eight", "nodes are available").await?;
+        world.verify().await?;
+        world.delete("pair").await?;
+        world.until_running(&["eight"]).await
+    }
+    .boxed()
+}
+
+fn tightest(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        let share = |name: &str, ratio: &str| PodSpec::new(name, &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, ratio)]).on(COUPLED);
+        let switch = |pod: &Pod| minors(pod, "gpu").map(|gpus| gpus.into_iter().map(|minor| minor / 2).collect::<BTreeSet<i32>>());
+        let broken = switch(&world.start(share("share-0", "60")).await?)?;
+        // The second does not fit beside the first on one GPU, and takes the other of the switch.
+        let second = switch(&world.start(share("share-1", "60")).await?)?;
+        ensure!(second == broken, "switches {broken:?} and {second:?}");
+        for name in ["pair-0", "pair-1", "pair-2"] {
+            let pair = world.start(PodSpec::new(name, &[(GPU_SHARED, "2"), (GPU_MEMORY_RATIO, "200")]).on(COUPLED)).await?;
+            ensure!(switch(&pair)?.len() == 1, "{:?}", minors(&pair, "gpu")?);
+        }
+        Ok(())
+    }
+    .boxed()
+}

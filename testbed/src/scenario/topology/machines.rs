@@ -1,0 +1,70 @@
+//! The machines of the proposals: where their GPUs and network adapters sit, and which GPUs may be given away together.
+
+use serde_json::{Value, json};
+
+use crate::cluster::{GpuSpec, NodeSpec};
+
+/// Node of two NUMA nodes with four PCIe switches each, and on each switch a GPU and an adapter with virtual functions.
+pub(in crate::scenario) const PAIRED: &str = "paired";
+/// The same with one adapter only, on the switch of GPU 5.
+pub(in crate::scenario) const LONE: &str = "lone-adapter";
+/// Node of four PCIe switches with two GPUs each, which are given away in partitions only.
+pub(in crate::scenario) const PARTITIONED: &str = "partitioned";
+/// Node of four PCIe switches with two GPUs each, and nothing said of partitions.
+pub(in crate::scenario) const COUPLED: &str = "coupled";
+
+/// Virtual functions of each adapter of [`PAIRED`].
+pub(super) const FUNCTIONS_PER_ADAPTER: u32 = 2;
+
+/// All of them.
+pub(in crate::scenario) fn nodes() -> Vec<NodeSpec> {
+    let adapters = (0..8).map(|at| adapter(at, at)).collect();
+    let table = partitions();
+    let machine = [("gpuPartitions".to_owned(), table), ("gpuPartitionPolicy".to_owned(), json!("Honor"))];
+    vec![
+        NodeSpec { others: adapters, ..eight(PAIRED, 1) },
+        NodeSpec { others: vec![adapter(0, 5)], ..eight(LONE, 1) },
+        NodeSpec { machine: machine.into_iter().collect(), ..eight(PARTITIONED, 2) },
+        eight(COUPLED, 2),
+    ]
+}
+
+/// Eight GPUs on two NUMA nodes, so many on each PCIe switch; whole ones can be had in the vendor's name.
+fn eight(name: &str, per_switch: u32) -> NodeSpec {
+    let spec = NodeSpec::new(name, &[16384; 8]);
+    let place = |gpu: GpuSpec| {
+        let details = [("pcieId", json!(switch(gpu.minor / per_switch))), ("numaNode", json!(gpu.minor / 4))];
+        GpuSpec { details: details.into_iter().map(|(field, value)| (field.to_owned(), value)).collect(), ..gpu }
+    };
+    let plugin_args = ["--vendor-resource", "nvidia.com/gpu=ours"].map(str::to_owned).to_vec();
+    NodeSpec { gpus: spec.gpus.into_iter().map(place).collect(), plugin_args, ..spec }
+}
+
+fn switch(at: u32) -> String {
+    format!("0000:{at}0:00.0")
+}
+
+fn adapter(minor: u32, at_switch: u32) -> Value {
+    let vfs: Vec<Value> =
+        (0..FUNCTIONS_PER_ADAPTER).map(|vf| json!({"minor": vf, "busID": format!("0000:{at_switch}f:00.{}", vf + 1)})).collect();
+    let id = format!("0000:{at_switch}f:00.0");
+    json!({
+        "type": "rdma", "id": id, "busId": id, "minor": minor, "numaNode": at_switch / 4, "pcieId": switch(at_switch),
+        "labels": {"fabric": if at_switch < 4 { "a" } else { "b" }},
+        "vfGroups": [{"labels": {"type": "general"}, "vfs": vfs}],
+    })
+}
+
+/// The first half of the GPUs is linked twice as fast, and leaves the node better when it has been given away.
+fn partitions() -> Value {
+    let of_size = |size: u32| -> Vec<Value> {
+        let sets = (0..8 / size).map(|at| (at * size..(at + 1) * size).collect::<Vec<u32>>());
+        let is_fast = |set: &[u32]| size < 8 && set.iter().all(|minor| *minor < 4);
+        let entry = |set: Vec<u32>| {
+            let (bandwidth, score) = if is_fast(&set) { ("400Gi", 10) } else { ("200Gi", 5) };
+            json!({"minors": set, "gpuLinkType": "NVLink", "ringBusBandwidth": bandwidth, "allocationScore": score})
+        };
+        sets.map(entry).collect()
+    };
+    json!({"1": of_size(1), "2": of_size(2), "4": of_size(4), "8": of_size(8)})
+}
