@@ -20,6 +20,7 @@ use crate::printed;
 use others::Others;
 
 mod others;
+mod wishes;
 
 /// Resources that make kubelet call the plugin, besides those of vendors.
 const SERVED: [&str; 2] = [GPU_MEM, GPU_SHARED];
@@ -193,7 +194,23 @@ pub fn accounts(snapshot: &Snapshot, excused: &BTreeSet<String>) -> Accounts {
     accounts.check_limits();
     let overfull = accounts.others.overfull();
     accounts.violations.extend(overfull);
+    accounts.violations.extend(disregarded(snapshot, excused));
     accounts
+}
+
+/// A sentence for each demand of a pod's annotations that is not met, and for each pod that another one should have kept off.
+fn disregarded(snapshot: &Snapshot, excused: &BTreeSet<String>) -> Vec<String> {
+    let live = || snapshot.pods.iter().filter(|(name, pod)| !excused.contains(*name) && !matches!(phase(pod), "Succeeded" | "Failed"));
+    let mut sentences = Vec::new();
+    for (node, device) in &snapshot.devices {
+        let here: Vec<(&str, &Pod)> =
+            live().filter(|(_, pod)| node_of(pod) == Some(node)).map(|(name, pod)| (name.as_str(), pod)).collect();
+        for (name, pod) in &here {
+            sentences.extend(wishes::unmet(pod, device).into_iter().map(|what| format!("pod {name} on {node}: {what}")));
+        }
+        sentences.extend(wishes::clashes(device, &here));
+    }
+    sentences
 }
 
 impl Accounts {

@@ -8,6 +8,7 @@ use proto::device::{Device, TYPE_GPU};
 use proto::record::{DEVICE_ALLOCATED, DeviceAllocations};
 use proto::resource::canonical;
 
+use super::wishes::Wishes;
 use crate::kube_scheduler::Amounts;
 
 /// Node, type, minor, resource.
@@ -36,7 +37,7 @@ impl Others {
         let text = pod.annotations().get(DEVICE_ALLOCATED).map_or("{}", String::as_str);
         let record: DeviceAllocations =
             serde_json::from_str(text).map_err(|error| format!("{DEVICE_ALLOCATED} does not parse: {error}"))?;
-        let mut held: BTreeMap<&str, u64> = BTreeMap::new();
+        let mut held: BTreeMap<(&str, &str), Vec<u64>> = BTreeMap::new();
         for (kind, devices) in record.iter().filter(|(kind, _)| *kind != TYPE_GPU) {
             for (device, (resource, amount)) in devices.iter().flat_map(|device| device.resources.iter().map(move |one| (device, one))) {
                 let amount = amount.unsigned().unwrap_or(0);
@@ -44,15 +45,26 @@ impl Others {
                 let entry = self.amounts.get_mut(&place).ok_or_else(|| format!("there is no {kind} {} with {resource}", device.minor))?;
                 entry.1 += amount;
                 entry.2.push(name.to_owned());
-                *held.entry(resource).or_default() += amount;
+                held.entry((resource, kind)).or_default().push(amount);
             }
         }
-        let asked = Amounts::of_pod(pod).map_err(|error| error.to_string())?;
+        let (asked, wishes) = (Amounts::of_pod(pod).map_err(|error| error.to_string())?, Wishes::of(pod));
         for resource in resources {
-            let (asked, held) =
-                (u64::try_from(asked.get(&resource) / 1000).unwrap_or(0), held.get(resource.as_str()).copied().unwrap_or(0));
-            if asked != held {
-                return Err(format!("it asks for {resource} {asked} and holds {held}"));
+            let asked = u64::try_from(asked.get(&resource) / 1000).unwrap_or(0);
+            let of: Vec<_> = held.iter().filter(|((name, _), _)| *name == resource).collect();
+            let is_right = match &*of {
+                [] => asked == 0,
+                [((_, kind), amounts)] => {
+                    if wishes.speak_of(kind) {
+                        wishes.should_hold(kind, asked, amounts)
+                    } else {
+                        amounts.iter().sum::<u64>() == asked
+                    }
+                }
+                _ => false,
+            };
+            if !is_right {
+                return Err(format!("it asks for {resource} {asked} and holds {of:?}"));
             }
         }
         Ok(())
