@@ -10,7 +10,7 @@ use rstest::rstest;
 use serde_json::Value;
 
 use super::*;
-use crate::builders::{gpu, init, pod, shares, units};
+use crate::builders::{adapter, gpu, init, pod, rdma, shares, units};
 use crate::pods::Held;
 
 fn settings() -> Settings {
@@ -111,4 +111,31 @@ fn only_device_nodes_that_are_there() {
 #[case::nonsense("containerd://x", true, Manner::Envvar)]
 fn what_the_runtime_can_do(#[case] runtime: &str, #[case] is_writable: bool, #[case] expected: Manner) {
     assert_eq!(Manner::of_runtime(runtime, is_writable).0, expected);
+}
+
+/// The spec of a container with one function of one adapter and all of another: their files, each once, and no others.
+#[test]
+fn a_spec_for_virtual_functions() {
+    let root = tempfile::tempdir().unwrap();
+    fs::create_dir_all(root.path().join("dev/infiniband")).unwrap();
+    let path = |name: &str| PathBuf::from("/dev/infiniband").join(name);
+    for name in ["rdma_cm", "uverbs0", "uverbs1", "uverbs2"] {
+        fs::write(root.path().join("dev/infiniband").join(name), "").unwrap();
+    }
+    let adapter = |minor: u32, own: &str| OtherDevice { device_nodes: vec![path("rdma_cm"), path(own)], ..adapter(minor) };
+    let functions = [("0000:00:00.1", "uverbs2"), ("0000:00:00.2", "uverbs3")];
+    let function_nodes = functions.map(|(address, own)| (address.to_owned(), vec![path("rdma_cm"), path(own)])).into();
+    let (first, second) = (OtherDevice { function_nodes, ..adapter(0, "uverbs0") }, adapter(1, "uverbs1"));
+    let text = r#"{"rdma":[{"minor":0,"id":"0000:00:00.0","resources":{},"extension":{"vfs":[{"minor":0,"busID":"0000:00:00.1"}]}},
+        {"minor":1,"id":"0000:01:00.0","resources":{}}]}"#;
+    let record = proto::record::Record { allocations: serde_json::from_str(text).unwrap(), assumed_at: Some(1), gpushare: None };
+    let pod = NodePod { placement: Placement::of_record(record, 1), ..pod("a", 1, [rdma(1)]) };
+    let mut settings = settings();
+    settings.injection.device_root = root.path().to_owned();
+    let known = Known { pod: &pod, container: &pod.containers[0], placement: pod.placement.as_ref().ok() };
+    let edits = cdi_edits(&settings, &known, Served::Rdma, &Given::Others(vec![&first, &second]));
+    let nodes: Vec<_> = edits.device_nodes.iter().map(|(path, _)| path.file_name().unwrap().to_str().unwrap()).collect();
+    assert_eq!(nodes, ["rdma_cm", "uverbs2", "uverbs1"]);
+    let env: Vec<_> = edits.env.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    assert_eq!(env, ["GPUSHARE_RDMA_DEVICES=0000:00:00.0,0000:01:00.0", "GPUSHARE_RDMA_FUNCTIONS=0000:00:00.1"]);
 }

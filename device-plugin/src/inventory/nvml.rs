@@ -35,9 +35,8 @@ const UNKNOWN_XID: u64 = 999;
 /// More links than any GPU has.
 const MAX_LINKS: u32 = 64;
 
-/// NVIDIA's number in the PCI registry, and the base class of its switches.
+/// NVIDIA's number in the PCI registry; its switches are bridges.
 const NVIDIA: u32 = 0x10de;
-const BRIDGE: u32 = 0x06;
 
 /// How much rarer new sessions become while they find nothing.
 const MAX_PATIENCE: u32 = 16;
@@ -174,7 +173,7 @@ fn far_end(bus: &Bus, gpus: &[Gpu], address: &str) -> Option<FarEnd> {
         return Some(FarEnd::Gpu(other.minor));
     }
     // In a virtual machine switches have no function of their own; processors have one of another vendor.
-    let is_switch = bus.get(address).is_none_or(|function| function.vendor == NVIDIA && function.class >> 16 == BRIDGE);
+    let is_switch = bus.get(address).is_none_or(|function| function.vendor == NVIDIA && function.class >> 16 == pci::BRIDGE);
     is_switch.then_some(FarEnd::Switch)
 }
 

@@ -15,6 +15,12 @@ use std::path::{Path, PathBuf};
 /// Base classes of functions that work for somebody: network, display, processing accelerators.
 const WORKING: [u32; 3] = [0x02, 0x03, 0x12];
 
+/// The base class of bridges.
+pub(super) const BRIDGE: u32 = 0x06;
+
+/// Base classes of functions that are never given to pods: bridges, and what processors and boards are made of.
+const BACKGROUND: [u32; 4] = [BRIDGE, 0x08, 0x0c, 0x11];
+
 /// A PCI address in the form of sysfs (`0000:3b:00.0`) from the one NVML gives
 /// (`00000000:3B:00.0`).
 ///
@@ -83,7 +89,8 @@ impl Bus {
     pub(super) fn read(sysfs: &Path) -> Self {
         let entries = fs::read_dir(folder(sysfs)).into_iter().flatten().flatten();
         let addresses = entries.filter_map(|entry| address(entry.file_name().to_str()?));
-        Self { functions: addresses.map(|address| (address.clone(), Function::read(sysfs, &address))).collect() }
+        let functions = addresses.map(|address| (address.clone(), Function::read(sysfs, &address)));
+        Self { functions: functions.collect() }
     }
 
     /// Every function with its address, in the order of addresses.
@@ -122,9 +129,14 @@ impl Function {
             let text = fs::read_to_string(entry.join(name)).ok();
             text.and_then(|text| u32::from_str_radix(text.trim().trim_start_matches("0x"), 16).ok()).unwrap_or(0)
         };
+        let class = hex("class");
+        if BACKGROUND.contains(&(class >> 16)) {
+            // There may be thousands, and nobody asks where they are.
+            return Self { class, vendor: hex("vendor"), ..Self::default() };
+        }
         let numa_node = fs::read_to_string(entry.join("numa_node")).ok().and_then(|text| text.trim().parse::<i32>().ok());
         let mut function = Self {
-            class: hex("class"),
+            class,
             vendor: hex("vendor"),
             is_virtual: entry.join("physfn").exists(),
             virtual_functions: virtual_functions(&entry),
