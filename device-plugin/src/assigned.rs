@@ -62,9 +62,10 @@ pub async fn mark_assigned(client: Client, node: Arc<NodeState>) {
     let mut pause = PAUSES.0;
     loop {
         let due = observe(&pods.borrow_and_update(), &mut node.ledger());
-        marked.retain(|uid| due.iter().any(|pod| pod.uid == *uid));
+        let (seen_late, due): (Vec<Due>, Vec<Due>) = due.into_iter().partition(|pod| marked.contains(&pod.uid));
+        marked = seen_late.into_iter().map(|pod| pod.uid).collect();
         let mut has_failed = false;
-        for pod in due.iter().filter(|pod| !marked.contains(&pod.uid)).cloned().collect::<Vec<_>>() {
+        for pod in due {
             match mark(&client, &pod).await {
                 Ok(()) => {
                     marked.insert(pod.uid);

@@ -9,7 +9,7 @@ pub mod vendor;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -80,6 +80,10 @@ pub fn spec(name: &str, edits: &Edits) -> String {
 
 /// Writes the spec of a device unless it is there already; whether there was another one.
 ///
+/// Whoever reads it sees the old text or the new, as long as the machine runs. After a power cut nothing may be left of it, or
+/// half of it where the directory is on a disk: no container has outlived that, and each start holds the text against what it
+/// must say before the runtime reads it. So nobody waits for a disk here.
+///
 /// # Errors
 /// The directory cannot be written.
 pub fn write(dir: &Path, name: &str, edits: &Edits) -> io::Result<bool> {
@@ -89,21 +93,19 @@ pub fn write(dir: &Path, name: &str, edits: &Edits) -> io::Result<bool> {
     if before.as_ref() == Some(&text) {
         return Ok(false);
     }
-    fs::create_dir_all(dir)?;
     // A name that no runtime takes for a spec.
     let temporary = dir.join(format!(".{}{name}.tmp", FILE.0));
-    let written = write_whole(&temporary, &text).and_then(|()| fs::rename(&temporary, &path));
+    let mut written = fs::write(&temporary, &text);
+    if written.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+        fs::create_dir_all(dir)?;
+        written = fs::write(&temporary, &text);
+    }
+    let written = written.and_then(|()| fs::rename(&temporary, &path));
     if written.is_err() {
         // On a full disk it would only take more room.
         let _ = fs::remove_file(&temporary);
     }
     written.map(|()| before.is_some())
-}
-
-fn write_whole(path: &Path, text: &str) -> io::Result<()> {
-    let mut file = fs::File::create(path)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_data()
 }
 
 /// Whether there is a spec of the device.
@@ -207,6 +209,13 @@ mod tests {
         assert!(!write(&dir, "one", &edits("a")).unwrap());
         assert!(!write(&dir, "one", &edits("a")).unwrap());
         assert!(write(&dir, "one", &edits("b")).unwrap(), "another one was there");
+        let torn = path(&dir, "one");
+        let whole = fs::read_to_string(&torn).unwrap();
+        for left in ["", &whole[..whole.len() / 2]] {
+            fs::write(&torn, left).unwrap();
+            assert!(write(&dir, "one", &edits("b")).unwrap(), "what a power cut has left is no spec");
+            assert_eq!(fs::read_to_string(&torn).unwrap(), whole);
+        }
         write(&dir, "two", &edits("a")).unwrap();
         fs::write(dir.join("nvidia.json"), "{}").unwrap();
         let kept = BTreeSet::from(["two".to_owned()]);

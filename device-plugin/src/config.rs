@@ -14,6 +14,7 @@ use proto::memory_unit::MemoryUnit;
 use proto::resource::{GPU_MEM, GPU_SHARED, ResourceNames, VENDOR_GPUS};
 use proto::topology::GpuPartitionPolicy;
 
+use crate::cdi::vendor::VendorSpecs;
 use crate::fleet::sharing::SharedDevices;
 use crate::gate::{self, OnMismatch, Unplaced};
 use crate::health::{Policy, Xids};
@@ -286,7 +287,7 @@ impl From<Args> for Config {
                 // Without proof there is nobody to write specs.
                 manner: if args.identity == Identity::Timestamp { Some(Manner::Envvar) } else { args.inject.manner() },
                 cdi_dir: args.cdi_dir,
-                spec_dirs: args.cdi_spec_dirs,
+                vendor_specs: VendorSpecs::of(args.cdi_spec_dirs),
                 pass_device_specs: args.pass_device_specs,
                 device_root: args.device_root,
             },

@@ -12,6 +12,7 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt};
 use proto::device::Device;
 use proto::exchange::{self, EXCHANGED_RECORDS, ExchangeError, Exchanged};
+use proto::memory_unit::MemoryUnit;
 use proto::pod::Pod;
 use proto::record::{DeviceAllocations, GpushareRecord, MEM_ASSIGNED, Record};
 use serde_json::json;
@@ -132,31 +133,36 @@ impl Exchange {
         Ok(())
     }
 
-    /// Exchanges the records of two pods. What has been read may have been out of date: then nothing is written, and what is
-    /// there now shows.
+    /// Exchanges the records of two pods, and in the same write those of the pairs `beside`, if there is room for them; how
+    /// many exchanges were written. Nobody is named twice. What has been read may have been out of date: then nothing is written, and what is there
+    /// now shows.
     ///
     /// # Errors
     /// It was not done, or nobody knows.
-    pub async fn swap(&mut self, node: &NodeState, one: &PodUid, other: &PodUid) -> Result<(), ExchangeFailed> {
-        let wanted = {
+    pub async fn swap(&mut self, node: &NodeState, pair: (&PodUid, &PodUid), beside: &[(PodUid, PodUid)]) -> Result<usize, ExchangeFailed> {
+        let (wanted, swaps) = {
             let pods = self.pods.borrow();
-            let record = |uid: &PodUid| {
-                let placement = pods.get(uid).and_then(|pod| pod.placement.as_ref().ok());
-                placement.map(|placement| placement.to_allocations(node.settings.memory_unit))
-            };
-            let Some((ones, others)) = record(one).zip(record(other)) else { return Ok(()) };
-            let mut wanted = pods.exchanged().cloned().unwrap_or_default();
-            wanted.extend([(one.clone(), others), (other.clone(), ones)]);
-            node.ledger().plan_exchange(one, other);
-            wanted
+            let beside = beside.iter().map(|(one, other)| (one, other));
+            let swaps: Vec<(&PodUid, &PodUid)> = std::iter::once(pair).chain(beside).collect();
+            let Some((wanted, n_swaps)) = exchanged(&pods, &swaps, node.settings.memory_unit) else { return Ok(0) };
+            let swaps: Vec<_> = swaps.into_iter().take(n_swaps).collect();
+            let mut ledger = node.ledger();
+            for (one, other) in &swaps {
+                ledger.plan_exchange(one, other);
+            }
+            (wanted, swaps)
         };
-        if self.write(&wanted).await? {
-            self.pods.send_modify(|pods| {
-                pods.exchange(wanted);
-                node.ledger().exchanged(one, other);
-            });
+        if !self.write(&wanted).await? {
+            return Ok(0);
         }
-        Ok(())
+        self.pods.send_modify(|pods| {
+            pods.exchange(wanted);
+            let mut ledger = node.ledger();
+            for (one, other) in &swaps {
+                ledger.exchanged(one, other);
+            }
+        });
+        Ok(swaps.len())
     }
 
     /// Gives one pod another record than it has: that of the devices which it is known to use. False if something else was
@@ -273,6 +279,30 @@ impl Exchange {
     }
 }
 
+/// What is exchanged after these exchanges, and how many of them there is room for: at least one is tried. None if the record
+/// of one of the pods is not known.
+///
+/// Entries outlive their pods for a while, but not where they leave no room for others: a pod that is gone uses no device,
+/// whichever of two records it is still counted by.
+fn exchanged(pods: &Pods, swaps: &[(&PodUid, &PodUid)], unit: MemoryUnit) -> Option<(BTreeMap<PodUid, DeviceAllocations>, usize)> {
+    let record = |uid: &PodUid| Some(pods.get(uid)?.placement.as_ref().ok()?.to_allocations(unit));
+    let pairs: Option<Vec<_>> =
+        swaps.iter().map(|(one, other)| Some([((*one).clone(), record(other)?), ((*other).clone(), record(one)?)])).collect();
+    let pairs = pairs?;
+    let mut n_swaps = pairs.len();
+    loop {
+        let mut wanted = pods.exchanged().cloned().unwrap_or_default();
+        wanted.extend(pairs.iter().take(n_swaps).flatten().cloned());
+        if pods.is_current() && text_of(&wanted).is_err() {
+            wanted.retain(|uid, _| pods.get(uid).is_some());
+        }
+        if n_swaps <= 1 || text_of(&wanted).is_ok() {
+            return Some((wanted, n_swaps));
+        }
+        n_swaps /= 2;
+    }
+}
+
 /// The annotation that says this.
 fn text_of(exchanged: &BTreeMap<PodUid, DeviceAllocations>) -> Result<String, ExchangeError> {
     exchange::write(&exchanged.iter().map(|(uid, record)| (uid.as_str().to_owned(), record.clone())).collect())
@@ -372,120 +402,4 @@ pub async fn annotate(client: &Client, pod: &NodePod, annotations: &BTreeMap<Str
 }
 
 #[cfg(test)]
-mod tests {
-    use http::{Request, Response};
-    use kube::client::Body;
-    use proto::memory_unit::MemoryUnit;
-    use proto::resource::ResourceNames;
-    use serde_json::Value;
-    use tower_test::mock::{Handle, pair};
-
-    use super::*;
-    use crate::builders::{fleet, pod, pods, units};
-    use crate::identity::Ledger;
-    use crate::plugin::Settings;
-
-    fn uid(name: &str) -> PodUid {
-        PodUid::from(name)
-    }
-
-    /// A node with equal pods a, b and c on GPUs 0, 1 and 2.
-    fn scene() -> (NodeState, Exchange, Handle<Request<Body>, Response<Body>>) {
-        let (service, requests) = pair::<Request<Body>, Response<Body>>();
-        let on = |name: &str, minor: u32| pod(name, u64::from(minor), [units(2)]).on([minor]);
-        let (sender, seen) = watch::channel(pods([on("a", 0), on("b", 1), on("c", 2)]));
-        let (_, fleet) = watch::channel(Arc::new(fleet(3)));
-        let settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(2));
-        let node = NodeState::new(settings, fleet, seen, Ledger::default());
-        (node, Exchange::new(&Client::new(service, "default"), "n1".to_owned(), sender), requests)
-    }
-
-    async fn answer(requests: &mut Handle<Request<Body>, Response<Body>>, code: u16, body: &Value) -> String {
-        let (request, response) = requests.next_request().await.unwrap();
-        response.send_response(Response::builder().status(code).body(Body::from(body.to_string().into_bytes())).unwrap());
-        request.method().to_string()
-    }
-
-    fn device(version: &str) -> Value {
-        json!({"metadata": {"name": "n1", "resourceVersion": version}, "spec": {"devices": []}})
-    }
-
-    fn minors(node: &NodeState) -> Vec<String> {
-        node.pods.borrow().iter().map(|pod| pod.placement.as_ref().unwrap().to_string()).collect()
-    }
-
-    /// Only the two of which it is not known whether they have exchanged their records have to wait until it is.
-    #[tokio::test(start_paused = true)]
-    async fn a_write_without_an_answer_leaves_others_alone() {
-        let (node, mut exchange, mut requests) = scene();
-        let (a, b, c) = (uid("a"), uid("b"), uid("c"));
-        let server = tokio::spawn(async move {
-            assert_eq!(answer(&mut requests, 200, &device("1")).await, "GET");
-            let unanswered = requests.next_request().await.unwrap();
-            (requests, unanswered)
-        });
-        exchange.load().await.unwrap();
-        assert!(matches!(exchange.swap(&node, &a, &b).await, Err(ExchangeFailed::Slow(_))));
-        let (mut requests, unanswered) = server.await.unwrap();
-        drop(unanswered);
-        exchange.load_for(&c).await.unwrap();
-        assert!(matches!(exchange.load_for(&a).await, Err(ExchangeFailed::Resting(_))), "nobody waits for it at once");
-        sleep(REST).await;
-        // It was done.
-        let record = |minor: u32| json!({"gpu": [{"minor": minor, "resources": {"koordinator.sh/gpu-memory": "2Gi"}}]});
-        let mut done = device("2");
-        done["metadata"]["annotations"] = json!({EXCHANGED_RECORDS: json!({"a": record(1), "b": record(0)}).to_string()});
-        let (loaded, _) = tokio::join!(exchange.load_for(&a), answer(&mut requests, 200, &done));
-        loaded.unwrap();
-        assert_eq!(minors(&node), ["minor 1", "minor 0", "minor 2"]);
-        exchange.load_for(&b).await.unwrap();
-    }
-
-    /// Somebody has deleted the object, and the publisher has made it anew, before the pods' annotations followed.
-    #[tokio::test(start_paused = true)]
-    async fn what_is_gone_from_the_object_is_written_again() {
-        let (node, mut exchange, mut requests) = scene();
-        let (a, b) = (uid("a"), uid("b"));
-        let server = async {
-            assert_eq!(answer(&mut requests, 200, &device("1")).await, "GET");
-            assert_eq!(answer(&mut requests, 200, &device("2")).await, "PATCH");
-            assert_eq!(answer(&mut requests, 200, &device("7")).await, "GET");
-            let (request, response) = requests.next_request().await.unwrap();
-            let body = request.into_body().collect_bytes().await.unwrap();
-            let patch: Value = serde_json::from_slice(&body).unwrap();
-            response.send_response(Response::builder().body(Body::from(device("8").to_string().into_bytes())).unwrap());
-            patch["metadata"].clone()
-        };
-        let client = async {
-            exchange.load().await.unwrap();
-            exchange.swap(&node, &a, &b).await.unwrap();
-            exchange.verify().await.unwrap()
-        };
-        let (is_restored, patch) = tokio::join!(client, server);
-        assert!(is_restored);
-        assert_eq!(patch["resourceVersion"], "7");
-        assert!(patch["annotations"][EXCHANGED_RECORDS].as_str().unwrap().contains("\"a\""), "{patch}");
-        assert_eq!(minors(&node), ["minor 1", "minor 0", "minor 2"]);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn what_somebody_else_has_written_is_not_written_over() {
-        let (node, mut exchange, mut requests) = scene();
-        let record = |minor: u32| json!({"gpu": [{"minor": minor, "resources": {"koordinator.sh/gpu-memory": "2Gi"}}]});
-        let mut other = device("2");
-        other["metadata"]["annotations"] = json!({EXCHANGED_RECORDS: json!({"b": record(2), "c": record(1)}).to_string()});
-        let conflict = json!({"kind": "Status", "status": "Failure", "reason": "Conflict", "code": 409, "message": "changed"});
-        let server = async {
-            assert_eq!(answer(&mut requests, 200, &device("1")).await, "GET");
-            assert_eq!(answer(&mut requests, 409, &conflict).await, "PATCH");
-            assert_eq!(answer(&mut requests, 200, &other).await, "GET");
-        };
-        let (a, b) = (uid("a"), uid("b"));
-        let swap = async {
-            exchange.load().await.unwrap();
-            exchange.swap(&node, &a, &b).await.unwrap();
-        };
-        let ((), ()) = tokio::join!(swap, server);
-        assert_eq!(minors(&node), ["minor 0", "minor 2", "minor 1"], "taken in, and nothing exchanged");
-    }
-}
+mod tests;

@@ -30,7 +30,7 @@ use crate::pods::{NodePod, PodUid, Stage};
 use crate::proof::environment::Kept;
 use crate::proof::look::SharedLook;
 use crate::proof::owner::{self, Look, Unproven};
-use crate::proof::podresources;
+use crate::proof::podresources::Lister;
 use crate::proof::sight::{self, Sight};
 use crate::proof::verdict::{Evidence, Refusal, Verdict};
 use crate::served::Served;
@@ -143,6 +143,7 @@ pub enum Held {
 pub struct Gate {
     client: Client,
     policy: Policy,
+    lister: Lister,
     looks: SharedLook<Look>,
     /// Whoever decides holds this, so that two starts do not count on the same pod.
     exchange: Arc<Mutex<Exchange>>,
@@ -175,7 +176,8 @@ struct Start<'a> {
 impl Gate {
     /// A gate that has let nobody start yet.
     pub fn new(client: Client, policy: Policy, exchange: Arc<Mutex<Exchange>>, recorder: Recorder, metrics: Metrics) -> Self {
-        Self { client, policy, looks: SharedLook::new(PACE), exchange, recorder, metrics, told: OnceLock::new() }
+        let lister = Lister::new(policy.pod_resources.clone());
+        Self { client, policy, lister, looks: SharedLook::new(PACE), exchange, recorder, metrics, told: OnceLock::new() }
     }
 
     /// Returns when the container that holds these device IDs may start.
@@ -237,7 +239,7 @@ impl Gate {
 
     async fn look(&self, node: &NodeState) -> Look {
         let look = async || {
-            let listed = podresources::list(&self.policy.pod_resources, &node.settings.names).await;
+            let listed = self.lister.list(&node.settings.names).await;
             // After the list, so that it is no older.
             Look { listed: listed.map(Arc::new), written: node.checkpoint().and_then(Checkpoint::read) }
         };
@@ -247,10 +249,10 @@ impl Gate {
     async fn decide(&self, node: &NodeState, look: &Look, start: &Start<'_>) -> Result<Decision, Held> {
         let mut exchange = self.exchange.lock().await;
         exchange.load_for(&start.uid).await.map_err(Held::NotLoaded)?;
-        let written: &[Allocated] = look.written.as_ref().map_or(&[], |written| written.as_slice());
+        let written = &look.written.clone().unwrap_or_default();
         for _ in 0..MOST_EXCHANGES {
             let knowledge = Knowledge { is_written_known: look.written.is_some(), is_young: self.is_young() };
-            let Judged { pod, verdict, is_by_spec, is_inherited } = judge(node, written, knowledge, start)?;
+            let Judged { pod, verdict, beside, is_by_spec, is_inherited } = judge(node, written, knowledge, start)?;
             match verdict {
                 Verdict::Confirm => {
                     if is_by_spec {
@@ -264,12 +266,16 @@ impl Gate {
                 Verdict::LookAgain(other) => return Ok(Decision::LookAgain(other)),
                 Verdict::Exchange(other) => {
                     let name = node.pods.borrow().get(&other).map(NodePod::display_name).unwrap_or_default();
-                    let swapped = exchange.swap(node, &pod.uid, &other).await;
-                    swapped.map_err(|source| Held::NotExchanged { pod: pod.display_name(), other: name.clone(), source })?;
-                    self.metrics.count(Outcome::Exchanged);
+                    let swapped = exchange.swap(node, (&pod.uid, &other), &beside).await;
+                    let n_swapped =
+                        swapped.map_err(|source| Held::NotExchanged { pod: pod.display_name(), other: name.clone(), source })?;
+                    for _ in 0..n_swapped {
+                        self.metrics.count(Outcome::Exchanged);
+                    }
                     info!(
                         pod = pod.display_name(),
                         other = name,
+                        n_beside = n_swapped.saturating_sub(1),
                         "kubelet admitted these equal pods in another order: their records are exchanged"
                     );
                 }
@@ -348,6 +354,8 @@ fn start_again(pod: &NodePod, reason: &(dyn std::error::Error + 'static)) -> Dec
 struct Judged {
     pod: NodePod,
     verdict: Verdict,
+    /// What can be exchanged in the same write, if something is to be.
+    beside: Vec<(PodUid, PodUid)>,
     /// Whether the container sees what its CDI spec says.
     is_by_spec: bool,
     /// Whether it ran before this process gave any answer for it, and sees what it saw then.
@@ -362,12 +370,12 @@ struct Knowledge {
 }
 
 /// What is to be done with the start of this pod's container, by what is known now.
-fn judge(node: &NodeState, written: &[Allocated], knowledge: Knowledge, start: &Start<'_>) -> Result<Judged, Held> {
+fn judge(node: &NodeState, written: &Arc<Vec<Allocated>>, knowledge: Knowledge, start: &Start<'_>) -> Result<Judged, Held> {
     let offered = node.offered();
     let pods = node.pods.borrow();
     let mut ledger = node.ledger();
     ledger.serve(offered);
-    ledger.learn(written, &pods);
+    ledger.learn_from(written, &pods);
     let pod = pods.get(&start.uid).cloned().ok_or(Unproven::NotTold)?;
     let fleet = node.fleet.borrow();
     let variable = &node.settings.visible_devices_env;
@@ -378,13 +386,13 @@ fn judge(node: &NodeState, written: &[Allocated], knowledge: Knowledge, start: &
     let ran_before = pod.stage == Stage::Running && ledger.response(start.resource, start.ids).is_none();
     let Some(kept) = kept else {
         let verdict = Verdict::Refuse(Refusal::Unknown);
-        return Ok(Judged { pod, verdict, is_by_spec: false, is_inherited: ran_before });
+        return Ok(Judged { pod, verdict, beside: Vec::new(), is_by_spec: false, is_inherited: ran_before });
     };
     let containers = containers_of(&pod, written, start);
     let own = sight::of_answer(start.resource, kept, variable, &fleet);
     if own.is_none() && must_speak(&pod, &containers, start.resource) {
         let verdict = Verdict::Refuse(Refusal::Unknown);
-        return Ok(Judged { pod, verdict, is_by_spec: false, is_inherited: ran_before });
+        return Ok(Judged { pod, verdict, beside: Vec::new(), is_by_spec: false, is_inherited: ran_before });
     }
     let is_by_spec = own == Some(Sight::Spec);
     let mut seen = sight::of_pod(written, &start.uid, variable, &fleet);
@@ -401,7 +409,8 @@ fn judge(node: &NodeState, written: &[Allocated], knowledge: Knowledge, start: &
         }
         verdict => verdict,
     };
-    Ok(Judged { pod, verdict, is_by_spec, is_inherited: ran_before && !is_by_spec })
+    let beside = if let Verdict::Exchange(other) = &verdict { evidence.exchanges_beside(&pod, other) } else { Vec::new() };
+    Ok(Judged { pod, verdict, beside, is_by_spec, is_inherited: ran_before && !is_by_spec })
 }
 
 /// The containers of the pod that may be the one which starts: those that kubelet has given these IDs, else those that ask for

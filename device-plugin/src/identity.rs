@@ -217,15 +217,19 @@ fn next_container(pod: &NodePod, steps: &[Step], call: &Call<'_>, serves: &[Serv
 
 /// The best of the pods that no call has been accounted to.
 fn first_due(pods: &Pods, ledger: &Ledger, call: &Call<'_>) -> Option<Found> {
-    let fresh = pods.iter().filter(|pod| ledger.steps(&pod.uid).is_empty() && !ledger.is_doubtful(&pod.uid));
+    let bound = pods.iter().filter(|pod| pod.stage == Stage::Bound);
+    let fresh = bound.filter(|pod| ledger.steps(&pod.uid).is_empty() && !ledger.is_doubtful(&pod.uid));
     let fresh = fresh.filter(|pod| !is_passed_over(pods, pod, ledger));
-    best(fresh.filter_map(|pod| Some((candidate(pod, ledger)?, pod, due(pods, pod, ledger, call)?))), ledger, call)
+    let due = fresh.filter_map(|pod| Some((candidate(pod, ledger)?, pod, next_container(pod, &[], call, ledger.serves())?)));
+    let (pod, container) = best(due, ledger, call)?;
+    Some(found(pods, pod, ledger, container, &[], call))
 }
 
 /// The pod without a usable record that came before `choice` and is due for the same call.
 fn first_unplaced(pods: &Pods, ledger: &Ledger, call: &Call<'_>, choice: &Found) -> Option<(Found, Unidentified)> {
     let place = |uid: &PodUid| (ledger.is_uncertain(uid), pods.arrival(uid));
-    let earlier = pods.iter().filter(|pod| place(&pod.uid) < place(&choice.pod) && !is_passed_over(pods, pod, ledger));
+    let unplaced_ones = pods.iter().filter(|pod| pod.placement.is_err());
+    let earlier = unplaced_ones.filter(|pod| place(&pod.uid) < place(&choice.pod) && !is_passed_over(pods, pod, ledger));
     unplaced(pods, earlier, ledger, call)
 }
 
@@ -237,12 +241,17 @@ fn unplaced<'a>(pods: &Pods, among: impl Iterator<Item = &'a NodePod>, ledger: &
     Some((found, Unidentified::Unplaced { pod: pod.display_name() }))
 }
 
-fn best<'a>(candidates: impl Iterator<Item = (&'a Placement, &'a NodePod, Found)>, ledger: &Ledger, call: &Call<'_>) -> Option<Found> {
-    let order = |(placement, pod, _): &(&'a Placement, &'a NodePod, Found)| {
+/// The first of these pods, with what goes with it.
+fn best<'a, T>(
+    candidates: impl Iterator<Item = (&'a Placement, &'a NodePod, T)>,
+    ledger: &Ledger,
+    call: &Call<'_>,
+) -> Option<(&'a NodePod, T)> {
+    let order = |(placement, pod, _): &(&'a Placement, &'a NodePod, T)| {
         let disagrees = !placement.includes(call.resource, call.devices);
         (disagrees, ledger.is_uncertain(&pod.uid), placement.assumed_at, &*pod.namespace, &*pod.name, pod.uid.as_str())
     };
-    candidates.min_by(|one, other| order(one).cmp(&order(other))).map(|(_, _, found)| found)
+    candidates.min_by(|one, other| order(one).cmp(&order(other))).map(|(_, pod, more)| (pod, more))
 }
 
 /// Another pod that explains the calls accounted to `mistaken` and this one too, and whether it has the same GPUs.
@@ -255,10 +264,10 @@ fn correct(pods: &Pods, ledger: &Ledger, mistaken: &NodePod, call: &Call<'_>) ->
     };
     let explaining: Vec<_> = fresh.filter_map(|pod| Some((candidate(pod, ledger)?, pod, explains(pod)?))).collect();
     let harmless = explaining.iter().filter(|(placement, ..)| has_devices(mistaken, placement)).cloned();
-    if let Some(found) = best(harmless, ledger, call) {
+    if let Some((_, found)) = best(harmless, ledger, call) {
         return Some((found, true));
     }
-    let likeliest = best(explaining.into_iter(), ledger, call)?;
+    let (_, likeliest) = best(explaining.into_iter(), ledger, call)?;
     let record_of = ledger.record_of(&mistaken.uid).clone();
     let placement = pods.get(&record_of).and_then(|pod| pod.placement.as_ref().ok()).cloned();
     Some((Found { placement, record_of, ..likeliest }, false))
@@ -282,11 +291,12 @@ fn last_resort(pods: &Pods, ledger: &Ledger, call: &Call<'_>) -> Option<Found> {
     let is_skipped = |pod: &NodePod| ledger.steps(&pod.uid).is_empty() && is_passed_over(pods, pod, ledger);
     let doubtful = pods.iter().filter(|pod| ledger.is_doubtful(&pod.uid) || is_skipped(pod));
     let doubtful = doubtful.filter_map(|pod| Some((candidate(pod, ledger)?, pod, due(pods, pod, ledger, call)?)));
-    if let Some(found) = best(doubtful, ledger, call) {
+    if let Some((_, found)) = best(doubtful, ledger, call) {
         return Some(found);
     }
     let inherited = pods.iter().filter(|pod| ledger.is_uncertain(&pod.uid) && ledger.steps(&pod.uid).is_empty());
-    best(inherited.filter_map(|pod| Some((candidate(pod, ledger)?, pod, resumed(pods, pod, ledger, call)?))), ledger, call)
+    let inherited = inherited.filter_map(|pod| Some((candidate(pod, ledger)?, pod, resumed(pods, pod, ledger, call)?)));
+    best(inherited, ledger, call).map(|(_, found)| found)
 }
 
 /// The pod as the answer if any of its containers waits for this; what comes before is taken as answered.

@@ -12,6 +12,7 @@ use proto::kubelet::deviceplugin::{CdiDevice, ContainerAllocateResponse, DeviceS
 use proto::record::{FPGA_DEVICES, FPGA_FUNCTIONS, MEM_CONTAINER, MEM_DEV, MEM_IDX, MEM_POD, RDMA_DEVICES, RDMA_FUNCTIONS};
 use proto::request::ContainerRequest;
 
+use crate::cdi::vendor::VendorSpecs;
 use crate::cdi::{self, Edits};
 use crate::fleet::{DeviceKey, Fleet};
 use crate::inventory::{Gpu, GpuUuid, OtherDevice};
@@ -65,8 +66,8 @@ pub struct Injection {
     pub manner: Option<Manner>,
     /// Where specs are written.
     pub cdi_dir: PathBuf,
-    /// Where the vendor's specs are looked for; later ones override earlier ones.
-    pub spec_dirs: Vec<PathBuf>,
+    /// The vendor's specs.
+    pub vendor_specs: VendorSpecs,
     /// Whether device nodes are handed over too.
     pub pass_device_specs: bool,
     /// What device nodes are looked for below.
@@ -79,7 +80,7 @@ impl Injection {
         Self {
             manner: Some(Manner::Envvar),
             cdi_dir: "/var/run/cdi".into(),
-            spec_dirs: Vec::new(),
+            vendor_specs: VendorSpecs::default(),
             pass_device_specs: false,
             device_root: "/".into(),
         }
@@ -188,7 +189,7 @@ pub fn cdi_edits(settings: &Settings, known: &Known<'_>, resource: Served, given
     let mut edits = Edits::default();
     if speaks(resource, known.container) {
         let of_vendor = match given {
-            Given::Gpus(gpus) => cdi::vendor::edits(&settings.injection.spec_dirs, gpus, variable),
+            Given::Gpus(gpus) => settings.injection.vendor_specs.edits(gpus, variable),
             Given::Others(_) => None,
         };
         let own = || Edits { device_nodes: device_nodes(settings, Some(known), resource, given), ..Edits::default() };

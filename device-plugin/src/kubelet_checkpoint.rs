@@ -3,11 +3,13 @@
 //! The file is kubelet's, and its form is not promised: device IDs are one list in files of old kubelets and lists by NUMA node
 //! since. Entries that cannot be understood are left out. Whose entries they are is the reader's business.
 
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
 use k8s_openapi::ByteString;
+use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use tracing::warn;
@@ -52,15 +54,17 @@ pub enum CheckpointError {
 }
 
 #[derive(Deserialize)]
-struct Checkpoint {
+#[serde(bound(deserialize = "E: Deserialize<'de>"))]
+struct Checkpoint<E> {
     #[serde(rename = "Data")]
-    data: Data,
+    data: Data<E>,
 }
 
 #[derive(Deserialize)]
-struct Data {
-    #[serde(rename = "PodDeviceEntries", default)]
-    entries: Option<Vec<Value>>,
+#[serde(bound(deserialize = "E: Deserialize<'de>"))]
+struct Data<E> {
+    #[serde(rename = "PodDeviceEntries", default = "Option::default")]
+    entries: Option<Vec<E>>,
 }
 
 /// Reads the checkpoint in kubelet's device plugin directory.
@@ -77,8 +81,12 @@ pub fn read(dir: &Path) -> Result<Vec<Entry>, CheckpointError> {
     parse(&text)
 }
 
+/// kubelet writes the file anew for each container, so it is read in one go; only where that fails, entry by entry.
 fn parse(text: &[u8]) -> Result<Vec<Entry>, CheckpointError> {
-    let checkpoint: Checkpoint = serde_json::from_slice(text).map_err(CheckpointError::Form)?;
+    if let Ok(checkpoint) = serde_json::from_slice::<Checkpoint<Entry>>(text) {
+        return Ok(checkpoint.data.entries.unwrap_or_default());
+    }
+    let checkpoint: Checkpoint<Value> = serde_json::from_slice(text).map_err(CheckpointError::Form)?;
     let understood = |entry| {
         let read = serde_json::from_value::<Entry>(entry);
         read.inspect_err(|error| warn!(%error, "an entry of kubelet's checkpoint is left out")).ok()
@@ -87,20 +95,40 @@ fn parse(text: &[u8]) -> Result<Vec<Entry>, CheckpointError> {
 }
 
 fn in_either_form<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
-    use std::collections::BTreeMap;
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Form {
-        List(Vec<String>),
-        ByNode(BTreeMap<String, Option<Vec<String>>>),
-    }
-    let mut ids = match Option::<Form>::deserialize(deserializer)? {
-        None => Vec::new(),
-        Some(Form::List(ids)) => ids,
-        Some(Form::ByNode(by_node)) => by_node.into_values().flatten().flatten().collect(),
-    };
+    let mut ids = deserializer.deserialize_any(EitherForm)?;
     ids.sort();
     Ok(ids)
+}
+
+/// A list, or lists by NUMA node.
+struct EitherForm;
+
+impl<'de> Visitor<'de> for EitherForm {
+    type Value = Vec<String>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of device IDs, or such lists by NUMA node")
+    }
+
+    fn visit_unit<E>(self) -> Result<Self::Value, E> {
+        Ok(Vec::new())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+        let mut ids = Vec::new();
+        while let Some(id) = list.next_element()? {
+            ids.push(id);
+        }
+        Ok(ids)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut by_node: A) -> Result<Self::Value, A::Error> {
+        let mut ids = Vec::new();
+        while let Some((IgnoredAny, of_node)) = by_node.next_entry::<_, Option<Vec<String>>>()? {
+            ids.extend(of_node.unwrap_or_default());
+        }
+        Ok(ids)
+    }
 }
 
 fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {

@@ -124,7 +124,7 @@ impl NodeState {
         if let Some(written) = self.checkpoint.as_ref().and_then(|checkpoint| checkpoint.read_up_to(most_bytes)) {
             ledger.catch_up(&written, pods);
             if self.gate.get().is_some() {
-                ledger.learn(&written, pods);
+                ledger.learn_from(&written, pods);
             }
         }
     }

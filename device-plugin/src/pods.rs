@@ -219,6 +219,8 @@ pub struct Pods {
     /// The place of each pod in the order of arrival.
     arrivals: BTreeMap<PodUid, u64>,
     n_arrived: u64,
+    /// How often pods have gone or ended.
+    n_left: u64,
     /// The records that pods have exchanged; none as long as nobody has looked.
     exchanged: Option<BTreeMap<PodUid, DeviceAllocations>>,
     /// What the annotations of those pods say.
@@ -238,13 +240,17 @@ impl Pods {
             is_news = self.told.get(&pod.uid) != Some(&told);
             self.told.insert(pod.uid.clone(), told);
         }
-        is_news |= self.by_uid.get(&pod.uid) != Some(&pod);
+        let before = self.by_uid.get(&pod.uid);
+        is_news |= before != Some(&pod);
+        let has_ended = pod.stage == Stage::Terminal && before.is_none_or(|before| before.stage != Stage::Terminal);
+        self.n_left += u64::from(has_ended);
         self.by_uid.insert(pod.uid.clone(), pod);
         is_news
     }
 
     /// Forgets a pod that is gone.
     pub fn delete(&mut self, uid: &PodUid) {
+        self.n_left += 1;
         self.by_uid.remove(uid);
         self.arrivals.remove(uid);
         self.told.remove(uid);
@@ -281,6 +287,7 @@ impl Pods {
     /// Replaces everything by a complete list; from then on the set is in step with the API server.
     /// Pods that were not known arrive in the order of the list.
     pub fn reset(&mut self, pods: impl IntoIterator<Item = NodePod>) {
+        self.n_left += 1;
         self.by_uid.clear();
         self.told.clear();
         for pod in pods {
@@ -300,6 +307,16 @@ impl Pods {
     /// The pod's place in the order in which pods came to be known.
     pub fn arrival(&self, uid: &PodUid) -> Option<u64> {
         self.arrivals.get(uid).copied()
+    }
+
+    /// How many pods have ever come to be known.
+    pub fn n_arrived(&self) -> u64 {
+        self.n_arrived
+    }
+
+    /// Changes whenever a pod has gone or ended.
+    pub fn n_left(&self) -> u64 {
+        self.n_left
     }
 
     /// Whether a complete list has been seen.

@@ -5,6 +5,7 @@
 //! whose they are: that is proof. What is done about a difference is decided in [`verdict`] and carried out elsewhere.
 
 pub mod environment;
+mod exchanges;
 pub mod look;
 pub mod owner;
 pub mod podresources;

@@ -1,5 +1,9 @@
 //! Days in the ward.
 
+use http::{Request, Response};
+use kube::client::Body;
+use serde_json::{Value, json};
+
 use crate::builders::{fleet, pod, pods, units};
 
 use super::*;
@@ -92,4 +96,28 @@ fn faults_of_applications_are_told_to_whoever_runs_there() {
     let fault = Fault { uuid: FIRST.parse().unwrap(), xid: 31 };
     let told = Ward::fault(&fault, &here, &fleet(2));
     assert!(matches!(told.as_slice(), [Deed::TellPod(uid, "GPUApplicationFault", _)] if uid.as_str() == "a"), "{told:?}");
+}
+
+/// The API server refuses as long as a disruption budget does not allow it.
+#[tokio::test(start_paused = true)]
+async fn pods_of_a_sick_device_are_evicted_as_the_api_server_allows() {
+    let (service, mut requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+    let client = Client::new(service, "default");
+    let (_health, fleet) = watch::channel(Arc::new(with(&[(false, "XID 79"), (true, "fine")])));
+    let (_pods, pods) = watch::channel(pods([pod("a", 1, [units(2)]), pod("well", 2, [units(2)]).on([1])]));
+    let (_faults, faults) = mpsc::channel(1);
+    let (recorder, _writer) = crate::events::recorder(client.clone(), "n1".to_owned());
+    let began = Instant::now();
+    let task = tokio::spawn(look_after(client, Sources { fleet, pods, faults, recorder }, true));
+    for (answer, after) in [(429, GRACE), (201, GRACE + AGAIN)] {
+        let (request, response) = requests.next_request().await.unwrap();
+        let body = request.method().as_str().to_owned() + " " + request.uri().path();
+        assert_eq!(body, "POST /api/v1/namespaces/default/pods/a/eviction");
+        assert!(began.elapsed() >= after && began.elapsed() < after + AGAIN, "after {:?}", began.elapsed());
+        let said: Value = serde_json::from_slice(&request.into_body().collect_bytes().await.unwrap()).unwrap();
+        assert_eq!(said["deleteOptions"]["preconditions"]["uid"], "a");
+        let status = json!({"kind": "Status", "apiVersion": "v1", "status": if answer == 201 { "Success" } else { "Failure" }, "code": answer, "message": "budget", "reason": "TooManyRequests"});
+        response.send_response(Response::builder().status(answer).body(Body::from(status.to_string().into_bytes())).unwrap());
+    }
+    task.abort();
 }

@@ -1,10 +1,14 @@
 //! The edits that NVIDIA's own CDI specs on this node make for real devices.
 //!
-//! Read anew each time: they are rewritten when the driver changes. What does not parse is left out.
+//! Looked for anew each time, as they are rewritten when the driver changes; a file that has not changed is not parsed
+//! again. What does not parse is left out.
 
+use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::fs;
+use std::fs::{self, Metadata};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -20,7 +24,7 @@ const KIND: &str = "nvidia.com/gpu";
 /// Longest spec that is read.
 const MAX_BYTES: u64 = 4 << 20;
 
-#[derive(Deserialize)]
+#[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Spec {
     cdi_version: String,
@@ -31,7 +35,7 @@ struct Spec {
     container_edits: Map<String, Value>,
 }
 
-#[derive(Deserialize)]
+#[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Device {
     name: String,
@@ -51,28 +55,87 @@ impl Device {
     }
 }
 
-/// The edits for all of `gpus` together with what goes with any of them; none if not every one is in a spec.
-///
-/// `variable` is left out: whoever asks sets it.
-pub fn edits(dirs: &[PathBuf], gpus: &[&Gpu], variable: &str) -> Option<Edits> {
-    let specs: Vec<Spec> = dirs.iter().rev().flat_map(|dir| read_dir(dir)).filter(|spec| spec.kind == KIND).collect();
-    let mut edits = Edits::default();
-    let mut merged: Vec<&Spec> = Vec::new();
-    for gpu in gpus {
-        let found = find(&specs, gpu.uuid.as_str()).or_else(|| find(&specs, &gpu.index.to_string()));
-        let (spec, device) = found.filter(|(_, device)| device.is_of(gpu))?;
-        if !merged.iter().any(|known| std::ptr::eq(*known, spec)) {
-            merged.push(spec);
-            add(&mut edits, &spec.container_edits, variable);
-            edits.version = edits.version.take().max(Some(spec.cdi_version.clone()));
-        }
-        add(&mut edits, &device.container_edits, variable);
-    }
-    (!merged.is_empty()).then_some(edits)
+/// The specs of some directories, of which later ones override earlier ones.
+#[derive(Clone, Debug, Default)]
+pub struct VendorSpecs {
+    dirs: Vec<PathBuf>,
+    /// What each file said when it was read last; none if it does not parse.
+    read: Arc<Mutex<HashMap<PathBuf, Read>>>,
 }
 
-fn find<'a>(specs: &'a [Spec], name: &str) -> Option<(&'a Spec, &'a Device)> {
-    specs.iter().find_map(|spec| spec.devices.iter().find(|device| device.name == name).map(|device| (spec, device)))
+type Read = (Version, Option<Arc<Spec>>);
+
+/// What changes with a file's text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Version {
+    inode: u64,
+    bytes: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl Version {
+    fn of(file: &Metadata) -> Self {
+        let (modified, changed) = ((file.mtime(), file.mtime_nsec()), (file.ctime(), file.ctime_nsec()));
+        Self { inode: file.ino(), bytes: file.len(), modified, changed }
+    }
+}
+
+impl PartialEq for VendorSpecs {
+    fn eq(&self, other: &Self) -> bool {
+        self.dirs == other.dirs
+    }
+}
+
+impl Eq for VendorSpecs {}
+
+impl VendorSpecs {
+    /// Those in these directories.
+    pub fn of(dirs: Vec<PathBuf>) -> Self {
+        Self { dirs, read: Arc::default() }
+    }
+
+    /// The edits for all of `gpus` together with what goes with any of them; none if not every one is in a spec.
+    ///
+    /// `variable` is left out: whoever asks sets it.
+    pub fn edits(&self, gpus: &[&Gpu], variable: &str) -> Option<Edits> {
+        let specs = self.read();
+        let mut edits = Edits::default();
+        let mut merged: Vec<&Spec> = Vec::new();
+        for gpu in gpus {
+            let found = find(&specs, gpu.uuid.as_str()).or_else(|| find(&specs, &gpu.index.to_string()));
+            let (spec, device) = found.filter(|(_, device)| device.is_of(gpu))?;
+            if !merged.iter().any(|known| std::ptr::eq(*known, spec)) {
+                merged.push(spec);
+                add(&mut edits, &spec.container_edits, variable);
+                edits.version = edits.version.take().max(Some(spec.cdi_version.clone()));
+            }
+            add(&mut edits, &device.container_edits, variable);
+        }
+        (!merged.is_empty()).then_some(edits)
+    }
+
+    /// The specs of GPUs, the ones that override first.
+    fn read(&self) -> Vec<Arc<Spec>> {
+        let mut known = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut found = HashMap::new();
+        let mut specs = Vec::new();
+        for path in self.dirs.iter().rev().flat_map(|dir| files(dir)) {
+            let Some(version) = fs::metadata(&path).ok().filter(|file| file.len() <= MAX_BYTES).map(|file| Version::of(&file)) else {
+                continue;
+            };
+            let before = known.remove(&path).filter(|(of, _)| *of == version);
+            let spec = before.map_or_else(|| parse(&path), |(_, spec)| spec);
+            specs.extend(spec.clone());
+            found.insert(path, (version, spec));
+        }
+        *known = found;
+        specs
+    }
+}
+
+fn find<'a>(specs: &'a [Arc<Spec>], name: &str) -> Option<(&'a Spec, &'a Device)> {
+    specs.iter().find_map(|spec| spec.devices.iter().find(|device| device.name == name).map(|device| (&**spec, device)))
 }
 
 fn add(edits: &mut Edits, more: &Map<String, Value>, variable: &str) {
@@ -92,25 +155,26 @@ fn add(edits: &mut Edits, more: &Map<String, Value>, variable: &str) {
     }
 }
 
-fn read_dir(dir: &Path) -> Vec<Spec> {
+fn files(dir: &Path) -> Vec<PathBuf> {
     let is_spec = |path: &PathBuf| path.extension().is_some_and(|end| end == "json" || end == "yaml" || end == "yml");
     // Specs of our own are most of what is there.
     let others = fs::read_dir(dir).into_iter().flatten().flatten().filter(|entry| !is_own(&entry.file_name()));
     let mut paths: Vec<PathBuf> = others.map(|entry| entry.path()).filter(is_spec).collect();
     paths.sort();
-    paths.iter().filter_map(|path| read(path)).collect()
+    paths
 }
 
 fn is_own(file: &OsStr) -> bool {
     file.as_encoded_bytes().starts_with(super::FILE.0.as_bytes())
 }
 
-fn read(path: &Path) -> Option<Spec> {
-    let is_short = fs::metadata(path).is_ok_and(|found| found.len() <= MAX_BYTES);
-    let text = is_short.then(|| fs::read_to_string(path).ok()).flatten()?;
+/// A spec of GPUs; none of other kinds.
+fn parse(path: &Path) -> Option<Arc<Spec>> {
+    let text = fs::read_to_string(path).ok()?;
     // JSON is YAML, so one parser does for both.
-    let spec = serde_yaml_ng::from_str(&text);
-    spec.inspect_err(|error| warn!(file = %path.display(), %error, "a CDI spec is left out")).ok()
+    let spec: Result<Spec, _> = serde_yaml_ng::from_str(&text);
+    let spec = spec.inspect_err(|error| warn!(file = %path.display(), %error, "a CDI spec is left out")).ok();
+    spec.filter(|spec| spec.kind == KIND).map(Arc::new)
 }
 
 #[cfg(test)]
@@ -138,14 +202,38 @@ devices:
         fs::write(dir.path().join("nvidia.yaml"), YAML).unwrap();
         fs::write(dir.path().join("broken.json"), "{").unwrap();
         fs::write(dir.path().join("other.json"), r#"{"cdiVersion": "1.0.0", "kind": "other.com/x", "devices": []}"#).unwrap();
-        let dirs = [PathBuf::from("/does/not/exist"), dir.path().to_owned()];
+        let specs = VendorSpecs::of(vec![PathBuf::from("/does/not/exist"), dir.path().to_owned()]);
         let (one, two, three) = (gpu(1), gpu(2), gpu(3));
-        let found = edits(&dirs, &[&one, &two], "NVIDIA_VISIBLE_DEVICES").unwrap();
+        let found = specs.edits(&[&one, &two], "NVIDIA_VISIBLE_DEVICES").unwrap();
         let nodes: Vec<_> = found.others["deviceNodes"].iter().map(|node| node["path"].as_str().unwrap()).collect();
         assert_eq!(nodes, ["/dev/nvidiactl", "/dev/nvidia1", "/dev/nvidia2"]);
         assert_eq!((found.env.len(), found.others["hooks"].len(), found.version.as_deref()), (1, 1, Some("0.5.0")));
-        assert_eq!(edits(&dirs, &[&one, &three], "NVIDIA_VISIBLE_DEVICES"), None);
-        assert_eq!(edits(&dirs, &[], "NVIDIA_VISIBLE_DEVICES"), None);
+        assert_eq!(specs.edits(&[&one, &three], "NVIDIA_VISIBLE_DEVICES"), None);
+        assert_eq!(specs.edits(&[], "NVIDIA_VISIBLE_DEVICES"), None);
+    }
+
+    /// The driver is changed, in place or by another file; nobody tells this process.
+    #[test]
+    fn what_a_spec_says_is_what_it_says_now() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("nvidia.yaml");
+        let specs = VendorSpecs::of(vec![dir.path().to_owned()]);
+        let one = gpu(1);
+        let first = |specs: &VendorSpecs| {
+            let found = specs.edits(&[&one], "V");
+            found.map(|edits| edits.others["deviceNodes"][0]["path"].as_str().unwrap().to_owned())
+        };
+        assert_eq!(first(&specs), None);
+        fs::write(&file, YAML).unwrap();
+        assert_eq!(first(&specs).as_deref(), Some("/dev/nvidiactl"));
+        assert_eq!(first(&specs).as_deref(), Some("/dev/nvidiactl"));
+        fs::write(&file, YAML.replace("nvidiactl", "nvidia-new")).unwrap();
+        assert_eq!(first(&specs).as_deref(), Some("/dev/nvidia-new"));
+        fs::write(dir.path().join("new"), YAML).unwrap();
+        fs::rename(dir.path().join("new"), &file).unwrap();
+        assert_eq!(first(&specs).as_deref(), Some("/dev/nvidiactl"));
+        fs::remove_file(&file).unwrap();
+        assert_eq!(first(&specs), None);
     }
 
     /// A GPU is gone since, and the driver has numbered the others anew.
@@ -153,10 +241,10 @@ devices:
     fn a_spec_that_means_another_gpu_is_not_believed() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("nvidia.yaml"), YAML).unwrap();
-        let dirs = [dir.path().to_owned()];
+        let specs = VendorSpecs::of(vec![dir.path().to_owned()]);
         let third = Gpu { index: 2, ..gpu(3) };
-        assert_eq!(edits(&dirs, &[&third], "NVIDIA_VISIBLE_DEVICES"), None, "2 is /dev/nvidia2, and it is /dev/nvidia3");
+        assert_eq!(specs.edits(&[&third], "NVIDIA_VISIBLE_DEVICES"), None, "2 is /dev/nvidia2, and it is /dev/nvidia3");
         let renumbered = Gpu { device_node: "/dev/nvidia0".into(), ..gpu(1) };
-        assert_eq!(edits(&dirs, &[&renumbered], "NVIDIA_VISIBLE_DEVICES"), None);
+        assert_eq!(specs.edits(&[&renumbered], "NVIDIA_VISIBLE_DEVICES"), None);
     }
 }

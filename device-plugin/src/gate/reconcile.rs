@@ -109,8 +109,8 @@ impl Gate {
             Verdict::Confirm | Verdict::LookAgain(_) | Verdict::Refuse(Refusal::Unavailable(_) | Refusal::Unknown) => {
                 memory.told.remove(uid);
             }
-            Verdict::Exchange(other) => match exchange.swap(node, uid, &other).await {
-                Ok(()) => {
+            Verdict::Exchange(other) => match exchange.swap(node, (uid, &other), &[]).await {
+                Ok(_) => {
                     self.metrics.count(Outcome::Exchanged);
                     warn!(pod = name, other = other.as_str(), "a running pod has the devices of another: their records are exchanged");
                 }

@@ -65,7 +65,7 @@ fn judged_after(
         node.ledger().keep(resource, &ids, Some(uid.clone()), answer);
     }
     let knowledge = Knowledge { is_written_known: true, is_young: false };
-    judge(&node, written, knowledge, &Start { resource, ids: &ids, uid }).unwrap_or_else(|held| panic!("{held}"))
+    judge(&node, &Arc::new(written.to_vec()), knowledge, &Start { resource, ids: &ids, uid }).unwrap_or_else(|held| panic!("{held}"))
 }
 
 fn running(pod: NodePod) -> NodePod {

@@ -1,8 +1,10 @@
 //! What has been answered, per pod UID and container. Lives as long as the process.
 
+mod answers;
 mod plan;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
 
 use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 
@@ -11,10 +13,8 @@ use crate::served::Served;
 
 use super::checkpoint::Allocated;
 use super::{Found, explain};
+use answers::{Answer, Answers, MAX_ANSWERS};
 use plan::Plan;
-
-/// Most answers that are kept: kubelet runs a few hundred pods.
-const MAX_ANSWERS: usize = 16_384;
 
 /// One answered call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,14 +25,6 @@ pub struct Step {
     pub resource: Served,
     /// How many device IDs it was about.
     pub count: u64,
-}
-
-/// An answer that this process gave.
-#[derive(Clone, Debug)]
-struct Answer {
-    /// To whom it was accounted.
-    pod: Option<PodUid>,
-    response: ContainerAllocateResponse,
 }
 
 /// The answered calls of every pod of this node.
@@ -59,7 +51,9 @@ pub struct Ledger {
     latest_assumed: Option<u64>,
     latest_arrival: Option<u64>,
     /// The answers by the device IDs that they were about.
-    answers: BTreeMap<(Served, Vec<String>), Answer>,
+    answers: Answers,
+    /// How many were kept.
+    n_kept: u64,
     /// Whose record each pod is answered with.
     plan: Plan,
     /// Pods of which kubelet has written down that an answer was theirs.
@@ -70,7 +64,21 @@ pub struct Ledger {
     started: BTreeSet<(Served, Vec<String>)>,
     /// The resources that kubelet asks for.
     serves: Serves,
+    /// How many pods had left when it was seen last which of those in the books are there; none if it is to be seen again.
+    seen_left: Option<u64>,
+    /// What was learnt last.
+    learnt: Option<Learnt>,
 }
+
+/// What kubelet has written down, and what was known when it was taken in.
+#[derive(Clone, Debug)]
+struct Learnt {
+    written: Arc<Vec<Allocated>>,
+    known: Known,
+}
+
+/// Answers, pods that have come, and pods that have left, each by number.
+type Known = (u64, u64, u64);
 
 /// What kubelet asks for: in any case what every node has.
 #[derive(Clone, Debug)]
@@ -120,9 +128,16 @@ impl Ledger {
     /// Enters what kubelet has written down of inherited pods. One of which it has written down a part is being admitted.
     pub fn catch_up(&mut self, before: &[Allocated], pods: &Pods) {
         self.is_recorded = true;
+        if self.inherited.is_empty() {
+            return;
+        }
+        let mut written = HashMap::<&PodUid, Vec<&Allocated>>::new();
+        for entry in before {
+            written.entry(&entry.pod).or_default().push(entry);
+        }
         let mut begun = Vec::new();
-        for pod in pods.iter() {
-            let Some(steps) = self.more_steps(pod, before) else { continue };
+        for pod in self.inherited.clone().iter().filter_map(|uid| pods.get(uid)) {
+            let Some(steps) = written.get(&pod.uid).and_then(|written| self.more_steps(pod, written)) else { continue };
             self.steps.insert(pod.uid.clone(), steps);
             self.answered_before.insert(pod.uid.clone());
             self.note_latest(&pod.uid, pods);
@@ -139,14 +154,14 @@ impl Ledger {
         self.admitting = self.admitting.take().or(latest);
     }
 
-    /// All answered calls of an inherited pod, if `before` has any that are not in the books.
-    fn more_steps(&self, pod: &NodePod, before: &[Allocated]) -> Option<Vec<Step>> {
-        if !self.inherited.contains(&pod.uid) || self.is_doubtful(&pod.uid) {
+    /// All answered calls of an inherited pod, if kubelet has written down any for it that are not in the books.
+    fn more_steps(&self, pod: &NodePod, written: &[&Allocated]) -> Option<Vec<Step>> {
+        if self.is_doubtful(&pod.uid) {
             return None;
         }
         let known = self.steps(&pod.uid);
         let is_known = |step: &Step| known.iter().any(|known| (known.container, known.resource) == (step.container, step.resource));
-        let written = before.iter().filter(|allocated| allocated.pod == pod.uid).filter_map(|allocated| allocated.step(pod));
+        let written = written.iter().filter_map(|allocated| allocated.step(pod));
         let mut steps: Vec<Step> = written.filter(|step| !is_known(step)).collect();
         if steps.is_empty() {
             return None;
@@ -180,31 +195,25 @@ impl Ledger {
 
     /// Keeps an answer about these device IDs, for a call that was or was not found to be somebody's.
     pub fn keep(&mut self, resource: Served, ids: &[String], pod: Option<PodUid>, response: ContainerAllocateResponse) {
-        let key = (resource, sorted(ids));
-        // What was answered before for these IDs is not true any more, whether or not there is room.
-        self.answers.remove(&key);
-        self.started.remove(&key);
-        if self.answers.len() >= MAX_ANSWERS {
-            self.answers.retain(|_, answer| answer.pod.is_some());
-        }
-        if self.answers.len() < MAX_ANSWERS {
-            self.answers.insert(key, Answer { pod, response });
-        }
+        let ids = sorted(ids);
+        self.n_kept += 1;
+        self.started.remove(&(resource, ids.clone()));
+        self.answers.put(resource, ids, Answer { pod, response });
     }
 
     /// Device IDs of a resource that this process has answered for, and whose pod may live.
-    pub fn given<'a>(&'a self, resource: Served, pods: &Pods) -> BTreeSet<&'a str> {
+    pub fn given<'a>(&'a self, resource: Served, pods: &Pods) -> HashSet<&'a str> {
         let may_live = |answer: &Answer| {
             let Some(uid) = &answer.pod else { return true };
             pods.get(uid).is_some_and(|pod| pod.stage != Stage::Terminal)
         };
-        let of_resource = self.answers.iter().filter(|((of, _), answer)| *of == resource && may_live(answer));
-        of_resource.flat_map(|((_, ids), _)| ids.iter().map(String::as_str)).collect()
+        let of_resource = self.answers.of(resource).filter(|(_, answer)| may_live(answer));
+        of_resource.flat_map(|(ids, _)| ids.iter().map(String::as_str)).collect()
     }
 
     /// What a call about these device IDs, sorted, was answered by this process.
     pub fn response(&self, resource: Served, ids: &[String]) -> Option<&ContainerAllocateResponse> {
-        self.answers.get(&(resource, ids.to_vec())).map(|answer| &answer.response)
+        self.answers.get(resource, ids).map(|answer| &answer.response)
     }
 
     /// Enters an answered call.
@@ -232,6 +241,7 @@ impl Ledger {
     /// The calls accounted to `mistaken` are the pod's, which goes on with the record that they were answered with.
     fn correct(&mut self, mistaken: &PodUid, uid: &PodUid, record_of: PodUid, pods: &Pods) {
         self.admitting = None;
+        self.seen_left = None;
         self.steps.remove(mistaken);
         self.account_answers_anew(mistaken, uid);
         if record_of == *self.plan.record_of(uid) {
@@ -255,14 +265,27 @@ impl Ledger {
         }
     }
 
+    /// Takes in for whom kubelet has written down the answers that are in the books, unless nothing has come since to learn
+    /// more from the same.
+    pub fn learn_from(&mut self, written: &Arc<Vec<Allocated>>, pods: &Pods) {
+        let known = (self.n_kept, pods.n_arrived(), pods.n_left());
+        if self.learnt.as_ref().is_some_and(|learnt| Arc::ptr_eq(&learnt.written, written) && learnt.known == known) {
+            return;
+        }
+        self.learn(written, pods);
+        self.learnt = Some(Learnt { written: Arc::clone(written), known });
+    }
+
     /// Takes in for whom kubelet has written down the answers that are in the books.
     pub fn learn(&mut self, written: &[Allocated], pods: &Pods) {
         for entry in written {
-            let Some(answer) = self.answers.get_mut(&(entry.resource, entry.ids.clone())) else { continue };
+            let Some(answer) = self.answers.get_mut(entry.resource, &entry.ids) else { continue };
             let accounted = answer.pod.get_or_insert_with(|| entry.pod.clone()).clone();
             if accounted == entry.pod {
                 self.enter(entry, pods);
-                self.proven.insert(accounted);
+                if !self.proven.contains(&accounted) {
+                    self.proven.insert(accounted);
+                }
                 continue;
             }
             // What is proven once stays so: kubelet clears away late what it has written down of pods that have ended.
@@ -289,6 +312,7 @@ impl Ledger {
     /// The calls that were accounted to `mistaken` were those of `real`; the other way round is as likely as anything.
     fn transpose(&mut self, mistaken: &PodUid, real: &PodUid, step: Step, pods: &Pods) {
         self.preferred = None;
+        self.seen_left = None;
         let (moved, back) = (self.steps.remove(mistaken).unwrap_or_default(), self.steps.remove(real).unwrap_or_default());
         let explained = |uid: &PodUid, steps: &[Step]| pods.get(uid).and_then(|pod| explain(pod, steps, self.serves())).unwrap_or_default();
         let (mut moved, back) = (explained(real, &moved), explained(mistaken, &back));
@@ -310,12 +334,14 @@ impl Ledger {
 
     /// The two pods have exchanged their records.
     pub fn exchanged(&mut self, one: &PodUid, other: &PodUid) {
+        self.seen_left = None;
         self.plan.exchanged(one, other);
     }
 
     /// Until the two have exchanged their records, neither may be answered with its own.
     pub fn plan_exchange(&mut self, one: &PodUid, other: &PodUid) {
         self.preferred = None;
+        self.seen_left = None;
         if self.plan.record_of(one) == one && self.plan.record_of(other) == other {
             self.plan.swap(one, other);
         }
@@ -366,9 +392,12 @@ impl Ledger {
 
     /// Takes in what has become of pods.
     pub fn observe(&mut self, pods: &Pods) {
+        if self.seen_left.replace(pods.n_left()) == Some(pods.n_left()) {
+            return;
+        }
         let is_there = |uid: &PodUid| pods.get(uid).is_some();
         self.steps.retain(|uid, _| is_there(uid));
-        self.answers.retain(|_, answer| answer.pod.as_ref().is_none_or(is_there));
+        self.answers.retain(|answer| answer.pod.as_ref().is_none_or(is_there));
         for set in [&mut self.doubtful, &mut self.inherited, &mut self.answered_before, &mut self.proven, &mut self.confirmed] {
             set.retain(is_there);
         }

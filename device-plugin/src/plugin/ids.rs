@@ -4,6 +4,8 @@
 //! `<start of the UUID's hash>-<n>`: there are many of them, and kubelet takes no message above 4 MiB. All are functions of
 //! what identifies the node's devices, so they are the same after a restart.
 
+use std::collections::{BTreeMap, HashMap};
+
 use proto::kubelet::MAX_MESSAGE_BYTES;
 use proto::memory_unit::MemoryUnit;
 
@@ -35,6 +37,16 @@ pub struct IdScheme {
     whole: Vec<GpuUuid>,
     /// The devices of other types, with the resource that they have and how much of it.
     others: Vec<(Served, GpuUuid, u64)>,
+    /// The device of each prefix of IDs: kubelet shows every free ID when it asks for the preferred ones.
+    by_prefix: BTreeMap<Served, HashMap<String, Prefixed>>,
+}
+
+/// What an ID's prefix tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Prefixed {
+    device: GpuUuid,
+    /// How many numbers may follow; none if the prefix is the whole ID.
+    count: Option<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,13 +85,6 @@ impl NumberedIds {
     pub fn iter(&self) -> impl Iterator<Item = String> + use<> {
         let (prefix, is_alone) = (self.prefix.clone(), self.count.is_none());
         (0..self.count.unwrap_or(1)).map(move |n| if is_alone { prefix.clone() } else { format!("{prefix}{n}") })
-    }
-
-    /// Whether this is one of them.
-    fn includes(&self, id: &str) -> bool {
-        let Some(count) = self.count else { return id == self.prefix };
-        let number = id.strip_prefix(&self.prefix).filter(|number| number.bytes().all(|byte| byte.is_ascii_digit()));
-        number.and_then(|number| number.parse::<u64>().ok()).is_some_and(|number| number < count)
     }
 
     /// Size of their list if each device's entry has so many bytes besides its ID and its health.
@@ -145,9 +150,10 @@ impl IdScheme {
                 stem: stem.clone(),
                 units: unit.units_in(gpu.memory_bytes),
             };
-            Self { slots, tells_numa_nodes, gpus: named.map(ids).collect(), whole: Vec::new(), others: Vec::new() }
+            let gpus = named.map(ids).collect();
+            Self { slots, tells_numa_nodes, gpus, whole: Vec::new(), others: Vec::new(), by_prefix: BTreeMap::new() }
         };
-        let scheme = with(slots, unit);
+        let mut scheme = with(slots, unit);
         let bytes = scheme.longest_list_bytes(Served::Memory);
         if bytes > LIMIT {
             let fits = |mib| unit_of(mib).is_some_and(|unit| with(slots, unit).longest_list_bytes(Served::Memory) <= LIMIT);
@@ -161,7 +167,17 @@ impl IdScheme {
             let fitting = u32::try_from(first_too_many - 1).unwrap_or(0);
             return Err(TooLong::Slots { slots, bytes, fitting });
         }
+        scheme.index();
         Ok(scheme)
+    }
+
+    /// Notes the prefixes of all IDs.
+    fn index(&mut self) {
+        let prefixes = |resource| {
+            let of_device = |Numbered { device, ids }: Numbered<'_>| (ids.prefix, Prefixed { device: device.clone(), count: ids.count });
+            self.numbered(resource).map(of_device).collect()
+        };
+        self.by_prefix = Served::ALL.into_iter().map(|resource| (resource, prefixes(resource))).collect();
     }
 
     /// The same with the IDs of whole GPUs and of devices of other types.
@@ -173,6 +189,7 @@ impl IdScheme {
         };
         self.whole = inventory.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
         self.others = inventory.others.iter().filter_map(other).collect();
+        self.index();
         self
     }
 
@@ -213,7 +230,14 @@ impl IdScheme {
 
     /// The device whose virtual device this is.
     pub fn device_of(&self, resource: Served, id: &str) -> Option<&GpuUuid> {
-        self.numbered(resource).find(|numbered| numbered.ids.includes(id)).map(|numbered| numbered.device)
+        let by_prefix = self.by_prefix.get(&resource)?;
+        if let Some(Prefixed { device, count: None }) = by_prefix.get(id) {
+            return Some(device);
+        }
+        let prefix = id.trim_end_matches(|letter: char| letter.is_ascii_digit());
+        let Prefixed { device, count } = by_prefix.get(prefix)?;
+        let number = id.get(prefix.len()..)?.parse::<u64>().ok()?;
+        count.is_some_and(|count| number < count).then_some(device)
     }
 
     /// Whether there is anything of a resource.

@@ -4,7 +4,7 @@
 //! them, name the right device. Never an error: kubelet would fail the pod.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -57,8 +57,7 @@ impl NodeState {
             // An answer may be in the books as that of a pod which has gone since.
             let written = written.iter().flat_map(|written| written.iter());
             let held = written.filter(|entry| entry.resource == resource && pods.get(&entry.pod).is_some());
-            let held: Vec<&str> = held.flat_map(|entry| entry.ids.iter().map(String::as_str)).collect();
-            given.extend(held);
+            given.extend(held.flat_map(|entry| entry.ids.iter().map(String::as_str)));
             choose(&self.fleet.borrow(), resource, request, &wanted, &given)
         };
         ContainerPreferredAllocationResponse { device_ids }
@@ -94,7 +93,7 @@ fn choose(
     resource: Served,
     request: &ContainerPreferredAllocationRequest,
     wanted: &[GpuUuid],
-    given: &BTreeSet<&str>,
+    given: &HashSet<&str>,
 ) -> Vec<String> {
     let included: BTreeSet<&str> = request.must_include_device_ids.iter().map(String::as_str).collect();
     let covered: Vec<&GpuUuid> = included.iter().filter_map(|id| fleet.ids.device_of(resource, id)).collect();
@@ -114,12 +113,21 @@ fn choose(
     choice.chosen
 }
 
+/// Available IDs of one device. Few devices are taken from, so they are put in order when one is.
+#[derive(Default)]
+struct Free<'a> {
+    ids: Vec<&'a str>,
+    /// Whether the lowest number is last and given ones are first.
+    is_in_order: bool,
+}
+
 /// A list of IDs in the making.
 struct Choice<'a> {
     chosen: Vec<String>,
     size: usize,
-    /// Available IDs per device, lowest number last and given ones first; a device without any is left out.
-    free: BTreeMap<&'a GpuUuid, Vec<&'a str>>,
+    /// Available IDs per device; a device without any is left out.
+    free: BTreeMap<&'a GpuUuid, Free<'a>>,
+    given: &'a HashSet<&'a str>,
 }
 
 impl<'a> Choice<'a> {
@@ -128,26 +136,26 @@ impl<'a> Choice<'a> {
         resource: Served,
         request: &'a ContainerPreferredAllocationRequest,
         included: &BTreeSet<&str>,
-        given: &BTreeSet<&str>,
+        given: &'a HashSet<&'a str>,
     ) -> Self {
-        let mut free = BTreeMap::<&GpuUuid, Vec<&str>>::new();
+        let mut free = BTreeMap::<&GpuUuid, Free<'_>>::new();
         for id in request.available_device_ids.iter().map(String::as_str).filter(|id| !included.contains(id)) {
             if let Some(gpu) = fleet.ids.device_of(resource, id) {
-                free.entry(gpu).or_default().push(id);
+                free.entry(gpu).or_default().ids.push(id);
             }
         }
-        for ids in free.values_mut() {
-            ids.sort_unstable_by_key(|id| Reverse((given.contains(id), id.len(), *id)));
-        }
         let size = usize::try_from(request.allocation_size).unwrap_or(0);
-        Self { chosen: request.must_include_device_ids.clone(), size, free }
+        Self { chosen: request.must_include_device_ids.clone(), size, free, given }
     }
 
-    /// Takes at most `most` IDs of a device and returns how many.
+    /// Takes at most `most` IDs of a device, the lowest numbers first and given ones last, and returns how many.
     fn take(&mut self, uuid: &GpuUuid, most: usize) -> usize {
-        let missing = self.size.saturating_sub(self.chosen.len());
-        let Some(ids) = self.free.get_mut(uuid) else { return 0 };
-        let taken = ids.split_off(ids.len() - ids.len().min(missing).min(most));
+        let missing = self.size.saturating_sub(self.chosen.len()).min(most);
+        let Some(Free { ids, is_in_order }) = self.free.get_mut(uuid).filter(|_| missing > 0) else { return 0 };
+        if !std::mem::replace(is_in_order, true) {
+            ids.sort_by_cached_key(|id| Reverse((self.given.contains(id), id.len(), *id)));
+        }
+        let taken = ids.split_off(ids.len() - ids.len().min(missing));
         self.chosen.extend(taken.iter().rev().map(|id| (*id).to_owned()));
         if ids.is_empty() {
             self.free.remove(uuid);
@@ -158,7 +166,7 @@ impl<'a> Choice<'a> {
     /// The fullest device that has all that is missing, or else the emptiest one; none when nothing is missing or left.
     fn best_device(&self) -> Option<&'a GpuUuid> {
         let missing = self.size.saturating_sub(self.chosen.len());
-        let sizes = || self.free.iter().map(|(uuid, ids)| (ids.len(), *uuid)).filter(|_| missing > 0);
+        let sizes = || self.free.iter().map(|(uuid, free)| (free.ids.len(), *uuid)).filter(|_| missing > 0);
         let enough = sizes().filter(|(n_free, _)| *n_free >= missing).min();
         enough.or_else(|| sizes().max_by_key(|(n_free, uuid)| (*n_free, Reverse(*uuid)))).map(|(_, uuid)| uuid)
     }

@@ -4,6 +4,7 @@
 //! that it is about to hand out.
 
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
@@ -11,8 +12,8 @@ use proto::kubelet::podresources::pod_resources_lister_client::PodResourcesListe
 use proto::kubelet::podresources::{ListPodResourcesRequest, ListPodResourcesResponse};
 use tokio::net::UnixStream;
 use tokio::time::{sleep, timeout};
-use tonic::Code;
-use tonic::transport::Endpoint;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Response, Status};
 
 use crate::served::{Served, ServedNames};
 
@@ -46,27 +47,68 @@ pub struct PodResourcesError {
     problem: String,
 }
 
-/// Asks kubelet for the devices of every container, app containers and sidecars only.
-///
-/// # Errors
-/// It cannot be reached, refuses, or takes too long.
-pub async fn list(socket: &Path, names: &ServedNames) -> Result<Vec<Listed>, PodResourcesError> {
-    let fail = |problem: String| PodResourcesError { socket: socket.to_owned(), problem };
-    let mut pauses = PAUSES.iter();
-    loop {
-        let answer = timeout(LIMIT, ask(socket)).await.map_err(|_| fail(format!("no answer within {LIMIT:?}")))?;
-        match answer {
-            Ok(response) => return Ok(of_response(&response, names)),
-            Err(status) if status.code() == Code::ResourceExhausted && status.message().contains("rate limit") => match pauses.next() {
-                Some(pause) => sleep(*pause).await,
-                None => return Err(fail(status.message().to_owned())),
-            },
-            Err(status) => return Err(fail(status.message().to_owned())),
+/// A connection to kubelet that lasts as long as kubelet does.
+#[derive(Debug)]
+pub struct Lister {
+    socket: PathBuf,
+    client: Mutex<Option<PodResourcesListerClient<Channel>>>,
+}
+
+impl Lister {
+    /// Asks over this socket.
+    pub fn new(socket: PathBuf) -> Self {
+        Self { socket, client: Mutex::new(None) }
+    }
+
+    /// Asks kubelet for the devices of every container, app containers and sidecars only.
+    ///
+    /// # Errors
+    /// It cannot be reached, refuses, or takes too long.
+    pub async fn list(&self, names: &ServedNames) -> Result<Vec<Listed>, PodResourcesError> {
+        let fail = |problem: String| PodResourcesError { socket: self.socket.clone(), problem };
+        let mut pauses = PAUSES.iter();
+        loop {
+            let answer =
+                timeout(LIMIT, self.ask()).await.unwrap_or_else(|_| Err(Status::deadline_exceeded(format!("no answer within {LIMIT:?}"))));
+            match answer {
+                Ok(response) => return Ok(of_response(&response, names)),
+                Err(status) if is_too_often(&status) => match pauses.next() {
+                    Some(pause) => sleep(*pause).await,
+                    None => return Err(fail(status.message().to_owned())),
+                },
+                Err(status) => {
+                    self.keep(None);
+                    return Err(fail(status.message().to_owned()));
+                }
+            }
         }
+    }
+
+    /// Over the connection that there is; over a new one if there is none, or kubelet has gone since.
+    async fn ask(&self) -> Result<ListPodResourcesResponse, Status> {
+        let kept = self.client.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(mut client) = kept {
+            let answer = client.list(ListPodResourcesRequest {}).await;
+            if answer.as_ref().is_ok() || answer.as_ref().is_err_and(is_too_often) {
+                return answer.map(Response::into_inner);
+            }
+        }
+        let mut client = connect(&self.socket).await?;
+        let answer = client.list(ListPodResourcesRequest {}).await?;
+        self.keep(Some(client));
+        Ok(answer.into_inner())
+    }
+
+    fn keep(&self, client: Option<PodResourcesListerClient<Channel>>) {
+        *self.client.lock().unwrap_or_else(PoisonError::into_inner) = client;
     }
 }
 
-async fn ask(socket: &Path) -> Result<ListPodResourcesResponse, tonic::Status> {
+fn is_too_often(status: &Status) -> bool {
+    status.code() == Code::ResourceExhausted && status.message().contains("rate limit")
+}
+
+async fn connect(socket: &Path) -> Result<PodResourcesListerClient<Channel>, Status> {
     let path = socket.to_owned();
     let connect = tower::service_fn(move |_| {
         let path = path.clone();
@@ -74,9 +116,8 @@ async fn ask(socket: &Path) -> Result<ListPodResourcesResponse, tonic::Status> {
     });
     // The address is not used, its host becomes the authority that grpc-go expects.
     let channel = Endpoint::from_static("http://localhost").connect_with_connector(connect).await;
-    let channel = channel.map_err(|error| tonic::Status::unavailable(crate::watching::one_line(&error)))?;
-    let mut client = PodResourcesListerClient::new(channel).max_decoding_message_size(MAX_BYTES);
-    client.list(ListPodResourcesRequest {}).await.map(tonic::Response::into_inner)
+    let channel = channel.map_err(|error| Status::unavailable(crate::watching::one_line(&error)))?;
+    Ok(PodResourcesListerClient::new(channel).max_decoding_message_size(MAX_BYTES))
 }
 
 /// kubelet has one entry per device or NUMA node.

@@ -69,7 +69,7 @@ pub fn check(
     let has_started = |pod: &NodePod| pod.stage == Stage::Running || is_started(&pod.uid);
     let counts = |pod: &&NodePod| pod.stage != Stage::Terminal && (pod.placement.is_ok() || pod.stage == Stage::Running);
     let mut order: Vec<&NodePod> = pods.iter().filter(counts).collect();
-    order.sort_by_key(|pod| (!has_started(pod), pod.assumed_at(), pod.uid.clone()));
+    order.sort_by_cached_key(|pod| (!has_started(pod), pod.assumed_at(), &pod.uid));
     for pod in order {
         let shares = if pod.placement.is_ok() { shares(pod, fleet, unit) } else { unrecorded(pod, fleet, unit, &seen(&pod.uid)) };
         let refusal = shares.iter().find_map(|share| share.no_room(held.get(share.device).copied().unwrap_or_default()));
@@ -161,13 +161,12 @@ fn unrecorded<'a>(pod: &NodePod, fleet: &'a Fleet, unit: MemoryUnit, seen: &BTre
 
 /// What the pod's spec asks for of one of so many GPUs.
 fn asked(pod: &NodePod, gpu: &Gpu, n_gpus: usize, unit: MemoryUnit) -> Sum {
-    let asked: BTreeMap<&str, u64> = pod.requests.iter().collect();
+    let requested = |name: &str| pod.requests.iter().find(|(known, _)| *known == name).map_or(0, |(_, amount)| amount);
     let n_gpus = u64::try_from(n_gpus).unwrap_or(u64::MAX).max(1);
-    let each = |name: &str| asked.get(name).map_or(0, |amount| amount.div_ceil(n_gpus));
+    let each = |name: &str| requested(name).div_ceil(n_gpus);
     let whole = if pod.whole() > 0 { WHOLE_DEVICE_PERCENT } else { 0 };
     // A percentage of several GPUs is not always a whole number of them: what is lost is no more than rounding is allowed.
-    let percent =
-        |name: &str| asked.get(name).map_or(0, |amount| part(gpu.memory_bytes, *amount, n_gpus.saturating_mul(WHOLE_DEVICE_PERCENT)));
+    let percent = |name: &str| part(gpu.memory_bytes, requested(name), n_gpus.saturating_mul(WHOLE_DEVICE_PERCENT));
     let ratio = percent(GPU).max(percent(GPU_MEMORY_RATIO)).max(part(gpu.memory_bytes, whole, WHOLE_DEVICE_PERCENT));
     let bytes = pod.memory_units().saturating_mul(unit.bytes()).max(each(GPU_MEMORY)).max(ratio);
     let core = each(GPU_CORE).max(each(GPU)).max(whole);

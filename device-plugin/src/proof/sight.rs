@@ -1,6 +1,6 @@
 //! What a container will see: read off the answer to Allocate, which kubelet keeps as long as the container lives.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use proto::device::TYPE_GPU;
 use proto::kubelet::deviceplugin::ContainerAllocateResponse;
@@ -68,6 +68,18 @@ pub fn of_pod(written: &[Allocated], uid: &PodUid, variable: &str, fleet: &Fleet
         add(&mut sights, entry.resource.device_type(), sight);
     }
     sights
+}
+
+/// The same of every pod that the checkpoint names.
+pub fn by_pod<'a>(written: &'a [Allocated], variable: &str, fleet: &Fleet) -> HashMap<&'a PodUid, Sights> {
+    let mut by_pod = HashMap::<&PodUid, Sights>::new();
+    for entry in written {
+        let sights = by_pod.entry(&entry.pod).or_default();
+        if let Some(sight) = of_answer(entry.resource, &entry.answer, variable, fleet) {
+            add(sights, entry.resource.device_type(), sight);
+        }
+    }
+    by_pod
 }
 
 /// Adds what one more container of the pod sees.

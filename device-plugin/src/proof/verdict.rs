@@ -16,6 +16,7 @@ use crate::inventory::GpuUuid;
 use crate::pods::{NodePod, Placement, PodUid, Pods, Stage, Unplaced};
 use crate::served::Served;
 
+use super::exchanges::{self, Seat};
 use super::room::{self, NoRoom};
 use super::sight::{self, Sight, Sights};
 
@@ -198,9 +199,11 @@ impl Evidence<'_> {
             let others = other.placement.as_ref().ok().and_then(|placement| self.recorded(other, placement).ok());
             others.is_some_and(|others| seen.iter().all(|(device_type, devices)| others.get(device_type) == Some(devices)))
         };
+        let known = sight::by_pod(self.written, self.variable, self.fleet);
+        let unknown = Sights::new();
         let wrong = || seen.iter().filter(|(device_type, devices)| recorded.get(*device_type) != Some(*devices));
         let others = self.pods.iter().filter(is_alike).filter(has_record).filter_map(|other| {
-            let sights = sight::of_pod(self.written, &other.uid, self.variable, self.fleet);
+            let sights = known.get(&other.uid).unwrap_or(&unknown);
             let rank = |(device_type, devices): (&&'static str, &BTreeSet<GpuUuid>)| match sights.get(*device_type) {
                 Some(Sight::Devices(own)) if own == devices => None,
                 Some(Sight::Devices(own)) if Some(own) == recorded.get(device_type) => Some(0),
@@ -216,6 +219,34 @@ impl Evidence<'_> {
         });
         let (rank, _, uid) = others.min()?;
         Some(if rank == 3 { Verdict::LookAgain(uid.clone()) } else { Verdict::Exchange(uid.clone()) })
+    }
+
+    /// What can be exchanged beside the records of these two: among pods that ask for the same, have not started, and of
+    /// which kubelet has written down what they will see.
+    pub fn exchanges_beside(&self, pod: &NodePod, other: &PodUid) -> Vec<(PodUid, PodUid)> {
+        let is_free = |one: &&NodePod| {
+            one.uid != pod.uid && one.uid != *other && one.stage != Stage::Terminal && !self.may_have_started(one) && pod.asks_like(one)
+        };
+        let known = sight::by_pod(self.written, self.variable, self.fleet);
+        let mut sets = Vec::<DevicesByType>::new();
+        let mut number = |set: DevicesByType| {
+            sets.iter().position(|known| *known == set).unwrap_or_else(|| {
+                sets.push(set);
+                sets.len() - 1
+            })
+        };
+        let candidates = self.pods.iter().filter(is_free).filter_map(|one| {
+            let recorded = self.recorded(one, one.placement.as_ref().ok()?).ok()?;
+            let sight: Option<DevicesByType> = recorded
+                .keys()
+                .map(|device_type| match known.get(&one.uid)?.get(device_type)? {
+                    Sight::Devices(devices) => Some((*device_type, devices.clone())),
+                    Sight::Spec | Sight::Unclear(_) => None,
+                })
+                .collect();
+            Some(Seat { pod: one.uid.clone(), sees: number(sight?), recorded: number(recorded) })
+        });
+        exchanges::among(candidates.collect())
     }
 }
 

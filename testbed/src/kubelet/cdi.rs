@@ -1,14 +1,16 @@
 //! CDI devices: their spec files, and the edits they make to a container.
 //!
 //! Looks at the directories anew at every container creation, and reads the files that have changed, as a runtime does
-//! that refreshes its cache. A file that does not parse is skipped; two files of one directory that define the same device define none.
+//! that refreshes its cache: files that have come, gone or been replaced, and those that define the devices in question, at
+//! once; what was written into another file where it lies a moment later, as by a watch. A file that does not parse is
+//! skipped; two files of one directory that define the same device define none.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{DirEntryExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use serde::Deserialize;
 
@@ -66,11 +68,22 @@ pub(crate) struct Unresolvable(pub(crate) Vec<String>);
 #[derive(Debug)]
 pub(crate) struct Specs {
     dirs: Vec<PathBuf>,
+    cache: Mutex<Cache>,
+}
+
+/// What is known of the files.
+#[derive(Debug, Default)]
+struct Cache {
     /// What each file said when it was read last; nothing if it does not parse.
-    parsed: Mutex<HashMap<PathBuf, Parsed>>,
+    parsed: HashMap<PathBuf, Parsed>,
+    /// When every file was looked at.
+    complete: Option<Instant>,
 }
 
 type Parsed = (Stamp, Option<Arc<Spec>>);
+
+/// How long files that are neither new nor asked about are taken to be as they were.
+const UNSEEN: Duration = Duration::from_millis(100);
 
 /// What changes with a file's text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,7 +104,7 @@ struct Found {
 impl Specs {
     /// The specs of these directories.
     pub(crate) fn of(dirs: Vec<PathBuf>) -> Self {
-        Self { dirs, parsed: Mutex::default() }
+        Self { dirs, cache: Mutex::default() }
     }
 
     /// The edits of all `names`: of each spec once, before the first of its devices.
@@ -99,7 +112,13 @@ impl Specs {
         if names.is_empty() {
             return Ok(Edits::default());
         }
-        let found = self.find(names);
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_complete = cache.complete.is_none_or(|at| at.elapsed() >= UNSEEN);
+        let mut found = self.find(names, &mut cache, is_complete);
+        if !is_complete && found.len() < names.len() {
+            found = self.find(names, &mut cache, true);
+        }
+        drop(cache);
         let missing: Vec<String> = names.iter().filter(|name| !found.contains_key(name.as_str())).cloned().collect();
         if !missing.is_empty() {
             return Err(Unresolvable(missing));
@@ -117,21 +136,33 @@ impl Specs {
         Ok(edits)
     }
 
-    fn find<'n>(&self, names: &'n [String]) -> BTreeMap<&'n str, Found> {
-        let mut parsed = self.parsed.lock().unwrap_or_else(PoisonError::into_inner);
+    /// `is_complete` to look at every file.
+    fn find<'n>(&self, names: &'n [String], cache: &mut Cache, is_complete: bool) -> BTreeMap<&'n str, Found> {
+        if is_complete {
+            cache.complete = Some(Instant::now());
+        }
         let mut known = BTreeMap::new();
         let mut read = HashMap::new();
         for dir in &self.dirs {
             let mut in_dir: BTreeMap<&str, Vec<Found>> = BTreeMap::new();
-            for (path, stamp) in spec_files(dir) {
-                let before = parsed.remove(&path).filter(|(of, _)| *of == stamp);
-                let spec = before.map_or_else(|| read_spec(&path).map(Arc::new), |(_, spec)| spec);
-                if let Some(spec) = &spec {
+            for (path, inode) in spec_files(dir) {
+                let before = cache.parsed.remove(&path).filter(|(of, _)| of.inode == inode);
+                let is_asked = |spec: &Spec| names.iter().any(|name| spec.places(name).next().is_some());
+                let is_left = |(_, spec): &Parsed| !is_complete && !spec.as_deref().is_some_and(is_asked);
+                let seen = if let Some(seen) = before.clone().filter(is_left) {
+                    seen
+                } else {
+                    let Ok(stamp) = Stamp::of(&path) else { continue };
+                    let same = before.filter(|(of, _)| *of == stamp);
+                    same.unwrap_or_else(|| (stamp, read_spec(&path).map(Arc::new)))
+                };
+                let (_, spec) = &seen;
+                if let Some(spec) = spec {
                     for (name, at) in names.iter().flat_map(|name| spec.places(name).map(move |at| (name.as_str(), at))) {
                         in_dir.entry(name).or_default().push(Found { path: path.clone(), spec: Arc::clone(spec), at });
                     }
                 }
-                read.insert(path, (stamp, spec));
+                read.insert(path, seen);
             }
             for (name, mut found) in in_dir {
                 known.remove(name);
@@ -142,7 +173,7 @@ impl Specs {
                 }
             }
         }
-        *parsed = read;
+        cache.parsed = read;
         known
     }
 }
@@ -155,11 +186,11 @@ impl Spec {
     }
 }
 
-fn spec_files(dir: &Path) -> Vec<(PathBuf, Stamp)> {
+/// The files and their inodes.
+fn spec_files(dir: &Path) -> Vec<(PathBuf, u64)> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     let is_spec = |path: &PathBuf| path.extension().is_some_and(|ext| ext == "json" || ext == "yaml");
-    let paths = entries.map(|entry| entry.path()).filter(is_spec);
-    paths.filter_map(|path| Stamp::of(&path).ok().map(|stamp| (path, stamp))).collect()
+    entries.map(|entry| (entry.path(), entry.ino())).filter(|(path, _)| is_spec(path)).collect()
 }
 
 impl Stamp {

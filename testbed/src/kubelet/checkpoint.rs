@@ -1,7 +1,7 @@
 //! The device manager's checkpoint file, in kubelet's JSON shape.
 //!
-//! The checksum is FNV-1a over the JSON of `Data`; kubelet hashes a dump of its Go structure, which only it can
-//! compute, so neither accepts the other's file.
+//! The checksum is FNV-1a over the JSON of `Data`, eight bytes at a time; kubelet hashes a dump of its Go structure, which
+//! only it can compute, so neither accepts the other's file.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -85,7 +85,10 @@ pub(crate) fn read(path: &Path) -> Result<Option<Data>, CheckpointError> {
 }
 
 fn checksum(data: &str) -> u32 {
-    data.bytes().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+    let word = |bytes: &[u8]| bytes.iter().fold(0, |word: u64, byte| word << 8 | u64::from(*byte));
+    let hash =
+        data.as_bytes().chunks(8).fold(0xcbf2_9ce4_8422_2325, |hash: u64, bytes| (hash ^ word(bytes)).wrapping_mul(0x0100_0000_01b3));
+    u32::try_from(hash >> 32).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ fn prefer(resource: Served, wanted: &[u32], must: &[&str], taken: &[&str], size:
         allocation_size: size,
     };
     let wanted: Vec<_> = wanted.iter().map(|minor| fleet.gpus[*minor as usize].gpu.uuid.clone()).collect();
-    let mut chosen = choose(&fleet, resource, &request, &wanted, &BTreeSet::new());
+    let mut chosen = choose(&fleet, resource, &request, &wanted, &HashSet::new());
     if resource == Served::Shared {
         for id in &mut chosen {
             *id = format!("{}-{}", &id[4..12], id.rsplit("::").next().unwrap());
@@ -63,6 +63,6 @@ fn what_was_given_is_taken_last() {
         must_include_device_ids: Vec::new(),
         allocation_size: 3,
     };
-    let given = BTreeSet::from(["9507230f-0", "9507230f-2"]);
+    let given = HashSet::from(["9507230f-0", "9507230f-2"]);
     assert_eq!(choose(&fleet, Served::Memory, &request, &[], &given), ["9507230f-1", "9507230f-3", "9507230f-0"]);
 }

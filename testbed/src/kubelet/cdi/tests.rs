@@ -72,3 +72,24 @@ fn what_is_replaced_or_removed_is_seen() {
     std::fs::remove_file(&path).unwrap();
     assert_eq!(specs.resolve(&wanted).unwrap().env, ["ALL=again", "ONE=again"]);
 }
+
+/// A watch tells of it late, but not never.
+#[test]
+fn what_is_written_where_it_lies_is_seen_at_once_if_asked_about_and_else_soon() {
+    let dir = TempDir::new().unwrap();
+    let specs = Specs::of(vec![dir.path().to_owned()]);
+    let (own, other) = (dir.path().join("1.yaml"), dir.path().join("2.yaml"));
+    std::fs::write(&own, spec("v.com/gpu", "a", "one")).unwrap();
+    std::fs::write(&other, spec("v.com/gpu", "b", "x")).unwrap();
+    let wanted = names(&["v.com/gpu=a"]);
+    assert_eq!(specs.resolve(&wanted).unwrap().env, ["ALL=one", "ONE=one"]);
+    std::fs::write(&own, spec("v.com/gpu", "a", "other")).unwrap();
+    assert_eq!(specs.resolve(&wanted).unwrap().env, ["ALL=other", "ONE=other"]);
+    std::fs::write(&other, spec("v.com/gpu", "c", "y")).unwrap();
+    assert_eq!(specs.resolve(&names(&["v.com/gpu=c"])).unwrap().env, ["ALL=y", "ONE=y"], "nothing is missed that is missing");
+    std::fs::write(&other, spec("v.com/gpu", "a", "again")).unwrap();
+    let began = std::time::Instant::now();
+    while specs.resolve(&wanted).is_ok() {
+        assert!(began.elapsed() < std::time::Duration::from_secs(10), "the conflict is never seen");
+    }
+}
