@@ -4,8 +4,9 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{DeleteParams, EvictParams, Preconditions};
+use kube::api::PostParams;
 use kube::{Api, Client};
+use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use crate::pods::NodePod;
@@ -36,10 +37,15 @@ pub enum EvictionFailed {
 /// It was not done, or nobody knows.
 pub async fn evict(client: &Client, pod: &NodePod) -> Result<(), EvictionFailed> {
     let api: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace);
-    let preconditions = Preconditions { uid: Some(pod.uid.as_str().to_owned()), ..Preconditions::default() };
-    let delete_options = Some(DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() });
-    let params = EvictParams { delete_options, ..EvictParams::default() };
-    match timeout(LIMIT, api.evict(&pod.name, &params)).await {
+    // The client's own call for this writes the options under a name that the API server does not know.
+    let eviction = json!({
+        "apiVersion": "policy/v1", "kind": "Eviction",
+        "metadata": {"name": pod.name, "namespace": pod.namespace},
+        "deleteOptions": {"preconditions": {"uid": pod.uid.as_str()}},
+    });
+    let params = PostParams::default();
+    let posted = api.create_subresource::<_, Value>("eviction", &pod.name, &params, &eviction);
+    match timeout(LIMIT, posted).await {
         Ok(Ok(_)) => Ok(()),
         Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(()),
         Ok(Err(source)) => Err(EvictionFailed::Refused { pod: pod.display_name(), source: Box::new(source) }),

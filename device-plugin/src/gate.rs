@@ -180,6 +180,11 @@ impl Gate {
         Self { client, policy, lister, looks: SharedLook::new(PACE), exchange, recorder, metrics, told: OnceLock::new() }
     }
 
+    /// What is counted.
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
     /// Returns when the container that holds these device IDs may start.
     ///
     /// # Errors

@@ -85,6 +85,7 @@ struct Label {
 pub struct Metrics {
     mismatches: Family<Label, Counter>,
     pre_start: Histogram,
+    allocate: Histogram,
     hooked: Family<Label, Counter>,
     hook_connected: Gauge,
 }
@@ -94,9 +95,12 @@ impl Metrics {
     pub fn register(registry: &mut Registry) -> Self {
         // From 1 ms, doubled each time, to 16 s; kubelet waits 30 s.
         let bounds = (0..15_u32).map(|n| 0.001 * f64::from(1_u32 << n));
+        // From 62.5 us, doubled each time, to 4 s; all other pods of the node wait meanwhile.
+        let fine_bounds = (0..17_u32).map(|n| 0.000_062_5 * f64::from(1_u32 << n));
         let metrics = Self {
             mismatches: Family::default(),
             pre_start: Histogram::new(bounds),
+            allocate: Histogram::new(fine_bounds),
             hooked: Family::default(),
             hook_connected: Gauge::default(),
         };
@@ -109,6 +113,11 @@ impl Metrics {
             "gpushare_device_plugin_pre_start_seconds",
             "Time that a container's start was delayed",
             metrics.pre_start.clone(),
+        );
+        registry.register(
+            "gpushare_device_plugin_allocate_seconds",
+            "Time that kubelet waited for an answer to Allocate",
+            metrics.allocate.clone(),
         );
         registry.register(
             "gpushare_device_plugin_runtime_hook",
@@ -138,6 +147,11 @@ impl Metrics {
         self.hook_connected.set(i64::from(is_connected)) != 0
     }
 
+    /// Enters how long one Allocate took.
+    pub fn allocated(&self, took: Duration) {
+        self.allocate.observe(took.as_secs_f64());
+    }
+
     /// Enters how long one call took.
     pub fn pre_started(&self, took: Duration) {
         self.pre_start.observe(took.as_secs_f64());
@@ -154,6 +168,7 @@ mod tests {
         let metrics = Metrics::register(&mut registry);
         metrics.count(Outcome::Exchanged);
         metrics.pre_started(Duration::from_millis(3));
+        metrics.allocated(Duration::from_micros(300));
         metrics.hooked(Hooked::Adjusted);
         assert!(!metrics.hook_connected(true) && metrics.hook_connected(true));
         let mut text = String::new();
@@ -162,5 +177,6 @@ mod tests {
         assert!(text.contains("gpushare_device_plugin_runtime_hook_total{outcome=\"adjusted\"} 1"), "{text}");
         assert!(text.contains("gpushare_device_plugin_runtime_hook_connected 1"), "{text}");
         assert!(text.contains("gpushare_device_plugin_pre_start_seconds_bucket{le=\"0.004\"} 1"), "{text}");
+        assert!(text.contains("gpushare_device_plugin_allocate_seconds_bucket{le=\"0.0005\"} 1"), "{text}");
     }
 }

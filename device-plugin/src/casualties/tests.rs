@@ -116,7 +116,8 @@ async fn pods_of_a_sick_device_are_evicted_as_the_api_server_allows() {
         assert!(began.elapsed() >= after && began.elapsed() < after + AGAIN, "after {:?}", began.elapsed());
         let said: Value = serde_json::from_slice(&request.into_body().collect_bytes().await.unwrap()).unwrap();
         assert_eq!(said["deleteOptions"]["preconditions"]["uid"], "a");
-        let status = json!({"kind": "Status", "apiVersion": "v1", "status": if answer == 201 { "Success" } else { "Failure" }, "code": answer, "message": "budget", "reason": "TooManyRequests"});
+        let word = if answer == 201 { "Success" } else { "Failure" };
+        let status = json!({"kind": "Status", "apiVersion": "v1", "status": word, "code": answer, "message": "a budget", "reason": "no"});
         response.send_response(Response::builder().status(answer).body(Body::from(status.to_string().into_bytes())).unwrap());
     }
     task.abort();

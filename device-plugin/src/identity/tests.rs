@@ -180,6 +180,18 @@ fn a_call_answered_before_its_pod_was_known_is_entered_later() {
     assert_eq!(scene.call(Memory, 2), "Nobody");
 }
 
+/// What kubelet has written down stays the same, and says more once the pod is known.
+#[test]
+fn the_same_is_learnt_from_again_when_a_pod_has_come() {
+    let mut scene = Scene::new([]);
+    let known = std::sync::Arc::new(vec![written("a", "u2", Memory, &["x"])]);
+    scene.ledger.keep(Memory, &["x".to_owned()], None, ContainerAllocateResponse::default());
+    scene.ledger.learn_from(&known, &scene.pods);
+    scene.pods.apply(pod("a", 1, [units(2)]));
+    scene.ledger.learn_from(&known, &scene.pods);
+    assert_eq!(scene.call(Memory, 2), "Nobody");
+}
+
 /// The answer may have gone to the pod that was deleted, so nobody is taken to have been passed over.
 #[test]
 fn a_pod_that_went_unreported_leaves_the_order_as_it_is() {

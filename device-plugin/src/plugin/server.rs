@@ -14,6 +14,7 @@ use proto::kubelet::deviceplugin::{
 };
 use proto::kubelet::{HEALTHY, UNHEALTHY};
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 use tracing::debug;
 
@@ -173,9 +174,13 @@ impl DevicePlugin for DeviceService {
     }
 
     async fn allocate(&self, request: Request<AllocateRequest>) -> Result<Response<AllocateResponse>, Status> {
+        let began = Instant::now();
         let mut container_responses = Vec::new();
         for request in &request.into_inner().container_requests {
             container_responses.push(self.node.allocate(self.resource, request).await);
+        }
+        if let Some(gate) = self.node.gate.get() {
+            gate.metrics().allocated(began.elapsed());
         }
         Ok(Response::new(AllocateResponse { container_responses }))
     }
