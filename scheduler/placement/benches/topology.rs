@@ -67,7 +67,9 @@ fn use_gpu(fleet: &mut Fleet, node: u32, minor: u32) {
 fn one(inventory: Inventory, used: &[u32]) -> (Fleet, NodeId) {
     let mut fleet = Fleet::new();
     fleet.set_inventory(&name(0), inventory);
-    used.iter().for_each(|minor| use_gpu(&mut fleet, 0, *minor));
+    for minor in used {
+        use_gpu(&mut fleet, 0, *minor);
+    }
     let id = fleet.node_id(&name(0)).unwrap();
     (fleet, id)
 }
@@ -77,6 +79,9 @@ fn cube() -> Vec<LinkGroup> {
     let pairs = (0_u32..8).flat_map(|one| [1, 2, 4].map(move |bit| (one, one ^ bit))).filter(|(one, other)| one < other);
     pairs.map(|(one, other)| LinkGroup { minors: vec![one, other], n_links: 1 + (one ^ other) % 3 }).collect()
 }
+
+/// What it is, what there is, which GPUs are used, and what is asked.
+type Case<'a> = (&'a str, Inventory, &'a [u32], GpuAsk, u64, Wishes);
 
 fn decide_one_node(criterion: &mut Criterion) {
     let common = || machine(0, 8, 16, 4);
@@ -90,7 +95,7 @@ fn decide_one_node(criterion: &mut Criterion) {
     let large = || machine(0, 16, 32, 16);
     let wished = |partition| Wishes { partition: Some(partition), ..Wishes::default() };
     let partition = || wished(PartitionWish::default());
-    let cases: [(&str, Inventory, &[u32], GpuAsk, u64, Wishes); 9] = [
+    let cases: [Case<'_>; 9] = [
         ("8 GPUs, 16 NICs: 4 and 1 on the same switches", common(), &[], GpuAsk::Whole(4), 1, joint(true, true)),
         ("8 GPUs, 16 NICs: 4 and 1", common(), &[], GpuAsk::Whole(4), 1, joint(true, false)),
         ("8 GPUs, 16 NICs: 4 and 1, broken", common(), &[0, 3, 5], GpuAsk::Whole(4), 1, joint(true, true)),
@@ -117,7 +122,9 @@ fn filter(criterion: &mut Criterion) {
     let mut fleet = Fleet::new();
     for node in 0..n_nodes {
         fleet.set_inventory(&name(node), Inventory { links: cube(), ..machine(node, 8, 16, 4) });
-        (0..8).filter(|minor| node % 64 >> (minor % 6) & 1 == 1).for_each(|minor| use_gpu(&mut fleet, node, minor));
+        for minor in (0..8).filter(|minor| ((node % 64) >> (minor % 6)) & 1 == 1) {
+            use_gpu(&mut fleet, node, minor);
+        }
     }
     let names: Vec<String> = (0..n_nodes).map(name).collect();
     let others = [rdma(1)];

@@ -47,11 +47,11 @@ impl<'a> Asking<'a> {
     #[inline]
     pub fn fit(&mut self, node: NodeId) -> Result<(), Reason> {
         let node = self.fleet.node(node).ok_or(Reason::NoDevice)?;
-        if self.ask.wishes.is_none() && !node.has_rules {
+        if !self.takes_work(node) {
             return node.fit_all(self.ask, self.hints);
         }
         let (ask, hints) = (self.ask, self.hints);
-        self.known(node).map_or_else(|| node.fit_by_rules(ask, hints), |known| known.fit)
+        self.known(node).map_or_else(|| node.fit_all(ask, hints), |known| known.fit)
     }
 
     /// What [`Fleet::score`] says of a node.
@@ -59,7 +59,7 @@ impl<'a> Asking<'a> {
         let (fleet, ask, hints) = (self.fleet, self.ask, self.hints);
         let Some(node) = fleet.node(node) else { return Score::default() };
         let score = || node.score(ask, policies, &fleet.weights, hints);
-        if ask.wishes.is_none() && !node.has_rules {
+        if !self.takes_work(node) {
             return score();
         }
         let Some(known) = self.known(node) else { return score() };
@@ -75,12 +75,17 @@ impl<'a> Asking<'a> {
         self.known.len()
     }
 
+    /// Whether more is to be done than a few comparisons.
+    fn takes_work(&self, node: &Node) -> bool {
+        self.ask.wishes.is_some() || node.has_rules || !self.ask.others.is_empty()
+    }
+
     /// What is known of nodes like this one; `None` if none can be compared with it.
     fn known(&mut self, node: &'a Node) -> Option<&mut Known<'a>> {
         let state = node.comparable(self.hints)?;
         let (ask, hints) = (self.ask, self.hints);
         let known = self.known.entry(state.hash).or_insert_with(|| {
-            let fit = node.fit_by_rules(ask, hints);
+            let fit = node.fit_all(ask, hints);
             Known { node, state: state.clone(), fit, score: None }
         });
         node.is_like(&state, known.node, &known.state).then_some(known)

@@ -40,7 +40,7 @@ pub(crate) struct Node {
     /// Whether some request without wishes may break a rule although there is room: a table binds, or somebody keeps devices.
     pub(crate) has_rules: bool,
     /// What is taken, with no hint counted, to find nodes like this one by; `None` where rules rarely matter.
-    pub(crate) state: Option<Box<State>>,
+    pub(crate) state: Option<State>,
     /// One per device of the inventory, in its order.
     pub(crate) rows: Rows,
     /// One per device of the inventory, in its order.
@@ -158,7 +158,7 @@ impl Node {
     fn recount(&mut self) {
         self.recount_free();
         self.note_rules();
-        self.state = self.is_varied().then(|| Box::new(self.state_under(Hints::Ignore)));
+        self.state = self.is_varied().then(|| self.state_under(Hints::Ignore));
     }
 
     /// Whether devices are told apart by more than what is free of GPUs.

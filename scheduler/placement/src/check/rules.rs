@@ -23,7 +23,7 @@ pub(super) fn check_pairs(node: &Node) -> Vec<Violation> {
 /// What is kept ready besides rows.
 pub(super) fn check_derived(node: &Node) -> Vec<Violation> {
     let mut violations: Vec<Violation> = Vec::new();
-    let kept = node.state.as_deref();
+    let kept = node.state.as_ref();
     if kept.is_some_and(|kept| *kept != node.state_under(Hints::Ignore)) {
         violations.push(differs(node, "the state that is kept to compare nodes by is not the node's"));
     }

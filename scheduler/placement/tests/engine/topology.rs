@@ -297,3 +297,153 @@ fn amounts_become_devices(
     let amounts = |placement: Placement| placement.others.iter().flat_map(|share| share.amounts.values().copied()).collect::<Vec<u64>>();
     assert_eq!(choice.map(amounts), expected);
 }
+
+/// Devices of a type that nobody has heard of take part as others do.
+#[test]
+fn three_types_on_the_same_switches() {
+    let mut inventory = eight_switches(&[1, 3, 4, 6]);
+    let cards = [3, 4, 5].map(|switch| Device { resources: [("npu".into(), 100)].into(), ..nic_at(switch, switch / 4, switch) });
+    inventory.classes.get_or_insert_default().push(class("npu", cards.to_vec()));
+    let mut fleet = fleet_of(inventory);
+    let npu = ClassRequest { kind: "npu".into(), amounts: [("npu".into(), 50)].into(), whole: Some(100) };
+    let kinds = vec![nic(), Kind::Gpu, Kind::Other("npu".into()), Kind::Other("fpga".into())];
+    let wishes = Wishes { joint: Some(Joint { kinds, same_switch: true }), ..Wishes::default() };
+    let choice = try_choose(&fleet, GpuAsk::Whole(1), &[rdma(200), npu.clone()], Some(&wishes));
+    assert_eq!(chosen(choice), Ok((vec![3, 4], vec![1, 2, 3, 4])), "one GPU and one card for each NIC");
+    take(&mut fleet, "a", GpuAsk::Whole(1), &[rdma(100), npu.clone()], Some(&wishes));
+    assert_eq!(why(&fleet, GpuAsk::Whole(1), &[rdma(200), npu], &wishes), "2 rdma fit, no npu left on switch 0000:06");
+}
+
+/// The farther NUMA node is taken rather than none, and the nearer rather than the farther.
+#[rstest]
+#[case::same_switch(&[2], vec![2])]
+#[case::same_numa_node_as_the_first_free(&[], vec![1])]
+fn near_without_the_same_switch(#[case] more: &[u32], #[case] expected: Vec<u32>) {
+    let mut fleet = fleet_of(eight_switches(&[&[0][..], more].concat()));
+    take(&mut fleet, "a", GpuAsk::Whole(1), &[], None);
+    assert_eq!(chosen(try_choose(&fleet, GpuAsk::Whole(1), &[rdma(1)], Some(&joint(false)))).map(|(gpus, _)| gpus), Ok(expected));
+}
+
+#[test]
+fn whoever_sees_all_gpus_and_whoever_keeps_one_stay_apart() {
+    let all = GpuAsk::All { slots: 1 };
+    let keeps = wish_of(Kind::Gpu, Wish { exclusion: Some(Exclusion::Device), ..Wish::default() });
+    let mut fleet = fleet_of(eight_switches(&[]));
+    take(&mut fleet, "keeper", part(30), &[], Some(&keeps));
+    assert_eq!(chosen(try_choose(&fleet, all, &[], None)), Err(Reason::Selected));
+    assert_eq!(chosen(try_choose(&fleet, part(30), &[], None)), Ok((vec![1], vec![])), "there is room on 0, but it is kept");
+    fleet.release("keeper");
+    take(&mut fleet, "seer", all, &[], None);
+    assert_eq!(chosen(try_choose(&fleet, part(30), &[], Some(&keeps))), Err(Reason::Selected));
+    assert_eq!(chosen(try_choose(&fleet, part(30), &[], None)), Ok((vec![0], vec![])));
+}
+
+/// Of whom it is not known what they hold, any device may be.
+#[test]
+fn a_doubtful_holder_keeps_everything() {
+    let mut fleet = fleet_of(eight_switches(&[0, 1]));
+    let device = placement::DeviceRef::Any;
+    let held =
+        placement::HeldDevice { kind: "rdma".into(), device, amounts: [("rdma".into(), 1)].into(), functions: vec![], trusted: false };
+    let exclusions = vec![(nic(), Exclusion::Device)];
+    fleet.hold(&"doubtful".into(), "n", placement::Holdings { others: vec![held], exclusions, ..placement::Holdings::default() });
+    assert_eq!(chosen(try_choose(&fleet, GpuAsk::Nothing, &[rdma(1)], None)), Err(Reason::OtherDevices));
+    assert_eq!(fleet.check(), []);
+}
+
+/// GPUs that the vendor's plugin chooses cannot be wished for.
+#[test]
+fn wishes_where_the_vendor_chooses() {
+    let fleet = fleet_of(Inventory { serves_vendor: false, ..eight_switches(&[0]) });
+    let wishes = Wishes { partition: Some(PartitionWish::default()), ..Wishes::default() };
+    assert_eq!(chosen(try_choose(&fleet, GpuAsk::Whole(2), &[], Some(&wishes))), Err(Reason::Vendor));
+    let choice = try_choose(&fleet, GpuAsk::Whole(2), &[rdma(1)], Some(&joint(false)));
+    assert_eq!(choice.map(|placement| (placement.unknown_whole, placement.others.len())), Ok((2, 1)), "NICs are chosen by themselves");
+}
+
+/// Devices are so many that sets of them do not fit a word.
+#[test]
+fn more_than_64_devices() {
+    let gpus = (0..80).map(|minor| gpu_at(minor, minor / 40, minor / 2)).collect();
+    let nics = (0..80).map(|minor| nic_at(minor, minor / 40, minor / 2)).collect();
+    let fleet = fleet_of(Inventory { gpus, classes: Some(vec![class("rdma", nics)]), serves_vendor: true, ..Inventory::default() });
+    let n = |n, wishes: Option<&Wishes>| {
+        let choice = chosen(try_choose(&fleet, GpuAsk::Whole(n), &[rdma(1)], wishes));
+        choice.map(|(gpus, nics)| (gpus.len(), nics.len()))
+    };
+    assert_eq!(n(70, None), Ok((70, 1)));
+    assert_eq!(n(70, Some(&joint(false))), Ok((70, 1)));
+    assert_eq!(n(4, Some(&joint(true))), Ok((4, 2)));
+    assert_eq!(n(81, None), Err(Reason::TooLarge));
+}
+
+/// Nodes that are alike share an answer; those that differ in anything that matters do not.
+#[test]
+fn one_answer_for_nodes_that_are_alike() {
+    let mut fleet = Fleet::new();
+    for node in 0..30_u32 {
+        let name = format!("n{node}");
+        let mut inventory = eight_switches(if node < 20 { &[0, 1, 2, 5] } else { &[5] });
+        inventory.gpus.iter_mut().for_each(|gpu| gpu.uuid = format!("{name}-{}", gpu.minor).as_str().into());
+        fleet.set_inventory(&name, inventory);
+        if node % 2 == 0 {
+            crate::build::hold(&mut fleet, &format!("o{node}"), &name, crate::build::on_minor(0, placement::MemoryAsk::Ratio(10)));
+        }
+        if node % 5 == 0 {
+            let id = fleet.node_id(&name).into_iter().next();
+            let share = placement::DeviceShare {
+                kind: "rdma".into(),
+                id: "nic0".into(),
+                minor: 0,
+                amounts: [("rdma".into(), 100)].into(),
+                functions: vec![],
+            };
+            let hinted = id.is_some_and(|id| {
+                fleet.hint(&format!("h{node}").as_str().into(), id, Placement { others: vec![share], ..Placement::default() })
+            });
+            assert!(hinted);
+        }
+    }
+    let (wishes, others) = (joint(true), [rdma(1)]);
+    for hints in [Hints::Ignore, Hints::Respect, Hints::RespectOthers("h5")] {
+        let ask = Ask { gpus: GpuAsk::Whole(3), others: &others, wishes: Some(&wishes) };
+        let mut asking = placement::Asking::new(&fleet, ask, hints);
+        let ids: Vec<_> = fleet.nodes().map(placement::NodeView::id).collect();
+        for id in ids {
+            assert_eq!(asking.fit(id), fleet.fit(id, ask, hints));
+            let policies = placement::Policies::default();
+            assert_eq!(asking.score(id, policies), fleet.score(id, ask, policies, hints));
+        }
+        assert_eq!(asking.n_known(), if hints == Hints::Ignore { 4 } else { 8 });
+    }
+    assert_eq!(fleet.check(), []);
+}
+
+/// A function that two facts name, and devices that have moved onto a switch that somebody keeps.
+#[test]
+fn check_finds_what_is_held_twice_or_kept_in_vain() {
+    let of = |switches: [u32; 2]| {
+        let nics = (0..).zip(switches).map(|(minor, switch)| nic_at(minor, 0, switch)).collect();
+        Inventory { classes: Some(vec![class("rdma", nics)]), ..Inventory::default() }
+    };
+    let mut fleet = fleet_of(of([0, 1]));
+    let keeps = wish_of(nic(), Wish { exclusion: Some(Exclusion::Switch), ..Wish::default() });
+    take(&mut fleet, "keeper", GpuAsk::Nothing, &[rdma(1)], Some(&keeps));
+    take(&mut fleet, "other", GpuAsk::Nothing, &[rdma(1)], None);
+    fleet.set_inventory("n", of([1, 1]));
+    let broken = fleet.check();
+    assert!(matches!(broken.as_slice(), [placement::Violation::ExclusionBroken { device, .. }] if device == "nic1"), "{broken:?}");
+    fleet.release("other");
+    let held = placement::HeldDevice {
+        kind: "rdma".into(),
+        device: placement::DeviceRef::Id("nic1".into()),
+        amounts: [("rdma".into(), 1)].into(),
+        functions: vec!["f".into()],
+        trusted: true,
+    };
+    for owner in ["one", "two"] {
+        fleet.hold(&owner.into(), "n", placement::Holdings { others: vec![held.clone()], ..placement::Holdings::default() });
+    }
+    let twice = fleet.check();
+    assert!(matches!(twice.as_slice(), [placement::Violation::FunctionHeldTwice { .. }]), "facts break exclusions freely: {twice:?}");
+}
