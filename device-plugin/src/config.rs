@@ -1,17 +1,16 @@
 //! What the operator chooses: flags and their environment variables, checked once, at start.
 
+mod values;
 mod vendor_resource;
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 use proto::memory_unit::MemoryUnit;
-use proto::resource::{GPU_MEM, GPU_SHARED, ResourceNames, VENDOR_GPUS};
+use proto::resource::{GPU_MEM, ResourceNames};
 use proto::topology::GpuPartitionPolicy;
 
 use crate::cdi::vendor::VendorSpecs;
@@ -21,10 +20,12 @@ use crate::health::{Policy, Xids};
 use crate::inject::{Injection, Manner};
 use crate::inventory::{FileSource, MachineSource, NvmlSource, PciVendor, Source, SysfsSource};
 use crate::plugin::Settings;
-use crate::pods::IN_NODE_STATUS;
 use crate::publish::additions::Files;
 use crate::served::ServedNames;
 
+use values::{DeviceKind, Inject, InventoryKind, MemoryResource, PartitionPolicy, VariableName, duration};
+
+pub use values::{Identity, InvalidValue, LogFormat, LogLevel, NoGpu, NodeName};
 pub use vendor_resource::{VendorResource, VendorServer};
 
 /// Shares the GPUs of this node among pods.
@@ -324,234 +325,6 @@ impl From<Args> for Config {
             log_level: args.log_level,
         }
     }
-}
-
-/// A flag's value that cannot be accepted.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct InvalidValue(String);
-
-/// Name of a node: part of URLs and field selectors.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NodeName(String);
-
-impl NodeName {
-    /// The name as text.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl FromStr for NodeName {
-    type Err = InvalidValue;
-
-    fn from_str(text: &str) -> Result<Self, InvalidValue> {
-        if is_dns_subdomain(text) { Ok(Self(text.to_owned())) } else { Err(InvalidValue("not the name of a node".to_owned())) }
-    }
-}
-
-/// Name of a resource that kubelet lets plugins serve.
-#[derive(Clone, Debug)]
-struct MemoryResource(String);
-
-impl FromStr for MemoryResource {
-    type Err = InvalidValue;
-
-    fn from_str(text: &str) -> Result<Self, InvalidValue> {
-        extended_resource(text)?;
-        if text == GPU_SHARED || IN_NODE_STATUS.contains(&text) || VENDOR_GPUS.contains(&text) {
-            return Err(InvalidValue("this name has another meaning already".to_owned()));
-        }
-        Ok(Self(text.to_owned()))
-    }
-}
-
-/// Checks the name of a resource that plugins may serve.
-fn extended_resource(text: &str) -> Result<(), InvalidValue> {
-    let Some((domain, name)) = text.split_once('/') else {
-        return Err(InvalidValue("not of the form domain/name".to_owned()));
-    };
-    let is_name_char = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    let is_bounded = name.starts_with(|c: char| c.is_ascii_alphanumeric()) && name.ends_with(|c: char| c.is_ascii_alphanumeric());
-    // The annotation of the unit has a longer name, which must be legal too.
-    if !is_dns_subdomain(domain) || !is_bounded || !name.chars().all(is_name_char) || name.len() > 63 - "-unit".len() {
-        return Err(InvalidValue("not the name of an extended resource".to_owned()));
-    }
-    if domain == "kubernetes.io" || domain.ends_with(".kubernetes.io") {
-        return Err(InvalidValue("the domain kubernetes.io belongs to Kubernetes".to_owned()));
-    }
-    Ok(())
-}
-
-fn is_dns_subdomain(text: &str) -> bool {
-    let is_label = |label: &str| {
-        let is_inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
-        !label.is_empty() && !label.starts_with('-') && !label.ends_with('-') && label.bytes().all(is_inner)
-    };
-    text.len() <= 253 && text.split('.').all(is_label)
-}
-
-/// Name of an environment variable.
-#[derive(Clone, Debug)]
-struct VariableName(String);
-
-impl FromStr for VariableName {
-    type Err = InvalidValue;
-
-    fn from_str(text: &str) -> Result<Self, InvalidValue> {
-        let is_allowed = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
-        if text.is_empty() || text.starts_with(|c: char| c.is_ascii_digit()) || !text.bytes().all(is_allowed) {
-            return Err(InvalidValue("not the name of an environment variable".to_owned()));
-        }
-        Ok(Self(text.to_owned()))
-    }
-}
-
-/// Where devices come from, as written on the command line.
-#[derive(Clone, Debug)]
-enum InventoryKind {
-    Nvml,
-    File(PathBuf),
-}
-
-impl FromStr for InventoryKind {
-    type Err = InvalidValue;
-
-    fn from_str(text: &str) -> Result<Self, InvalidValue> {
-        match (text, text.strip_prefix("file:")) {
-            ("nvml", _) => Ok(Self::Nvml),
-            (_, Some(path)) if !path.is_empty() => Ok(Self::File(path.into())),
-            _ => Err(InvalidValue("write nvml, or file: and the path of a file of simulated devices".to_owned())),
-        }
-    }
-}
-
-/// What partitions of GPUs are for, as written on the command line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum PartitionPolicy {
-    /// They alone are given away.
-    Honor,
-    /// They are given away first.
-    Prefer,
-}
-
-impl From<PartitionPolicy> for GpuPartitionPolicy {
-    fn from(policy: PartitionPolicy) -> Self {
-        match policy {
-            PartitionPolicy::Honor => Self::Honor,
-            PartitionPolicy::Prefer => Self::Prefer,
-        }
-    }
-}
-
-/// A type of devices that is looked for in a machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum DeviceKind {
-    /// GPUs that NVML lists.
-    Gpu,
-    /// RDMA adapters.
-    Rdma,
-    /// FPGAs.
-    Fpga,
-}
-
-/// How it is told whose a container is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Identity {
-    /// kubelet is asked before a container starts.
-    Proof,
-    /// By the order of assume times, as the old gpushare plugin did; for comparison.
-    Timestamp,
-}
-
-/// How containers are given their devices, as written on the command line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Inject {
-    /// By CDI if the node's runtime is known to take it, else by variable.
-    Auto,
-    /// By a variable.
-    Envvar,
-    /// By a CDI device.
-    Cdi,
-}
-
-impl Inject {
-    fn manner(self) -> Option<Manner> {
-        match self {
-            Self::Auto => None,
-            Self::Envvar => Some(Manner::Envvar),
-            Self::Cdi => Some(Manner::Cdi),
-        }
-    }
-}
-
-/// What to do when there are no devices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum NoGpu {
-    /// End with an error.
-    Exit,
-    /// Look again every 30 seconds.
-    Wait,
-}
-
-/// Form of the log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// Lines for people.
-    Text,
-    /// One JSON object a line.
-    Json,
-}
-
-/// What is logged; directives that are known to be readable.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LogLevel(String);
-
-impl LogLevel {
-    /// The directives as text.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl FromStr for LogLevel {
-    type Err = InvalidValue;
-
-    fn from_str(text: &str) -> Result<Self, InvalidValue> {
-        let directives = tracing_subscriber::EnvFilter::builder().parse(text);
-        // A lone word that is no level would be taken for the name of a module, and silence everything.
-        let lone = text.split(',').filter(|part| !part.contains(['=', '[', ':']));
-        let levels = ["error", "warn", "info", "debug", "trace", "off"];
-        let is_level = lone.into_iter().all(|word| levels.contains(&word.trim().to_lowercase().as_str()));
-        match directives {
-            Ok(_) if is_level => Ok(Self(text.to_owned())),
-            Ok(_) => Err(InvalidValue("write error, warn, info, debug, trace, or directives such as info,kube=debug".to_owned())),
-            Err(error) => Err(InvalidValue(error.to_string())),
-        }
-    }
-}
-
-impl fmt::Display for NodeName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-/// A duration such as `500ms`, `2s` or `1m`.
-fn duration(text: &str) -> Result<Duration, InvalidValue> {
-    /// Nothing here makes sense beyond an hour.
-    const LONGEST: Duration = Duration::from_secs(3600);
-    let fail = || InvalidValue("not a duration: write a number and ms, s or m, such as 500ms; at most 60m".to_owned());
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let (number, unit) = text.split_at_checked(digits).ok_or_else(fail)?;
-    let number: u64 = number.parse().map_err(|_| fail())?;
-    let duration = match unit {
-        "ms" => Duration::from_millis(number),
-        "s" => Duration::from_secs(number),
-        "m" => Duration::from_secs(number.checked_mul(60).ok_or_else(fail)?),
-        _ => return Err(fail()),
-    };
-    if duration.is_zero() || duration > LONGEST { Err(fail()) } else { Ok(duration) }
 }
 
 #[cfg(test)]

@@ -5,7 +5,8 @@ use std::str::FromStr;
 
 use proto::resource::VENDOR_GPUS;
 
-use super::{InvalidValue, extended_resource};
+use super::InvalidValue;
+use super::values::extended_resource;
 
 /// A resource of whole devices and who serves it.
 #[derive(Clone, Debug, PartialEq, Eq)]
