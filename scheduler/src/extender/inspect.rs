@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use placement::Place;
 use serde::Serialize;
 
 use crate::index::{DeviceShow, GpuShow, HolderShow, Index, NodeShow};
@@ -37,6 +38,7 @@ struct InspectedNode {
 }
 
 #[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
 struct InspectedDevice {
     #[serde(rename = "type")]
     kind: String,
@@ -44,6 +46,21 @@ struct InspectedDevice {
     minor: u32,
     healthy: bool,
     resources: BTreeMap<String, InspectedAmount>,
+    /// Virtual functions, if it has any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    virtual_functions: Option<InspectedAmount>,
+    #[serde(flatten)]
+    place: InspectedPlace,
+}
+
+/// Where a device sits, as far as its node says.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct InspectedPlace {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    numa_node: Option<u32>,
+    #[serde(rename = "pcieID", skip_serializing_if = "Option::is_none")]
+    pcie_id: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -69,6 +86,8 @@ struct InspectedGpu {
     used_core: u32,
     total_slots: u32,
     used_slots: u32,
+    #[serde(flatten)]
+    place: InspectedPlace,
 }
 
 #[derive(Debug, Serialize)]
@@ -119,9 +138,17 @@ impl From<NodeShow> for InspectedNode {
 
 impl From<DeviceShow> for InspectedDevice {
     fn from(device: DeviceShow) -> Self {
-        let DeviceShow { kind, id, minor, healthy, resources } = device;
+        let DeviceShow { kind, id, minor, healthy, resources, functions: (n_free, n_functions), place } = device;
         let resources = resources.into_iter().map(|(resource, (free, total))| (resource, InspectedAmount { free, total }));
-        Self { kind, id, minor, healthy, resources: resources.collect() }
+        let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
+        let virtual_functions = (n_functions > 0).then(|| InspectedAmount { free: count(n_free), total: count(n_functions) });
+        Self { kind, id, minor, healthy, resources: resources.collect(), virtual_functions, place: place.into() }
+    }
+}
+
+impl From<Place> for InspectedPlace {
+    fn from(place: Place) -> Self {
+        Self { numa_node: place.numa, pcie_id: place.switch.map(|switch| switch.to_string()) }
     }
 }
 
@@ -140,6 +167,7 @@ impl InspectedGpu {
             used_core: gpu.core.0,
             total_slots: gpu.slots.1,
             used_slots: gpu.slots.0,
+            place: gpu.place.into(),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use placement::{DeviceView, NodeView, OwnerId};
+use placement::{DeviceView, Function, NodeView, OwnerId, Place};
 use proto::memory_unit::MemoryUnit;
 
 use super::{Index, NodeState};
@@ -76,6 +76,10 @@ pub struct DeviceShow {
     pub healthy: bool,
     /// What is free and what there is in all, by resource.
     pub resources: BTreeMap<String, (u64, u64)>,
+    /// Virtual functions that nobody holds, and all.
+    pub functions: (usize, usize),
+    /// Where it sits.
+    pub place: Place,
 }
 
 /// One GPU for people.
@@ -97,6 +101,8 @@ pub struct GpuShow {
     pub slots: (u32, u32),
     /// Who holds it, by namespace and name.
     pub holders: Vec<HolderShow>,
+    /// Where it sits.
+    pub place: Place,
 }
 
 /// One pod on one GPU.
@@ -169,7 +175,7 @@ impl Index {
             unit: unit_name(state, unit_bytes),
             problems: state.problems.clone(),
             gpus: view.map(|view| view.gpus().iter().map(|gpu| self.show_gpu(gpu)).collect()).unwrap_or_default(),
-            others: view.map(|view| view.other_devices().iter().map(show_device).collect()).unwrap_or_default(),
+            others: view.map(show_others).unwrap_or_default(),
         })
     }
 
@@ -186,6 +192,7 @@ impl Index {
             core: (used.core, view.gpu.core),
             slots: (used.slots, view.gpu.slots),
             holders,
+            place: view.gpu.traits.place.clone().unwrap_or_default(),
         }
     }
 
@@ -208,15 +215,24 @@ impl Index {
     }
 }
 
-fn show_device(view: &DeviceView<'_>) -> DeviceShow {
+fn show_others(node: NodeView<'_>) -> Vec<DeviceShow> {
+    node.other_devices().iter().map(|device| show_device(node, device)).collect()
+}
+
+fn show_device(node: NodeView<'_>, view: &DeviceView<'_>) -> DeviceShow {
     let free = |resource| view.free.get(resource).copied().unwrap_or_default();
     let resources = view.device.resources.iter();
+    let held = || node.held().flat_map(|held| &held.holdings.others).filter(|held| held.kind == *view.kind);
+    let functions = || view.device.traits.functions.iter().flat_map(|group| &group.functions);
+    let is_free = |function: &&Function| held().all(|held| !held.functions.contains(&function.id));
     DeviceShow {
         kind: view.kind.to_string(),
         id: record_id(view.device.id.as_str()).to_owned(),
         minor: view.device.minor,
         healthy: view.device.healthy,
         resources: resources.map(|(resource, total)| (resource.to_string(), (free(resource), *total))).collect(),
+        functions: (functions().filter(is_free).count(), functions().count()),
+        place: view.device.traits.place.clone().unwrap_or_default(),
     }
 }
 

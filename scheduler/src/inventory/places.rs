@@ -2,6 +2,7 @@
 
 use placement::{Function, FunctionGroup, FunctionId, Labels, Place, SwitchId, Traits};
 use proto::device::{DeviceInfo, DeviceTopology};
+use proto::topology::{NUMA_NODE, NUMA_UNKNOWN};
 
 /// What tells a device apart. Functions without an address cannot be handed out, and are left out.
 pub(super) fn traits(info: &DeviceInfo) -> Traits {
@@ -11,7 +12,7 @@ pub(super) fn traits(info: &DeviceInfo) -> Traits {
     });
     Traits {
         labels: labels(&info.labels),
-        place: info.topology.as_ref().and_then(place),
+        place: info.topology.as_ref().and_then(|topology| place(topology, is_numa_known(info))),
         functions: groups.filter(|group| !group.functions.is_empty()).collect(),
     }
 }
@@ -20,9 +21,14 @@ fn function(function: &proto::device::VirtualFunction) -> Function {
     Function { id: FunctionId::from(function.bus_id.as_str()), minor: function.minor }
 }
 
+/// Whether the NUMA node is no assumption.
+fn is_numa_known(info: &DeviceInfo) -> bool {
+    info.labels.get(NUMA_NODE).is_none_or(|label| label != NUMA_UNKNOWN)
+}
+
 /// Negative numbers and empty texts say that nothing is known.
-fn place(topology: &DeviceTopology) -> Option<Place> {
-    let numa = u32::try_from(topology.node_id).ok();
+fn place(topology: &DeviceTopology, is_numa_known: bool) -> Option<Place> {
+    let numa = u32::try_from(topology.node_id).ok().filter(|_| is_numa_known);
     let switch = Some(topology.pcie_id.as_str()).filter(|id| !id.is_empty() && !id.starts_with('-')).map(SwitchId::from);
     (numa.is_some() || switch.is_some()).then_some(Place { numa, switch })
 }

@@ -227,6 +227,9 @@ async fn virtual_functions_in_records_of_ours_and_of_others() {
     };
     assert_eq!(record(&world, &first), entry(0));
     assert_restart(&world, &object, &[&first]);
+    let shown = world.inspect(Some("n1")).await["nodes"][0].clone();
+    assert_eq!(shown["otherDevices"][0]["virtualFunctions"], json!({"free": 1, "total": 2}));
+    assert_eq!((&shown["devs"][0]["numaNode"], &shown["devs"][0]["pcieID"]), (&json!(0), &json!("0000:00:00.0")));
     let foreign = annotated(on(asking("k", 0, 1), "n1"), RECORD, &entry(1).to_string());
     world.apply_pod(&foreign);
     assert!(!fits(&world, &function("b")).await, "both are taken");
@@ -327,6 +330,31 @@ async fn refusals_name_the_rule_and_the_nearest_miss() {
     world.delete_pod(&pod);
     let (_, text) = world.send("GET", "/gpushare-scheduler/inspect/pods/default/p?format=text", "").await;
     assert_eq!(text, "there is no pod \"default/p\" that asks for a share of a GPU\n");
+}
+
+/// Of a node that does not exist yet nobody knows places, adapters or links, and the lack of adapters is not held against it;
+/// the model may tell its partitions.
+#[tokio::test]
+async fn nodes_that_do_not_exist_yet() {
+    let world = World::new();
+    let capacity =
+        json!({"aliyun.com/gpu-count": "8", "koordinator.sh/gpu-memory": "640Gi", "nvidia.com/gpu": "8", "koordinator.sh/rdma": "800"});
+    let template = |labels: Value| json!({"metadata": {"name": "new", "labels": labels}, "status": {"capacity": capacity}});
+    let share = |name: &str| {
+        pod(name, &json!({"koordinator.sh/gpu.shared": "4", "koordinator.sh/gpu-memory-ratio": "400", "koordinator.sh/rdma": "1"}))
+    };
+    let model = json!({"node.koordinator.sh/gpu-model": "H100"});
+    for (key, text, labels, expected) in [
+        (JOINT, r#"{"deviceTypes": ["gpu", "rdma"]}"#, json!({}), true),
+        (JOINT, r#"{"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}"#, json!({}), true),
+        (HINT, r#"{"gpu": {"requiredTopologyScope": "NUMANode"}}"#, json!({}), false),
+        (SPEC, "{}", json!({}), false),
+        (SPEC, "{}", model, true),
+    ] {
+        let answer = world.filter_whole(&annotated(share("p"), key, text), &[template(labels)]).await;
+        let fits = !answer["Nodes"]["items"].as_array().unwrap().is_empty();
+        assert_eq!(fits, expected, "{text}: {answer}");
+    }
 }
 
 /// A type that nobody has compiled in, whose hint is read once it is known to be a device's.

@@ -127,6 +127,15 @@ fn places(#[case] topology: Value, #[case] expected: Option<(Option<u32>, Option
 }
 
 #[test]
+fn an_assumed_numa_node_is_none() {
+    let mut devices = json!([eight()[0]]);
+    devices[0]["topology"] = json!({"socketID": -1, "nodeID": 0, "pcieID": "0000:3a:00.0"});
+    devices[0]["labels"] = json!({"gpushare/numa-node": "unknown"});
+    let inventory = read(&json!({}), &json!({}), &devices).inventory;
+    assert_eq!(inventory.gpus[0].traits.place, Some(Place { numa: None, switch: Some("0000:3a:00.0".into()) }));
+}
+
+#[test]
 fn labels_and_functions() {
     let groups = json!([
         {"labels": {"type": "general"}, "vfs": [{"minor": -1, "busID": "0000:1f:00.3"}, {"minor": 4, "busID": "0000:1f:00.2"}, {"minor": 5}]},
