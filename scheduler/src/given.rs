@@ -3,7 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use placement::{DeviceRef, GpuRef, GpuUuid, HeldDevice, HeldMemory, HeldShare, Holding, Holdings, Inventory, MemoryAsk};
+use placement::{
+    Device, DeviceRef, Function, GpuRef, GpuUuid, HeldDevice, HeldMemory, HeldShare, Holding, Holdings, Inventory, MemoryAsk, NamedAmounts,
+};
 use proto::checkpoints::{ContainerDevices, DevicesCheckpoints, physical_id};
 use proto::resource::{FPGA, GPU_SHARED, RDMA, ResourceNames, VENDOR_GPUS};
 
@@ -79,11 +81,25 @@ fn hold_gpu(holdings: &mut Holdings, given: &Given, minor: Option<u32>, core: u3
 fn hold_other(holdings: &mut Holdings, given: &Given, inventory: Option<&Inventory>) -> bool {
     let classes = inventory.and_then(|inventory| inventory.classes.as_deref()).unwrap_or_default();
     let mut devices = classes.iter().flat_map(|class| class.devices.iter().map(|device| (&class.kind, device)));
-    let Some((kind, device)) = devices.find(|(_, device)| device.id.as_str() == &*given.id) else { return false };
+    let named = |device: &Device| device.id.as_str() == &*given.id;
+    let Some((kind, device)) = devices.find(|(_, device)| named(device) || function(device, &given.id).is_some()) else { return false };
     let reference = DeviceRef::Id(device.id.clone());
-    if !holdings.others.iter().any(|held| held.kind == *kind && held.device == reference) {
-        let (amounts, trusted) = (device.resources.clone(), !given.is_replica);
-        holdings.others.push(HeldDevice { kind: kind.clone(), device: reference, amounts, functions: Vec::new(), trusted });
+    // Of a virtual function nobody says how much of its device it uses.
+    let (amounts, functions) = match function(device, &given.id) {
+        Some(function) if !named(device) => (NamedAmounts::new(), vec![function.id.clone()]),
+        _ => (device.resources.clone(), Vec::new()),
+    };
+    let is_held = |held: &HeldDevice| {
+        let is_same = held.kind == *kind && held.device == reference;
+        is_same && functions.iter().all(|function| held.functions.is_empty() || held.functions.contains(function))
+    };
+    if !holdings.others.iter().any(is_held) {
+        holdings.others.push(HeldDevice { kind: kind.clone(), device: reference, amounts, functions, trusted: !given.is_replica });
     }
     true
+}
+
+/// The virtual function of a device that is identified so.
+fn function<'a>(device: &'a Device, id: &str) -> Option<&'a Function> {
+    device.traits.functions.iter().flat_map(|group| &group.functions).find(|function| function.id.as_str() == id)
 }

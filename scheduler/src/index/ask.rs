@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use placement::{Ask, Asking, ClassRequest, GpuAsk, Hints, NodeId, Reason, Wishes};
+use placement::{Ask, Asking, ClassRequest, GpuAsk, Hints, Kind, NodeId, Reason, Wishes};
 use proto::request::{Dialect, Memory, RequestError};
 use proto::resource::ISOLATION_PROVIDER;
 
@@ -35,7 +35,19 @@ impl NodeAsk<'_> {
 
     /// Whether only nodes do that are known to have devices.
     fn needs_known_devices(&self) -> bool {
-        matches!(self.gpus, GpuAsk::Share(_) | GpuAsk::All { .. })
+        matches!(self.gpus, GpuAsk::Share(_) | GpuAsk::All { .. }) || self.wishes.as_deref().is_some_and(|wishes| self.demands(wishes))
+    }
+
+    /// Whether wishes say what devices must be like that are asked for, and not only what they had best be like.
+    fn demands(&self, wishes: &Wishes) -> bool {
+        let is_asked_for = |kind: &Kind| match kind {
+            Kind::Gpu => self.gpus != GpuAsk::Nothing,
+            Kind::Other(kind) => self.others.iter().any(|request| request.kind == *kind),
+        };
+        let joined = wishes.joint.iter().filter(|joint| joint.same_switch).flat_map(|joint| &joint.kinds);
+        wishes.by_kind.iter().any(|(kind, _)| is_asked_for(kind))
+            || (wishes.partition.is_some() && is_asked_for(&Kind::Gpu))
+            || joined.filter(|kind| is_asked_for(kind)).count() > 1
     }
 }
 

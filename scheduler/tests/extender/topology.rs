@@ -237,6 +237,45 @@ async fn virtual_functions_in_records_of_ours_and_of_others() {
     assert!(fits(&world, &function("b")).await);
 }
 
+/// A network plugin may hand functions out too; what kubelet has given by their addresses is taken.
+#[tokio::test]
+async fn virtual_functions_that_kubelet_has_given_to_pods_of_others() {
+    let given = |function: &str| {
+        let mut object = with_nics(gpus(1), &[0], 2);
+        let entry = json!([{"podUID": "x", "containerName": "c", "resourceName": "example.com/vf", "deviceIDs": [function]}]);
+        object["metadata"]["annotations"]["node.koordinator.sh/devices-checkpoints"] = entry.to_string().into();
+        object
+    };
+    let world = world(&given("0000:00:01.0"));
+    let first = annotated(asking("a", 0, 1), HINT, r#"{"rdma": {"vfSelector": {}}}"#);
+    world.place(&first, "n1").await;
+    assert_eq!(record(&world, &first)["rdma"][0]["extension"]["vfs"][0]["busID"], "0000:00:01.1");
+    assert!(!fits(&world, &annotated(asking("b", 0, 1), HINT, r#"{"rdma": {"vfSelector": {}}}"#)).await);
+}
+
+/// Nodes that are alike are worked out once, and each of them is answered for; others are not taken for them, and one of which
+/// nothing is known keeps no demand.
+#[tokio::test]
+async fn nodes_that_are_alike_and_one_that_is_not() {
+    let world = world(&with_nics(gpus(4), &[0, 1], 0));
+    for (name, nics) in [("n2", &[0, 1][..]), ("n3", &[0][..])] {
+        let mut object = with_nics(gpus(4), nics, 0);
+        object["metadata"]["name"] = name.into();
+        world.apply_node(&node(name, "MiB"));
+        world.apply_device(&object);
+    }
+    let pod = annotated(asking("p", 2, 1), JOINT, r#"{"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}"#);
+    let names = ["n1", "n2", "n3", "n4"];
+    assert_eq!(world.fitting(&pod, &names).await, ["n1", "n2"]);
+    assert!(world.fitting(&asking("any", 2, 1), &["n4"]).await == ["n4"], "kubelet knows, where nothing is demanded");
+    let scores = world.prioritize(&pod, &names).await;
+    let score = |nth: usize| scores[nth]["Score"].as_i64().unwrap();
+    assert!(score(0) > 0 && score(0) == score(1), "{scores}");
+    assert_eq!((score(2), score(3)), (0, 0));
+    world.place(&asking("q", 0, 100), "n2").await;
+    assert_eq!(world.fitting(&pod, &names).await, ["n1"]);
+}
+
 /// Of a function that cannot be told it may be any; one that has gone is nobody's.
 #[tokio::test]
 async fn virtual_functions_that_cannot_be_told() {
