@@ -447,3 +447,11 @@ fn check_finds_what_is_held_twice_or_kept_in_vain() {
     let twice = fleet.check();
     assert!(matches!(twice.as_slice(), [placement::Violation::FunctionHeldTwice { .. }]), "facts break exclusions freely: {twice:?}");
 }
+
+#[test]
+fn few_numa_nodes_come_before_few_switches() {
+    let places = [(1, 1), (1, 1), (0, 0), (0, 2), (0, 4)];
+    let gpus = (0..).zip(places).map(|(minor, (numa, switch))| gpu_at(minor, numa, switch)).collect();
+    let fleet = fleet_of(Inventory { gpus, serves_vendor: true, ..Inventory::default() });
+    assert_eq!(chosen(try_choose(&fleet, GpuAsk::Whole(3), &[], None)), Ok((vec![2, 3, 4], vec![])));
+}
