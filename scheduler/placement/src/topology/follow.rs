@@ -1,7 +1,7 @@
 //! Which devices come along with the leading ones.
 //!
 //! On every switch of a leading device the preferred device of each type is taken, asked for or not, as far as there is
-//! one. If more are asked for, the nearest are taken first (same switch, same NUMA node, anywhere), of equally near ones
+//! one; but no more GPUs come along than are asked for: they are what is paid for. If more are asked for, the nearest are taken first (same switch, same NUMA node, anywhere), of equally near ones
 //! the preferred, of these the lowest minors.
 
 use std::cmp::Reverse;
@@ -11,6 +11,7 @@ use crate::topology::pool::Pool;
 use crate::topology::problem::{Follower, Problem};
 use crate::topology::rank::Distance;
 use crate::topology::sets::Set;
+use crate::wishes::Kind;
 
 /// How good the devices of one type are that come along; decides between choices whose leading devices are the same.
 pub(crate) type Company = (Vec<Distance>, u32, Reverse<u64>);
@@ -24,6 +25,11 @@ impl Problem<'_> {
 }
 
 impl Follower<'_> {
+    /// Whether more devices may come along than are asked for.
+    pub(crate) fn may_be_more(&self) -> bool {
+        self.pool.kind != Kind::Gpu
+    }
+
     fn follow(&self, lead: &[Spot]) -> (Set, Company) {
         let Self { pool, allowed } = *self;
         let distance = |at: usize| distance(pool, at, lead);
@@ -33,7 +39,7 @@ impl Follower<'_> {
         let mut taken = Set::EMPTY;
         for at in order.iter().filter(|at| distance(**at) == Distance::Switch) {
             let Spot { switch, .. } = pool.spot(*at);
-            if !switches.contains(&switch) {
+            if !switches.contains(&switch) && (self.may_be_more() || taken.len() < pool.n) {
                 switches.push(switch);
                 taken = taken.with(*at);
             }

@@ -88,6 +88,12 @@ impl<'a> Problem<'a> {
         self.numas.iter().map(|numa| numa.switches.len()).sum()
     }
 
+    /// Most switches that leading devices may be on, so that each has a device of every type, if that is limited.
+    pub(crate) fn most_switches(&self) -> Option<usize> {
+        let limited = self.followers.iter().filter(|follower| self.same_switch && !follower.may_be_more());
+        limited.map(|follower| follower.pool.n).min()
+    }
+
     /// The rank of a choice of leading devices, without that of a partition; `None` if it breaks a rule.
     pub(crate) fn rank(&self, chosen: Set) -> Option<Rank> {
         let (fewest_links, links) = self.links.map_or((0, 0), |links| links.among(chosen));
@@ -113,7 +119,8 @@ impl<'a> Problem<'a> {
                 counted = counted.or(switch.lead);
             }
         }
-        if chosen.len() != self.lead.n || !chosen.is_within(counted) {
+        let is_too_wide = self.most_switches().is_some_and(|most| rank.n_switches as usize > most);
+        if chosen.len() != self.lead.n || !chosen.is_within(counted) || is_too_wide {
             return None;
         }
         for at in 0..self.followers.len() {

@@ -1,8 +1,8 @@
 //! The choice of leading devices of the least rank.
 //!
 //! Devices of one switch differ in their level and minor only, so the search runs over how many are taken of each switch,
-//! and keeps for each number of devices (and of devices that come along) the cheapest way: at most
-//! 2 · (n + 1) · ∏ (n of a type + 1) states, and as many steps from each as there are devices and switches. That is exact, and
+//! and keeps for each number of devices (and of devices that come along; and of switches, where these are limited) the
+//! cheapest way: at most 2 · (n + 1) · ∏ (n of a type + 1) states, and as many steps from each as there are devices and switches. That is exact, and
 //! for 16 GPUs with 32 devices that come along 54,000 steps for each of three sets of distances. Where pairs of GPUs are
 //! linked differently, all sets of GPUs are tried instead, 12,870 for 8 of 16.
 //!
@@ -80,6 +80,8 @@ struct Table {
     bases: Vec<usize>,
     target: Vec<Distance>,
     n: usize,
+    /// Most switches that may be used, if that is limited.
+    most_switches: Option<usize>,
 }
 
 impl Table {
@@ -90,17 +92,23 @@ impl Table {
             enough.then_some(if *distance == Distance::Machine { 1 } else { follower.pool.n + 1 })
         };
         let bases = target.iter().zip(&problem.followers).map(base).collect::<Option<Vec<usize>>>()?;
-        Some(Self { bases, target: target.to_vec(), n: problem.lead.n })
+        Some(Self { bases, target: target.to_vec(), n: problem.lead.n, most_switches: problem.most_switches() })
     }
 
     /// Counts leading devices only.
     fn blind(problem: &Problem<'_>) -> Self {
         let n_types = problem.followers.len();
-        Self { bases: vec![1; n_types], target: vec![Distance::Machine; n_types], n: problem.lead.n }
+        Self { bases: vec![1; n_types], target: vec![Distance::Machine; n_types], n: problem.lead.n, most_switches: None }
     }
 
     fn n_states(&self) -> usize {
-        self.bases.iter().fold((self.n + 1).saturating_mul(2), |states, base| states.saturating_mul(*base))
+        let counted = (self.n + 1).saturating_mul(2).saturating_mul(self.n_used());
+        self.bases.iter().fold(counted, |states, base| states.saturating_mul(*base))
+    }
+
+    /// States in which as much of everything has been taken, by how many switches are used.
+    fn n_used(&self) -> usize {
+        self.most_switches.map_or(1, |most| most + 1)
     }
 
     /// States in which so many have been taken, by how many devices come along.
@@ -109,7 +117,8 @@ impl Table {
     }
 
     fn run(&self, problem: &Problem<'_>) -> Option<Set> {
-        let (n_nearby, half) = (self.n_nearby(), self.n_nearby() * (self.n + 1));
+        let (n_nearby, n_used) = (self.n_nearby(), self.n_used());
+        let half = n_nearby * n_used * (self.n + 1);
         // The first half has the ways that use nothing of the NUMA node at hand.
         let mut ways = vec![NO_WAY; half * 2];
         *ways.first_mut()? = Way { cost: 0, chosen: Set::EMPTY };
@@ -129,22 +138,26 @@ impl Table {
                 *used = NO_WAY;
             }
         }
-        let last = ways.get(self.n * n_nearby + n_nearby - 1)?;
-        (last.cost != u128::MAX).then_some(last.chosen)
+        let last = (0..n_used).filter_map(|used| ways.get((self.n * n_used + used) * n_nearby + n_nearby - 1));
+        last.filter(|way| way.cost != u128::MAX).min_by_key(|way| way.cost).map(|way| way.chosen)
     }
 
     /// Takes every number of devices of one switch from every state.
     fn step(&self, problem: &Problem<'_>, numa: &Numa, switch: &Switch, order: &[usize], ways: &[Way], next: &mut [Way]) {
-        let (n_nearby, half) = (self.n_nearby(), self.n_nearby() * (self.n + 1));
+        let (n_nearby, n_used) = (self.n_nearby(), self.n_used());
+        let half = n_nearby * n_used * (self.n + 1);
         for (state, way) in ways.iter().enumerate().filter(|(_, way)| way.cost != u128::MAX) {
             let is_used = state >= half;
-            let taken = (state % half) / n_nearby;
+            let (taken, used) = (state % half / n_nearby / n_used, state / n_nearby % n_used + usize::from(self.most_switches.is_some()));
+            if used == n_used && self.most_switches.is_some() {
+                continue;
+            }
             let nearby = self.nearby(state % n_nearby, switch, (!is_used).then_some(numa));
             let first = cost_of_switch(switch.n_bare(), !is_used);
             let mut way = Way { cost: way.cost + first, chosen: way.chosen };
             for (count, at) in (1..).zip(order.iter().take(self.n - taken)) {
                 way = Way { cost: way.cost + cost_of(problem.lead.level(*at), *at), chosen: way.chosen.with(*at) };
-                let to = half + (taken + count) * n_nearby + nearby;
+                let to = half + ((taken + count) * n_used + used) * n_nearby + nearby;
                 if let Some(before) = next.get_mut(to).filter(|before| way.cost < before.cost) {
                     *before = way;
                 }

@@ -308,10 +308,12 @@ fn three_types_on_the_same_switches() {
     let npu = ClassRequest { kind: "npu".into(), amounts: [("npu".into(), 50)].into(), whole: Some(100) };
     let kinds = vec![nic(), Kind::Gpu, Kind::Other("npu".into()), Kind::Other("fpga".into())];
     let wishes = Wishes { joint: Some(Joint { kinds, same_switch: true }), ..Wishes::default() };
-    let choice = try_choose(&fleet, GpuAsk::Whole(1), &[rdma(200), npu.clone()], Some(&wishes));
+    let choice = try_choose(&fleet, GpuAsk::Whole(2), &[rdma(200), npu.clone()], Some(&wishes));
     assert_eq!(chosen(choice), Ok((vec![3, 4], vec![1, 2, 3, 4])), "one GPU and one card for each NIC");
+    let choice = try_choose(&fleet, GpuAsk::Whole(1), &[rdma(200), npu.clone()], Some(&wishes));
+    assert_eq!(chosen(choice), Err(Reason::Together), "no GPU comes that was not asked for");
     take(&mut fleet, "a", GpuAsk::Whole(1), &[rdma(100), npu.clone()], Some(&wishes));
-    assert_eq!(why(&fleet, GpuAsk::Whole(1), &[rdma(200), npu], &wishes), "2 rdma fit, no npu left on switch 0000:06");
+    assert_eq!(why(&fleet, GpuAsk::Whole(2), &[rdma(200), npu], &wishes), "2 rdma fit, no npu left on switch 0000:06");
 }
 
 /// The farther NUMA node is taken rather than none, and the nearer rather than the farther.

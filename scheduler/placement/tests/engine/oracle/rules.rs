@@ -339,9 +339,11 @@ impl Machine<'_> {
                 let switches = groups(&leading, |at| lead.switch(at));
                 let on = |at: u32| switches.contains(&follow.switch(at));
                 let covered = groups(&allowed(follow), |at| follow.switch(at)).intersection(&switches).count();
-                for coming in subsets(&allowed(follow)).filter(|set| set.len() == follow.n.max(covered)) {
+                // No more GPUs come along than are asked for.
+                let n_coming = if follow.is_gpu { follow.n } else { follow.n.max(covered) };
+                for coming in subsets(&allowed(follow)).filter(|set| set.len() == n_coming) {
                     let reached = groups(&coming, |at| follow.switch(at)).intersection(&switches).count();
-                    if reached != covered || same_switch && (covered != switches.len() || !coming.iter().all(|at| on(*at))) {
+                    if reached != covered.min(n_coming) || same_switch && (reached != switches.len() || !coming.iter().all(|at| on(*at))) {
                         continue;
                     }
                     let mut far: Vec<u8> = coming.iter().map(|at| distance(lead, &leading, follow, *at)).collect();
