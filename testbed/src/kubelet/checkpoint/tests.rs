@@ -26,7 +26,7 @@ fn what_is_written_is_read_back() {
     let path = dir.path().join("checkpoint");
     assert!(read(&path).unwrap().is_none());
     let content = render(&state());
-    insta::assert_snapshot!(content, @r#"{"Data":{"PodDeviceEntries":[{"PodUID":"uid","ContainerName":"main","ResourceName":"x.io/y","DeviceIDs":{"-1":["a"]},"AllocResp":"Cg0KBE5BTUUSBXZhbHVl"}],"RegisteredDevices":{"x.io/y":["a","b"]}},"Checksum":3003595459}"#);
+    insta::assert_snapshot!(content, @r#"{"Data":{"PodDeviceEntries":[{"PodUID":"uid","ContainerName":"main","ResourceName":"x.io/y","DeviceIDs":{"-1":["a"]},"AllocResp":"Cg0KBE5BTUUSBXZhbHVl"}],"RegisteredDevices":{"x.io/y":["a","b"]}},"Checksum":1076089798}"#);
     write(&path, &content).unwrap();
     let data = read(&path).unwrap().unwrap();
     assert_eq!(data.registered_devices, BTreeMap::from([("x.io/y".to_owned(), vec!["a".to_owned(), "b".to_owned()])]));
