@@ -1,5 +1,7 @@
 //! Pods and devices for tests, in few words.
 
+use std::collections::BTreeMap;
+
 use proto::device::TYPE_RDMA;
 use proto::memory_unit::MemoryUnit;
 use proto::quantity::Quantity;
@@ -44,12 +46,12 @@ pub(crate) fn adapter(minor: u32) -> OtherDevice {
         id: format!("0000:{minor:02x}:00.0").parse().unwrap(),
         minor,
         resources: [(RDMA.to_owned(), Quantity::from_unsigned(100))].into(),
-        labels: std::collections::BTreeMap::new(),
+        labels: BTreeMap::new(),
         bus_id: None,
         place: Place::default(),
         vf_groups: Vec::new(),
         device_nodes: Vec::new(),
-        function_nodes: std::collections::BTreeMap::new(),
+        function_nodes: BTreeMap::new(),
     }
 }
 
@@ -71,7 +73,7 @@ pub(crate) fn pod(name: &str, assumed_at: u64, containers: impl Into<Vec<Contain
         placement: Ok(Placement {
             gpus: vec![DeviceName::Minor(0)],
             held: vec![Held::default()],
-            others: std::collections::BTreeMap::new(),
+            others: BTreeMap::new(),
             assumed_at,
             gpushare: Some(gpushare),
             allocations: DeviceAllocations::new(),
@@ -79,6 +81,7 @@ pub(crate) fn pod(name: &str, assumed_at: u64, containers: impl Into<Vec<Contain
         is_limited: false,
         requests: Requests::default(),
         sees_all: false,
+        hints: BTreeMap::new(),
         variables: [].into(),
     }
 }
@@ -111,7 +114,7 @@ pub(crate) fn gpu(minor: u32) -> Gpu {
         model: "Tesla T4".to_owned(),
         bus_id: Some(format!("0000:{minor:02x}:00.0")),
         place: Place::default(),
-        labels: std::collections::BTreeMap::new(),
+        labels: BTreeMap::new(),
         device_node: format!("/dev/nvidia{minor}").into(),
     }
 }

@@ -13,6 +13,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use proto::pod::{ALL_DEVICES, Container, Pod, PodSpec, PodStatus, Variable};
 use proto::record::DeviceAllocations;
+use proto::request::hints::HINTS;
 use proto::request::{self, ContainerKind, ContainerRequest};
 use proto::resource::{HAMI_CORE, ISOLATION_PROVIDER, ResourceNames};
 
@@ -91,6 +92,8 @@ pub struct NodePod {
     pub requests: Requests,
     /// Whether it is marked as one that shares all GPUs of its node.
     pub sees_all: bool,
+    /// How its devices were to be chosen, by annotation; a record that breaks that is none for it.
+    pub hints: BTreeMap<&'static str, String>,
     /// The variables that its containers set themselves.
     pub variables: Arc<[OwnVariable]>,
 }
@@ -131,6 +134,7 @@ impl NodePod {
             is_limited: pod.metadata.labels.as_ref().and_then(|labels| labels.get(ISOLATION_PROVIDER)).is_some_and(|by| by == HAMI_CORE),
             requests,
             sees_all: annotations.get(ALL_DEVICES).is_some_and(|mark| mark == "true"),
+            hints: HINTS.into_iter().filter_map(|hint| Some((hint.key, annotations.get(hint.key)?.clone()))).collect(),
             variables: variables(&pod.spec),
         })
     }
@@ -145,24 +149,26 @@ impl NodePod {
         format!("{}/{}", self.namespace, self.name)
     }
 
-    /// Whether both ask for the same amounts of the same number of devices, so that either could have the other's record.
+    /// Whether both ask for the same amounts of the same number of devices, chosen in the same way, so that either could have the
+    /// other's record.
     pub fn asks_like(&self, other: &Self) -> bool {
         let n_gpus = |pod: &Self| pod.placement.as_ref().map_or(0, |placement| placement.gpus.len());
         n_gpus(self) == n_gpus(other)
             && self.portions().eq(other.portions())
             && self.requests == other.requests
+            && self.hints == other.hints
             && Served::ALL
                 .iter()
                 .all(|resource| self.peak(|container| resource.count(container)) == other.peak(|container| resource.count(container)))
     }
 
-    /// What its record gives it of devices that are no GPUs, whichever devices they are.
-    fn portions(&self) -> impl Iterator<Item = (&'static str, Vec<u64>)> {
+    /// What its record gives it of devices that are no GPUs, whichever devices they are: percent, and virtual functions.
+    fn portions(&self) -> impl Iterator<Item = (&'static str, Vec<(u64, usize)>)> {
         let others = self.placement.iter().flat_map(|placement| &placement.others);
         others.map(|(device_type, others)| {
-            let mut percents: Vec<u64> = others.held.iter().map(|portion| portion.percent).collect();
-            percents.sort_unstable();
-            (*device_type, percents)
+            let mut portions: Vec<_> = others.held.iter().map(|portion| (portion.percent, portion.functions.len())).collect();
+            portions.sort_unstable();
+            (*device_type, portions)
         })
     }
 

@@ -85,3 +85,24 @@ fn requests_are_summed_as_kubernetes_does() {
     let requests = Requests::of(&serde_json::from_value(spec).unwrap());
     assert_eq!(requests.iter().filter(|(_, amount)| *amount > 0).collect::<Vec<_>>(), [("koordinator.sh/gpu-core", 60)]);
 }
+
+/// A pod that wants a virtual function must not get an adapter, nor one that keeps others away a place beside them.
+#[test]
+fn pods_whose_devices_were_chosen_in_other_ways_are_not_alike() {
+    let limits = json!([{"name": "c", "resources": {"limits": {"koordinator.sh/rdma": "1"}}}]);
+    let of = |extension: &Value, hint: Option<&str>| {
+        let entry = json!({"minor": 0, "id": "0000:1f:00.0", "resources": {"koordinator.sh/rdma": "1"}, "extension": extension});
+        let mut annotations = json!({"scheduling.koordinator.sh/device-allocated": json!({"rdma": [entry]}).to_string(), "scheduling.koordinator.sh/bind-timestamp": "7"});
+        if let Some(hint) = hint {
+            annotations["scheduling.koordinator.sh/device-allocate-hint"] = hint.into();
+        }
+        pod(&annotations, &limits, &json!({})).unwrap()
+    };
+    let function = json!({"vfs": [{"minor": 0, "busID": "0000:1f:00.1"}]});
+    let (adapter, other) = (of(&Value::Null, None), of(&json!({}), None));
+    assert!(adapter.asks_like(&other));
+    assert!(!adapter.asks_like(&of(&function, None)));
+    let exclusive = r#"{"rdma": {"exclusivePolicy": "PCIeLevel"}}"#;
+    assert!(!adapter.asks_like(&of(&Value::Null, Some(exclusive))));
+    assert!(of(&function, Some(exclusive)).asks_like(&of(&function, Some(exclusive))));
+}
