@@ -249,10 +249,12 @@ impl Others {
             if others.names.contains(&name) {
                 continue;
             }
-            let functions = device.extension.iter().filter_map(|extension| extension.get("vfs")?.as_array()).flatten();
-            let addresses = functions.filter_map(|function| function.get("busID")?.as_str());
+            // Of a function that the record does not tell, nothing can be handed out: the device itself least of all.
             let bad = |error: InvalidGpuUuid| Unplaced::BadDevice(error.to_string());
-            let functions: Vec<GpuUuid> = addresses.map(|address| address.parse().map_err(bad)).collect::<Result<_, _>>()?;
+            let untold = || Unplaced::BadDevice(format!("{device_type} minor {} has a function without busID", device.minor));
+            let functions = device.functions().into_iter();
+            let functions = functions.map(|one| if one.bus_id.is_empty() { Err(untold()) } else { one.bus_id.parse().map_err(bad) });
+            let functions: Vec<GpuUuid> = functions.collect::<Result<_, _>>()?;
             let percent = device.resources.get(resource).and_then(|amount| amount.unsigned()).unwrap_or(0);
             others.held.push(Portion { percent, functions });
             others.names.push(name);

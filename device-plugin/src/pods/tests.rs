@@ -64,6 +64,16 @@ fn reads_both_records() {
 #[case::not_json(json!({"scheduling.koordinator.sh/device-allocated": "{"}), shares(1), r#"device-allocated is "{""#)]
 #[case::no_gpu(json!({"scheduling.koordinator.sh/device-allocated": r#"{"rdma":[]}"#}), shares(1), "names no GPU")]
 #[case::bad_minor(json!({"scheduling.koordinator.sh/device-allocated": r#"{"gpu":[{"minor":-1}]}"#}), shares(1), "minor -1 is no GPU")]
+#[case::function_without_address(
+    json!({"scheduling.koordinator.sh/device-allocated": r#"{"rdma":[{"minor":1,"extension":{"vfs":[{"minor":2}]}}]}"#}),
+    shares(1),
+    "rdma minor 1 has a function without busID"
+)]
+#[case::functions_that_are_no_list(
+    json!({"scheduling.koordinator.sh/device-allocated": r#"{"rdma":[{"minor":1,"extension":{"vfs":{"minor":2,"busID":"0000:01:00.2"}}}]}"#}),
+    shares(1),
+    "rdma minor 1 has a function without busID"
+)]
 #[case::contradiction(
     json!({"scheduling.koordinator.sh/device-allocated": r#"{"gpu":[{"minor":1,"id":"GPU-b"}]}"#, "ALIYUN_COM_GPU_MEM_IDX": "0"}),
     units(1),
