@@ -3,7 +3,7 @@
 //!
 //! Reads and writes the texts; which GPUs to take is the scheduler's business.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -25,6 +25,8 @@ pub const NUMA_UNKNOWN: &str = "unknown";
 
 /// Longest annotation that is read, in bytes; the API server allows 256 KiB of annotations in all.
 const MAX_BYTES: usize = 256 * 1024;
+/// Most sets, and most groups, that are read: the scheduler compares all sets with each other. All sets of eight GPUs are 255.
+const MAX_SETS: usize = 512;
 /// Largest bandwidth that is not taken for a mistake, in bytes per second.
 const MAX_BANDWIDTH: u64 = 1 << 50;
 
@@ -93,10 +95,13 @@ impl GpuPartitionPolicy {
 /// Reads a partition table.
 ///
 /// # Errors
-/// It is no such JSON, a set is of another size than the key that it stands under, names a GPU twice, or claims a bandwidth
-/// that is not a whole number up to 2^50.
+/// It is no such JSON, has more than 512 sets, a set is of another size than the key that it stands under, names a GPU twice,
+/// or claims a bandwidth that is not a whole number up to 2^50.
 pub fn read_partitions(text: &str) -> Result<GpuPartitionTable, TopologyError> {
     let table: GpuPartitionTable = read(GPU_PARTITIONS, text)?;
+    if table.values().map(Vec::len).sum::<usize>() > MAX_SETS {
+        return Err(error(GPU_PARTITIONS, format!("more than {MAX_SETS} sets")));
+    }
     let sets = table.iter().flat_map(|(size, sets)| sets.iter().map(move |set| (*size, set)));
     for (size, GpuPartition { minors, ring_bus_bandwidth, .. }) in sets {
         let rule = if !are_distinct(minors) {
@@ -116,9 +121,12 @@ pub fn read_partitions(text: &str) -> Result<GpuPartitionTable, TopologyError> {
 /// Reads how GPUs are linked.
 ///
 /// # Errors
-/// It is no such JSON, or a group names a GPU twice.
+/// It is no such JSON, has more than 512 groups, or a group names a GPU twice.
 pub fn read_links(text: &str) -> Result<Vec<GpuLinks>, TopologyError> {
     let groups: Vec<GpuLinks> = read(GPU_LINKS, text)?;
+    if groups.len() > MAX_SETS {
+        return Err(error(GPU_LINKS, format!("more than {MAX_SETS} groups")));
+    }
     match groups.iter().find(|group| !are_distinct(&group.minors)) {
         Some(group) => Err(error(GPU_LINKS, format!("the group {:?} names a GPU twice", group.minors))),
         None => Ok(groups),
@@ -133,7 +141,7 @@ fn read<T: for<'de> Deserialize<'de>>(key: &'static str, text: &str) -> Result<T
 }
 
 fn are_distinct(minors: &[u32]) -> bool {
-    minors.iter().enumerate().all(|(at, minor)| minors.iter().take(at).all(|other| other != minor))
+    minors.iter().collect::<BTreeSet<_>>().len() == minors.len()
 }
 
 fn error(key: &'static str, rule: String) -> TopologyError {

@@ -146,7 +146,8 @@ impl PodFacts {
         let isolation = pod.metadata.labels.as_ref().and_then(|labels| labels.get(ISOLATION_PROVIDER));
         let isolation = isolation.filter(|_| ask.gpus().is_some()).map(|provider| provider.as_str().into());
         let text = |text: &Option<String>| text.as_deref().unwrap_or_default().into();
-        let (namespace, name, wishes) = (text(&pod.metadata.namespace), text(&pod.metadata.name), wishes::of(pod));
+        let (namespace, name) = (text(&pod.metadata.namespace), text(&pod.metadata.name));
+        let wishes = if bound.is_some() { Ok(wishes::of_placed(pod)) } else { wishes::of(pod) };
         Some(Self { namespace, name, ask, wishes, isolation, bound })
     }
 

@@ -15,8 +15,17 @@ use proto::request::hints::{
 /// # Errors
 /// The first annotation that cannot be read.
 pub fn of(pod: &Pod) -> Result<Option<Arc<Wishes>>, Arc<RequestError>> {
-    let wishes = wishes(Hints::of(pod)?);
-    Ok((wishes != Wishes::default()).then(|| Arc::new(wishes)))
+    Ok(some(Hints::of(pod)?))
+}
+
+/// The same of a pod that has its devices: annotations that cannot be read are passed over.
+pub fn of_placed(pod: &Pod) -> Option<Arc<Wishes>> {
+    some(Hints::of_placed(pod))
+}
+
+fn some(hints: Hints) -> Option<Arc<Wishes>> {
+    let wishes = wishes(hints);
+    (wishes != Wishes::default()).then(|| Arc::new(wishes))
 }
 
 fn wishes(hints: Hints) -> Wishes {

@@ -21,6 +21,8 @@ pub const JOINT_ALLOCATE: &str = "scheduling.koordinator.sh/device-joint-allocat
 /// JSON object: how GPUs are to be taken from the partition table of their node.
 pub const PARTITION_SPEC: &str = "scheduling.koordinator.sh/gpu-partition-spec";
 
+/// Longest annotation that is read, in bytes: what it says is weighed for every node.
+const MAX_BYTES: usize = 8 * 1024;
 /// Most characters of an annotation that a refusal repeats.
 const EXCERPT: usize = 64;
 
@@ -154,6 +156,9 @@ impl Hint {
 
     fn read(self, pod: &Pod, hints: &mut Hints) -> Result<(), RequestError> {
         let Some(text) = text(pod, self.key) else { return Ok(()) };
+        if text.len() > MAX_BYTES {
+            return Err(refusal(self.key, text, format!("longer than {MAX_BYTES} bytes")));
+        }
         (self.read)(text, hints).map_err(|rule| refusal(self.key, text, rule))
     }
 }
@@ -167,6 +172,15 @@ impl Hints {
         let mut hints = Self::default();
         HINTS.into_iter().try_for_each(|hint| hint.read(pod, &mut hints))?;
         Ok(hints)
+    }
+
+    /// Reads the annotations of a pod that has its devices: what cannot be read takes nothing from the rest.
+    pub fn of_placed(pod: &Pod) -> Self {
+        let mut hints = Self::default();
+        for hint in HINTS {
+            hint.read(pod, &mut hints).unwrap_or_default();
+        }
+        hints
     }
 
     /// Refuses what no node can give to a pod that asks for this.

@@ -47,3 +47,15 @@ fn links_are_read() {
 fn policies(#[case] label: Option<&str>, #[case] expected: GpuPartitionPolicy) {
     assert_eq!(GpuPartitionPolicy::of(label), expected);
 }
+
+/// Every set is compared with every other on the way of a filter.
+#[test]
+fn more_than_anybody_needs_is_not_read() {
+    let of = |entry: &str, n: usize| vec![entry; n].join(",");
+    let table = |n| read_partitions(&format!(r#"{{"1":[{}]}}"#, of(r#"{"minors":[0]}"#, n))).map(|table| table[&1].len());
+    assert_eq!(table(512), Ok(512));
+    assert_eq!(table(513).unwrap_err().to_string(), format!("annotation {GPU_PARTITIONS}: more than 512 sets"));
+    let links = |n| read_links(&format!("[{}]", of(r#"{"minors":[0,1],"links":1}"#, n))).map(|groups| groups.len());
+    assert_eq!(links(512), Ok(512));
+    assert_eq!(links(513).unwrap_err().to_string(), format!("annotation {GPU_LINKS}: more than 512 groups"));
+}

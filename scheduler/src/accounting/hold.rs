@@ -46,6 +46,8 @@ impl PodFacts {
     /// What the pod keeps others from, of types that it holds devices of.
     fn exclusions(&self, holdings: &Holdings) -> Vec<(Kind, Exclusion)> {
         let holds = |kind: &Kind| match kind {
+            // Whoever sees all GPUs has none.
+            Kind::Gpu if self.ask.gpus().is_some_and(|gpus| gpus.dialect == Dialect::AllDevices) => false,
             Kind::Gpu => holdings.unknown_whole > 0 || holdings.gpus != Holding::Shares(Vec::new()),
             Kind::Other(kind) => holdings.others.iter().any(|held| held.kind == *kind),
         };

@@ -192,3 +192,19 @@ fn zeros_hold_nothing(#[case] limits: Value, #[case] holds: bool) {
     assert!(matches!(facts(Value::Null).unwrap().ask, super::Ask::Invalid(_)), "refused as long as it is not bound");
     assert_eq!(facts("n1".into()).is_some(), holds);
 }
+
+const HINT: &str = "scheduling.koordinator.sh/device-allocate-hint";
+
+/// Decisions keep nobody away for a pod that sees all GPUs, and so must what is learnt of it again.
+#[rstest]
+#[case::shares(json!({}), 1)]
+#[case::sees_all(json!({"gpushare/all-devices": "true"}), 0)]
+#[case::another_annotation_is_bad(json!({"scheduling.koordinator.sh/device-joint-allocate": "{"}), 1)]
+fn whom_a_bound_pod_keeps_away(#[case] mut annotations: Value, #[case] expected: usize) {
+    let limits = if expected == 1 { bytes(1, 100) } else { json!({"koordinator.sh/gpu.shared": 1}) };
+    annotations[HINT] = json!(r#"{"gpu": {"exclusivePolicy": "DeviceLevel"}}"#);
+    for (key, value) in record(&[(0, "GPU-0", if expected == 1 { 100 } else { 0 })]).as_object().unwrap() {
+        annotations[key] = value.clone();
+    }
+    assert_eq!(account(&limits, &annotations).holdings.exclusions.len(), expected);
+}

@@ -136,3 +136,32 @@ proptest! {
         }
     }
 }
+
+/// An annotation may have 256 KiB, and a filter asks thousands of nodes.
+#[test]
+fn an_annotation_that_is_too_long_is_refused() {
+    let selector = |n: usize| {
+        let values = vec![r#""a""#; n].join(",");
+        read(
+            ALLOCATE_HINT,
+            &format!(r#"{{"rdma":{{"selector":{{"matchExpressions":[{{"key":"k","operator":"In","values":[{values}]}}]}}}}}}"#),
+        )
+    };
+    assert!(selector(2000).is_ok());
+    assert!(selector(2100).unwrap_err().ends_with("longer than 8192 bytes"));
+    for key in [JOINT_ALLOCATE, PARTITION_SPEC] {
+        assert!(read(key, &format!("{{}}{}", " ".repeat(8192))).is_err());
+    }
+}
+
+/// Whom a pod keeps away does not depend on a mistake in another annotation.
+#[test]
+fn of_a_placed_pod_whatever_can_be_read_counts() {
+    let annotations = json!({ALLOCATE_HINT: r#"{"rdma": {"exclusivePolicy": "PCIeLevel"}}"#, JOINT_ALLOCATE: "{", PARTITION_SPEC: "[]"});
+    let placed: Pod = serde_json::from_value(json!({"metadata": {"annotations": annotations}})).unwrap();
+    let rdma = DeviceHint { exclusive: Some(ExclusivePolicy::PcieLevel), ..DeviceHint::default() };
+    assert_eq!(Hints::of_placed(&placed), Hints { by_type: [("rdma".to_owned(), rdma)].into(), ..Hints::default() });
+    assert!(Hints::of(&placed).is_err());
+    let bad = pod(ALLOCATE_HINT, r#"{"rdma": {"exclusivePolicy": "Everything"}}"#);
+    assert_eq!(Hints::of_placed(&bad), Hints::default());
+}
