@@ -51,7 +51,8 @@ impl Table {
 
     /// The table of a node: the object's own, else that of its model if it is a known one.
     ///
-    /// Whether an own table binds, the object says; of a table that comes with the model, the node may say it too.
+    /// Whether an own table binds, the object says; of a table that comes with the model, the node may say it too. One that
+    /// binds and cannot be read leaves no set to give away.
     pub(super) fn on(&self, node: &Node, gpus: &[Gpu]) -> Option<PartitionTable> {
         let of_node = |key: &str| node.metadata.labels.as_ref().and_then(|labels| labels.get(key)).map(String::as_str);
         let own = |key: &str| self.labels.get(key).map(String::as_str);
@@ -59,7 +60,7 @@ impl Table {
         let binds = |policy| GpuPartitionPolicy::of(policy) == GpuPartitionPolicy::Honor;
         if let Some(partitions) = &self.partitions {
             let is_binding = binds(own(GPU_PARTITION_POLICY));
-            return (!partitions.is_empty()).then(|| PartitionTable { is_binding, partitions: partitions.clone() });
+            return (is_binding || !partitions.is_empty()).then(|| PartitionTable { is_binding, partitions: partitions.clone() });
         }
         let is_known = either(GPU_MODEL_LABEL).is_some_and(|model| KNOWN_MODELS.contains(&model))
             && KNOWN_VENDORS.contains(&either(GPU_VENDOR_LABEL).unwrap_or_default())

@@ -60,6 +60,17 @@ fn bad_tables_are_none_and_told(#[case] table: &str, #[case] expected: &str) {
     assert!(expected.split('|').any(|expected| problem.contains(expected)), "{problem}");
 }
 
+/// Whoever says that nothing but sets may be given away does not mean anything by a table with a mistake in it.
+#[rstest]
+#[case::no_json("{")]
+#[case::empty("{}")]
+#[case::another_size(r#"{"2": [{"minors": [0]}]}"#)]
+fn bad_tables_that_bind_leave_no_set(#[case] table: &str) {
+    let labels = json!({"node.koordinator.sh/gpu-model": "H800", "node.koordinator.sh/gpu-partition-policy": "Honor"});
+    let metadata = json!({"labels": labels, "annotations": {"scheduling.koordinator.sh/gpu-partitions": table}});
+    assert_eq!(shown(&read(&json!({}), &metadata, &eight()).inventory), Some((true, vec![])));
+}
+
 #[rstest]
 #[case::labels_of_the_node(json!({"node.koordinator.sh/gpu-model": "H100"}), json!({}), Some(false))]
 #[case::labels_of_the_object(json!({}), json!({"node.koordinator.sh/gpu-model": "H20", "node.koordinator.sh/gpu-vendor": "nvidia"}), Some(false))]
