@@ -65,7 +65,7 @@ impl Scene<'_> {
         let requests = if self.inventory.classes.is_some() { ask.others } else { &[] };
         let parts: Vec<(Part<'_>, Pool)> = requests.iter().map(|request| self.others(request)).collect::<Result<_, _>>()?;
         let gpus = self.gpus(ask.gpus)?;
-        let choices = gpus.as_ref().map(|pool| self.gpu_choices(pool, Scene::is_whole(ask.gpus))).transpose()?;
+        let choices = gpus.as_ref().map(|pool| self.gpu_choices(pool, self.is_whole(ask.gpus, pool))).transpose()?;
         let (parts, pools): (Vec<Part<'_>>, Vec<Pool>) = parts.into_iter().unzip();
         let joint = self.joint(gpus.as_ref(), &parts, &pools);
         let mut chosen: Vec<(&Kind, Vec<usize>)> = self.choose_joint(&joint, choices.as_deref().unwrap_or_default())?;
@@ -125,7 +125,8 @@ impl Scene<'_> {
         let scope = self.wishes.and_then(|wishes| wishes.of(&Kind::Gpu)).and_then(|wish| wish.scope).unwrap_or(Scope::Machine);
         let mut scopes = scopes(pool, scope);
         let most = scopes.iter().map(|set| set.len()).max().unwrap_or(0);
-        scopes.retain(|set| set.len() >= pool.n.min(MAX_MEMBERS));
+        let least = if scope == Scope::Machine { pool.n.min(MAX_MEMBERS) } else { pool.n };
+        scopes.retain(|set| set.len() >= least);
         if scopes.is_empty() {
             return Err(Miss::Scope { needed: pool.n, scope, most });
         }

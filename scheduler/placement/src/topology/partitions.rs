@@ -66,7 +66,9 @@ impl Tables<'_> {
                 (None, None) => NoPartition::Free,
             }));
         }
-        usable.sort_by_cached_key(|(one, _)| (Reverse(one.score), self.left_by(table, one)));
+        let whole: Vec<&Partition> = table.partitions.iter().filter(|one| is_whole(one, self.gpus, self.uses)).collect();
+        let none: Left = table.partitions.iter().map(|one| (Reverse(size(one)), (0, None))).collect();
+        usable.sort_by_cached_key(|(one, _)| (Reverse(one.score), left_by(&whole, none.clone(), one)));
         let mut choices: Vec<Choice> = Vec::new();
         let mut last = None;
         let mut score = 0;
@@ -85,21 +87,21 @@ impl Tables<'_> {
         let members = self.pool.those(|candidate| is_in(candidate.at) && !is_taken(candidate.at));
         (members.len() == size(partition)).then_some(members)
     }
+}
 
-    /// What is left of a table when a partition is given away, the best first.
-    fn left_by(&self, table: &PartitionTable, given: &Partition) -> impl Ord + use<> {
-        let mut left: BTreeMap<Reverse<usize>, (u32, Option<u64>)> = BTreeMap::new();
-        for one in &table.partitions {
-            let (n, bandwidth) = left.entry(Reverse(size(one))).or_default();
-            if is_whole(one, self.gpus, self.uses) && one.minors.iter().all(|minor| !given.minors.contains(minor)) {
-                *n += 1;
-                *bandwidth = (*bandwidth).max(one.bandwidth);
-            }
-        }
-        let largest = left.iter().find(|(_, (n, _))| *n > 0).map(|(size, (_, bandwidth))| (size.0, *bandwidth));
-        let counts: Vec<Reverse<u32>> = left.values().map(|(n, _)| Reverse(*n)).collect();
-        (Reverse(largest), counts)
+/// How many partitions of each size are left, and the largest bandwidth of them.
+type Left = BTreeMap<Reverse<usize>, (u32, Option<u64>)>;
+
+/// What is left of whole partitions when one is given away, the best first.
+fn left_by(whole: &[&Partition], mut left: Left, given: &Partition) -> impl Ord + use<> {
+    for one in whole.iter().filter(|one| one.minors.iter().all(|minor| !given.minors.contains(minor))) {
+        let (n, bandwidth) = left.entry(Reverse(size(one))).or_default();
+        *n += 1;
+        *bandwidth = (*bandwidth).max(one.bandwidth);
     }
+    let largest = left.iter().find(|(_, (n, _))| *n > 0).map(|(size, (_, bandwidth))| (size.0, *bandwidth));
+    let counts: Vec<Reverse<u32>> = left.values().map(|(n, _)| Reverse(*n)).collect();
+    (Reverse(largest), counts)
 }
 
 /// Whether all GPUs of a partition are there and well, and nobody uses any.

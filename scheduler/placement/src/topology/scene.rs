@@ -1,5 +1,6 @@
 //! What a decision on one node looks at, and the devices of each type that rules leave to choose from.
 
+use crate::amounts::Amounts;
 use crate::class::{Class, ClassRequest, Device, NamedAmounts, is_within};
 use crate::fit::Hints;
 use crate::gpu::Inventory;
@@ -8,7 +9,7 @@ use crate::miss::{Miss, Tally};
 use crate::node::Node;
 use crate::rank::Order;
 use crate::reason::Reason;
-use crate::request::{GpuAsk, MemoryAsk};
+use crate::request::GpuAsk;
 use crate::shape::Shape;
 use crate::topology::groups::{gpu_losses, losses};
 use crate::topology::pool::Pool;
@@ -113,10 +114,13 @@ impl<'a> Scene<'a> {
         Ok(Some(pool))
     }
 
-    /// Whether whole GPUs are asked for, which a partition table can give.
-    pub(crate) fn is_whole(ask: GpuAsk) -> bool {
+    /// Whether whole GPUs are asked for, in whatever terms, which a partition table can give.
+    pub(crate) fn is_whole(&self, ask: GpuAsk, pool: &Pool) -> bool {
         match ask {
-            GpuAsk::Share(request) => request.memory == MemoryAsk::Ratio(100),
+            GpuAsk::Share(request) => self.node.need(&request).is_ok_and(|need| {
+                let takes_all = |total: Amounts| need.on(total).memory >= total.memory;
+                pool.candidates.iter().all(|one| self.inventory.gpus.get(one.at).is_some_and(|gpu| takes_all(gpu.total())))
+            }),
             GpuAsk::Whole(_) => true,
             GpuAsk::Nothing | GpuAsk::All { .. } => false,
         }

@@ -3,7 +3,7 @@
 //! Devices of one switch differ in their level and minor only, so the search runs over how many are taken of each switch,
 //! and keeps for each number of devices (and of devices that come along; and of switches, where these are limited) the
 //! cheapest way: at most 2 · (n + 1) · ∏ (n of a type + 1) states, and as many steps from each as there are devices and switches. That is exact, and
-//! for 16 GPUs with 32 devices that come along 54,000 steps for each of three sets of distances. Where pairs of GPUs are
+//! for 16 GPUs with 32 devices that come along 54,000 steps for each of three distances. Where pairs of GPUs are
 //! linked differently, all sets of GPUs are tried instead, 12,870 for 8 of 16.
 //!
 //! Beyond [`MAX_STEPS`], which two types of so many devices do not reach, the leading devices are chosen by themselves and
@@ -36,7 +36,31 @@ impl Problem<'_> {
         if differ && self.allowed.n_subsets(n) <= MAX_SETS {
             return self.try_all();
         }
-        self.targets().find_map(|target| self.count_up(&target).and_then(|chosen| Some((chosen, self.rank(chosen)?))))
+        let nearest = self.reach(&vec![Distance::Switch; self.followers.len()]);
+        if self.same_switch { nearest } else { nearest.or_else(|| self.farther()) }
+    }
+
+    /// The best choice where not all types can be on the switches: the first type is brought as near as can be, then the next.
+    fn farther(&self) -> Option<(Set, Rank)> {
+        let mut target = vec![Distance::Machine; self.followers.len()];
+        let mut found = self.reach(&target)?;
+        for at in 0..target.len() {
+            for distance in [Distance::Switch, Distance::Numa] {
+                let nearer = target.iter().enumerate().map(|(of, before)| if of == at { distance } else { *before });
+                let nearer: Vec<Distance> = nearer.collect();
+                if let Some(better) = self.reach(&nearer).filter(|(_, rank)| *rank <= found.1) {
+                    (found, target) = (better, nearer);
+                    break;
+                }
+            }
+        }
+        Some(found)
+    }
+
+    /// The cheapest choice with no larger distances than these, and its rank.
+    fn reach(&self, target: &[Distance]) -> Option<(Set, Rank)> {
+        let chosen = self.count_up(target)?;
+        Some((chosen, self.rank(chosen)?))
     }
 
     fn try_all(&self) -> Option<(Set, Rank)> {
@@ -49,21 +73,7 @@ impl Problem<'_> {
         best
     }
 
-    /// Distances to try, the best first.
-    fn targets(&self) -> impl Iterator<Item = Vec<Distance>> {
-        let n_types = u32::try_from(self.followers.len()).unwrap_or(u32::MAX);
-        let n_targets = if self.same_switch { 1 } else { 3_usize.saturating_pow(n_types) };
-        (0..n_targets).map(move |target| {
-            let distance = |place: u32| match target / 3_usize.saturating_pow(place) % 3 {
-                0 => Distance::Switch,
-                1 => Distance::Numa,
-                _ => Distance::Machine,
-            };
-            (0..n_types).rev().map(distance).collect()
-        })
-    }
-
-    /// The cheapest choice with no larger distances than these.
+    /// The leading devices of that.
     fn count_up(&self, target: &[Distance]) -> Option<Set> {
         let table = Table::new(self, target)?;
         let n_steps = table.n_states().saturating_mul(self.allowed.len() + self.n_switches());

@@ -188,6 +188,32 @@ fn scores(#[case] restricted: bool, #[case] used: &[u32], #[case] expected: Resu
     assert_eq!(why(&fleet, GpuAsk::Whole(2), &[], &fast), "no free partition of 2 GPUs is known to have the bandwidth");
 }
 
+/// A pod that takes all memory of its GPUs takes whole GPUs, in whatever terms it says so.
+#[rstest]
+#[case::percent(placement::MemoryAsk::Ratio(100))]
+#[case::bytes(placement::MemoryAsk::Bytes(80 * GIB))]
+#[case::units(placement::MemoryAsk::Units(80))]
+fn a_binding_table_binds_in_all_terms(#[case] memory: placement::MemoryAsk) {
+    let table = PartitionTable { is_binding: true, partitions: vec![partition(&[2, 5], 1, None)] };
+    let inventory = Inventory { partitions: Some(table), unit_bytes: Some(GIB), ..eight_switches(&[]) };
+    let mut fleet = fleet_of(inventory);
+    let pair = GpuAsk::from(&ask(2, memory));
+    assert_eq!(chosen(try_choose(&fleet, GpuAsk::from(&ask(3, memory)), &[], None)), Err(Reason::Partition));
+    assert_eq!(chosen(try_choose(&fleet, pair, &[], None)), Ok((vec![2, 5], vec![])));
+    take(&mut fleet, "a", GpuAsk::Whole(2), &[], None);
+    assert_eq!(chosen(try_choose(&fleet, pair, &[], None)), Err(Reason::Partition));
+}
+
+/// More GPUs than sets have room for are no reason to forget how wide they may be spread.
+#[test]
+fn a_scope_holds_for_more_than_64_gpus() {
+    let gpus = (0..80).map(|minor| gpu_at(minor, minor / 70, minor)).collect();
+    let fleet = fleet_of(Inventory { gpus, serves_vendor: true, ..Inventory::default() });
+    let within = |scope| wish_of(Kind::Gpu, Wish { scope: Some(scope), ..Wish::default() });
+    assert_eq!(chosen(try_choose(&fleet, GpuAsk::Whole(75), &[], Some(&within(Scope::Numa)))), Err(Reason::Together));
+    assert_eq!(try_choose(&fleet, GpuAsk::Whole(75), &[], Some(&within(Scope::Machine))).map(|placement| placement.shares.len()), Ok(75));
+}
+
 #[test]
 fn a_preferred_table_is_tried_first_and_no_more() {
     let table = PartitionTable { is_binding: false, partitions: vec![partition(&[5, 2], 1, None)] };
@@ -456,4 +482,23 @@ fn few_numa_nodes_come_before_few_switches() {
     let gpus = (0..).zip(places).map(|(minor, (numa, switch))| gpu_at(minor, numa, switch)).collect();
     let fleet = fleet_of(Inventory { gpus, serves_vendor: true, ..Inventory::default() });
     assert_eq!(chosen(try_choose(&fleet, GpuAsk::Whole(3), &[], None)), Ok((vec![2, 3, 4], vec![])));
+}
+
+/// Types that are far from each other cost no more than types that are near.
+#[test]
+fn many_types_are_decided_soon() {
+    let gpus = (0..2).map(|minor| gpu_at(minor, 0, minor)).collect();
+    let kinds: Vec<String> = (0..12).map(|nth| format!("type{nth:02}")).collect();
+    let of = |kind: &String| {
+        let device = Device { resources: [(kind.as_str().into(), 100)].into(), ..nic_at(0, 1, 9) };
+        class(kind, vec![device])
+    };
+    let classes = Some(kinds.iter().map(of).collect());
+    let fleet = fleet_of(Inventory { gpus, classes, serves_vendor: true, ..Inventory::default() });
+    let request = |kind: &String| ClassRequest { kind: kind.as_str().into(), amounts: [(kind.as_str().into(), 1)].into(), whole: None };
+    let requests: Vec<ClassRequest> = kinds.iter().map(request).collect();
+    let joined = [Kind::Gpu].into_iter().chain(kinds.iter().map(|kind| Kind::Other(kind.as_str().into()))).collect();
+    let wishes = Wishes { joint: Some(Joint { kinds: joined, same_switch: false }), ..Wishes::default() };
+    let (gpus, others) = chosen(try_choose(&fleet, GpuAsk::Whole(1), &requests, Some(&wishes))).unwrap();
+    assert_eq!((gpus, others.len()), (vec![0], 12));
 }
