@@ -90,8 +90,8 @@ fn leader_killed<'a>(world: &'a mut World, replicas: &'a mut Replicas) -> BoxFut
 
 /// What the late bind meets is the replica that has stood down, and not the question about the time that every bind is
 /// asked: a process that goes on is told so in the middle of its wait (`epoll_wait` ends with `EINTR`), and its runtime sees
-/// to the timers that are over before it reads anything. No timing makes it otherwise, so that the question alone keeps a
-/// bind back is shown by the tests of `scheduler::leader` and `scheduler::bind`.
+/// to the timers that are over before it reads anything. That the question alone keeps a
+/// bind back is therefore shown by the tests of `scheduler::leader` and `scheduler::bind`.
 fn leader_paused<'a>(world: &'a mut World, replicas: &'a mut Replicas) -> BoxFuture<'a, Result<()>> {
     async move {
         let node = world.gpu_node(1)?;

@@ -27,6 +27,13 @@ const HINT: &str = "scheduling.koordinator.sh/device-allocate-hint";
 /// How GPUs are taken from a partition table.
 const PARTITION_SPEC: &str = "scheduling.koordinator.sh/gpu-partition-spec";
 
+/// Why a node is refused that has no partition, or no devices that are close enough.
+const APART: &str = "devices that belong together";
+/// Why a node is refused whose devices of another type do not do.
+const NO_DEVICE: &str = "devices of another type";
+/// Why a node is refused whose GPUs do not do at the same time.
+const TOO_FEW: &str = "too few GPUs";
+
 /// A pod with annotations in JSON.
 fn annotated(spec: PodSpec, annotations: &[(&str, Value)]) -> PodSpec {
     let annotations: BTreeMap<String, String> = annotations.iter().map(|(key, value)| ((*key).to_owned(), value.to_string())).collect();

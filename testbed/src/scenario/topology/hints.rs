@@ -10,7 +10,7 @@ use proto::resource::{GPU_MEMORY_RATIO, GPU_SHARED, RDMA};
 use serde_json::{Value, json};
 
 use super::machines::{COUPLED, FUNCTIONS_PER_ADAPTER, PAIRED};
-use super::{Body, HINT, annotated, ensure_told, functions, minors};
+use super::{APART, Body, HINT, NO_DEVICE, TOO_FEW, annotated, ensure_told, functions, minors};
 use crate::pods::PodSpec;
 use crate::scenario::World;
 use crate::vendor_plugin::NVIDIA_GPU;
@@ -20,6 +20,7 @@ pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
     ("all-adapters", "a pod that applies for all adapters gets every one that it selects, or waits", all_adapters),
     ("virtual-functions", "one function of each of two adapters, by label, and none of them twice", virtual_functions),
     ("gpu-scope", "GPUs stay within a switch or a NUMA node where the pod demands it", scope),
+    ("hint-refusals", "what no device of a node meets, what others keep, and words that nobody knows are refused", refusals),
     ("tightest-gpus", "without a word GPUs of one switch go together, and pods that share leave whole switches whole", tightest),
 ];
 
@@ -32,7 +33,7 @@ fn all_adapters(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let one = world.start(PodSpec::new("one", &[(RDMA, "100")]).on(PAIRED)).await?;
         let used = minors(&one, "rdma")?;
         world.create(adapters("all", "100", &json!({"allocateStrategy": "ApplyForAll"}))).await?;
-        world.until_refused("all", "nodes are available").await?;
+        world.until_refused("all", NO_DEVICE).await?;
         world.delete("one").await?;
         world.until_running(&["all"]).await?;
         let all = minors(&world.pod("all")?, "rdma")?;
@@ -52,7 +53,7 @@ fn virtual_functions(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let hint = |kind: &str| json!({"vfSelector": {"matchExpressions": [{"key": "type", "operator": "In", "values": [kind]}]}, "allocateStrategy": "RequestsAsCount"});
         world.create(adapters("special", "2", &hint("special"))).await?;
-        world.until_refused("special", "nodes are available").await?;
+        world.until_refused("special", NO_DEVICE).await?;
         world.delete("special").await?;
         // The example of the proposal, until every function is given away.
         let n_pods = 8 * FUNCTIONS_PER_ADAPTER / 2;
@@ -68,7 +69,7 @@ fn virtual_functions(world: &mut World) -> BoxFuture<'_, Result<()>> {
         }
         ensure!(given.len() == (8 * FUNCTIONS_PER_ADAPTER) as usize, "{given:?}");
         world.create(adapters("late", "2", &hint("general"))).await?;
-        world.until_refused("late", "nodes are available").await?;
+        world.until_refused("late", NO_DEVICE).await?;
         world.verify().await?;
         world.delete("pair-0").await?;
         world.until_running(&["late"]).await
@@ -82,18 +83,45 @@ fn scope(world: &mut World) -> BoxFuture<'_, Result<()>> {
             let hint = json!({"gpu": {"requiredTopologyScope": scope}});
             annotated(PodSpec::new(name, &[(NVIDIA_GPU, n_gpus)]).on(COUPLED), &[(HINT, hint)])
         };
+        for (name, n_gpus, scope) in [("three", "3", "PCIe"), ("five", "5", "NUMANode")] {
+            world.create(scoped(name, n_gpus, scope)).await?;
+            world.until_refused(name, APART).await?;
+        }
         let pair = world.start(scoped("pair", "2", "PCIe")).await?;
         let pair = minors(&pair, "gpu")?;
         ensure!(matches!(*pair, [one, other] if one / 2 == other / 2), "{pair:?}");
         let four = world.start(scoped("four", "4", "NUMANode")).await?;
         ensure!(minors(&four, "gpu")?.iter().map(|minor| minor / 4).collect::<BTreeSet<_>>().len() == 1, "{:?}", minors(&four, "gpu")?);
-        world.create(scoped("three", "3", "PCIe")).await?;
-        world.until_refused("three", "nodes are available").await?;
         world.create(scoped("eight", "4", "NUMANode")).await?;
-        world.until_refused("eight", "nodes are available").await?;
+        world.until_refused("eight", TOO_FEW).await?;
         world.verify().await?;
         world.delete("pair").await?;
         world.until_running(&["eight"]).await
+    }
+    .boxed()
+}
+
+fn refusals(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        let unknown = adapters("unknown", "1", &json!({"allocateStrategy": "All"}));
+        world.until_breaks_rule(unknown, "none of ApplyForAll, RequestsAsCount").await?;
+        world.create(adapters("labels", "1", &json!({"selector": {"matchLabels": {"fabric": "c"}}}))).await?;
+        world.until_refused("labels", NO_DEVICE).await?;
+        world.create(adapters("too-many", "9", &json!({"allocateStrategy": "RequestsAsCount"}))).await?;
+        world.until_refused("too-many", NO_DEVICE).await?;
+        // Nobody joins a pod that has its adapters to itself, and it joins nobody.
+        let alone = json!({"exclusivePolicy": "DeviceLevel", "allocateStrategy": "RequestsAsCount"});
+        let first = world.start(adapters("alone", "7", &alone)).await?;
+        let second = world.start(PodSpec::new("beside", &[(RDMA, "1")]).on(PAIRED)).await?;
+        let (kept, left) = (minors(&first, "rdma")?, minors(&second, "rdma")?);
+        ensure!(kept.len() == 7 && left.len() == 1 && left.iter().all(|minor| !kept.contains(minor)), "{kept:?} and {left:?}");
+        world.create(adapters("also-alone", "1", &alone)).await?;
+        world.until_refused("also-alone", NO_DEVICE).await?;
+        world.verify().await?;
+        world.delete("beside").await?;
+        world.until_running(&["also-alone"]).await?;
+        world.create(PodSpec::new("beside", &[(RDMA, "1")]).on(PAIRED)).await?;
+        world.until_refused("beside", NO_DEVICE).await
     }
     .boxed()
 }

@@ -7,7 +7,7 @@ use proto::resource::RDMA;
 use serde_json::{Value, json};
 
 use super::machines::{LONE, PAIRED};
-use super::{Body, HINT, JOINT, annotated, ensure_told, functions, minors};
+use super::{APART, Body, HINT, JOINT, NO_DEVICE, annotated, ensure_told, functions, minors};
 use crate::pods::PodSpec;
 use crate::scenario::World;
 use crate::vendor_plugin::NVIDIA_GPU;
@@ -58,12 +58,12 @@ fn joint(world: &mut World) -> BoxFuture<'_, Result<()>> {
 fn same_switch(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         world.create(pod("apart", LONE, Some("SamePCIe"), None)).await?;
-        world.until_refused("apart", "nodes are available").await?;
+        world.until_refused("apart", APART).await?;
         // Five whole adapters: three switches have one left.
         let taken = world.start(PodSpec::new("adapters", &[(RDMA, "500")]).on(PAIRED)).await?;
         ensure!(minors(&taken, "rdma")?.len() == 5, "{:?}", minors(&taken, "rdma")?);
         world.create(pod("together", PAIRED, Some("SamePCIe"), None)).await?;
-        world.until_refused("together", "nodes are available").await?;
+        world.until_refused("together", APART).await?;
         world.verify().await?;
         world.delete("adapters").await?;
         world.until_running(&["together"]).await?;
@@ -88,12 +88,12 @@ fn exclusive(world: &mut World) -> BoxFuture<'_, Result<()>> {
         ensure!(minors(&other, "rdma")?.iter().all(|minor| !adapters.contains(minor)), "{:?} and {adapters:?}", minors(&other, "rdma")?);
         ensure_told(world, "sharing").await?;
         world.create(pod("alone-1", PAIRED, Some("SamePCIe"), Some(alone()))).await?;
-        world.until_refused("alone-1", "nodes are available").await?;
+        world.until_refused("alone-1", APART).await?;
         world.delete("sharing").await?;
         world.until_running(&["alone-1"]).await?;
         ensure_told(world, "alone-1").await?;
         world.create(sharing()).await?;
-        world.until_refused("sharing", "nodes are available").await?;
+        world.until_refused("sharing", NO_DEVICE).await?;
         world.verify().await?;
         world.delete("alone-0").await?;
         world.until_running(&["sharing"]).await

@@ -6,7 +6,7 @@ use futures::future::BoxFuture;
 use serde_json::{Value, json};
 
 use super::machines::PARTITIONED;
-use super::{Body, PARTITION_SPEC, annotated, minors};
+use super::{APART, Body, PARTITION_SPEC, annotated, minors};
 use crate::pods::PodSpec;
 use crate::scenario::World;
 use crate::vendor_plugin::NVIDIA_GPU;
@@ -32,7 +32,7 @@ fn insisting(name: &str, n_gpus: &str, spec: Value) -> PodSpec {
 fn partitions(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         world.create(gpus("three", "3")).await?;
-        world.until_refused("three", "nodes are available").await?;
+        world.until_refused("three", APART).await?;
         let pair = world.start(gpus("pair", "2")).await?;
         ensure!(minors(&pair, "gpu")? == [0, 1], "{:?}", minors(&pair, "gpu")?);
         // The other half of the four that are broken already.
@@ -57,9 +57,9 @@ fn spec(world: &mut World) -> BoxFuture<'_, Result<()>> {
         world.start(insisting("best", "2", json!({"allocatePolicy": "Restricted"}))).await?;
         // What is left of two has the lower score, and half of the bandwidth.
         world.create(insisting("restricted", "2", json!({"allocatePolicy": "Restricted"}))).await?;
-        world.until_refused("restricted", "nodes are available").await?;
+        world.until_refused("restricted", APART).await?;
         world.create(insisting("fast", "2", json!({"allocatePolicy": "BestEffort", "ringBusBandwidth": "300Gi"}))).await?;
-        world.until_refused("fast", "nodes are available").await?;
+        world.until_refused("fast", APART).await?;
         let content = world.start(insisting("content", "2", json!({"allocatePolicy": "BestEffort", "ringBusBandwidth": "200Gi"}))).await?;
         ensure!(minors(&content, "gpu")?.iter().all(|minor| *minor >= 4), "{:?}", minors(&content, "gpu")?);
         world.verify().await?;
