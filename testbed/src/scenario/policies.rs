@@ -25,7 +25,7 @@ fn share(name: &str) -> PodSpec {
 fn denied(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let hint = BTreeMap::from([("scheduling.koordinator.sh/device-allocate-hint".to_owned(), r#"{"gpu": 1}"#.to_owned())]);
-        world.until_breaks_rule(share("hinted").annotated(&hint), "expected struct AllocateHint").await?;
+        world.until_breaks_rule(share("hinted").annotated(&hint), "expected a JSON object").await?;
         let usual = world.cluster()?.scheduler.invocation().clone();
         let mut strict = usual.clone();
         strict.args.push("--deny-overrides".to_owned());
