@@ -31,8 +31,6 @@ const PARTITION_SPEC: &str = "scheduling.koordinator.sh/gpu-partition-spec";
 const APART: &str = "devices that belong together";
 /// Why a node is refused whose devices of another type do not do.
 const NO_DEVICE: &str = "devices of another type";
-/// Why a node is refused whose GPUs do not do at the same time.
-const TOO_FEW: &str = "too few GPUs";
 
 /// A pod with annotations in JSON.
 fn annotated(spec: PodSpec, annotations: &[(&str, Value)]) -> PodSpec {

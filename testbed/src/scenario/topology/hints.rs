@@ -10,7 +10,7 @@ use proto::resource::{GPU_MEMORY_RATIO, GPU_SHARED, RDMA};
 use serde_json::{Value, json};
 
 use super::machines::{COUPLED, FUNCTIONS_PER_ADAPTER, PAIRED};
-use super::{APART, Body, HINT, NO_DEVICE, TOO_FEW, annotated, ensure_told, functions, minors};
+use super::{APART, Body, HINT, NO_DEVICE, annotated, ensure_told, functions, minors};
 use crate::pods::PodSpec;
 use crate::scenario::World;
 use crate::vendor_plugin::NVIDIA_GPU;
@@ -93,7 +93,7 @@ fn scope(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let four = world.start(scoped("four", "4", "NUMANode")).await?;
         ensure!(minors(&four, "gpu")?.iter().map(|minor| minor / 4).collect::<BTreeSet<_>>().len() == 1, "{:?}", minors(&four, "gpu")?);
         world.create(scoped("eight", "4", "NUMANode")).await?;
-        world.until_refused("eight", TOO_FEW).await?;
+        world.until_refused("eight", "nodes are available").await?;
         world.verify().await?;
         world.delete("pair").await?;
         world.until_running(&["eight"]).await
