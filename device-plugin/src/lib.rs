@@ -9,6 +9,7 @@ pub mod config;
 pub mod events;
 pub mod eviction;
 pub mod exchange;
+mod file_version;
 pub mod fleet;
 pub mod gate;
 pub mod health;

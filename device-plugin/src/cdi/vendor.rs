@@ -5,8 +5,7 @@
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::fs::{self, Metadata};
-use std::os::unix::fs::MetadataExt;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -14,6 +13,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use tracing::warn;
 
+use crate::file_version::FileVersion;
 use crate::inventory::Gpu;
 
 use super::Edits;
@@ -63,23 +63,7 @@ pub struct VendorSpecs {
     read: Arc<Mutex<HashMap<PathBuf, Read>>>,
 }
 
-type Read = (Version, Option<Arc<Spec>>);
-
-/// What changes with a file's text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Version {
-    inode: u64,
-    bytes: u64,
-    modified: (i64, i64),
-    changed: (i64, i64),
-}
-
-impl Version {
-    fn of(file: &Metadata) -> Self {
-        let (modified, changed) = ((file.mtime(), file.mtime_nsec()), (file.ctime(), file.ctime_nsec()));
-        Self { inode: file.ino(), bytes: file.len(), modified, changed }
-    }
-}
+type Read = (FileVersion, Option<Arc<Spec>>);
 
 impl PartialEq for VendorSpecs {
     fn eq(&self, other: &Self) -> bool {
@@ -121,7 +105,7 @@ impl VendorSpecs {
         let mut found = HashMap::new();
         let mut specs = Vec::new();
         for path in self.dirs.iter().rev().flat_map(|dir| files(dir)) {
-            let Some(version) = fs::metadata(&path).ok().filter(|file| file.len() <= MAX_BYTES).map(|file| Version::of(&file)) else {
+            let Some(version) = fs::metadata(&path).ok().filter(|file| file.len() <= MAX_BYTES).map(|file| FileVersion::from(&file)) else {
                 continue;
             };
             let before = known.remove(&path).filter(|(of, _)| *of == version);

@@ -3,7 +3,6 @@
 //! Whose entries they are is told by UID.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,6 +10,7 @@ use prost::Message;
 use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 use tracing::warn;
 
+use crate::file_version::FileVersion;
 use crate::kubelet_checkpoint::{self, CheckpointError, FILE};
 use crate::pods::{NodePod, PodUid};
 use crate::served::{Served, ServedNames};
@@ -47,19 +47,11 @@ impl Allocated {
 pub struct Checkpoint {
     dir: PathBuf,
     names: ServedNames,
-    read: Mutex<Option<(Version, Written)>>,
+    read: Mutex<Option<(FileVersion, Written)>>,
 }
 
 /// What was read of one version, if it could be understood.
 type Written = Option<Arc<Vec<Allocated>>>;
-
-/// What makes a file another one: kubelet replaces it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Version {
-    inode: u64,
-    bytes: u64,
-    modified: (i64, i64),
-}
 
 impl Checkpoint {
     /// The checkpoint in kubelet's device plugin directory.
@@ -76,10 +68,10 @@ impl Checkpoint {
     pub fn read_up_to(&self, most: u64) -> Option<Arc<Vec<Allocated>>> {
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         let found = fs::metadata(self.dir.join(FILE)).ok()?;
-        let version = Version { inode: found.ino(), bytes: found.len(), modified: (found.mtime(), found.mtime_nsec()) };
+        let version = FileVersion::from(&found);
         match &*read {
             Some((known, allocated)) if *known == version => allocated.clone(),
-            _ if version.bytes > most => None,
+            _ if found.len() > most => None,
             _ => {
                 let allocated = read_file(&self.dir, &self.names).map(Arc::new);
                 *read = Some((version, allocated.clone()));
