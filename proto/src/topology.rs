@@ -30,6 +30,9 @@ const MAX_SETS: usize = 512;
 /// Largest bandwidth that is not taken for a mistake, in bytes per second.
 const MAX_BANDWIDTH: u64 = 1 << 50;
 
+/// GPUs of a board whose partitions are known without being told.
+pub const BOARD_GPUS: u32 = 8;
+
 /// Sets of GPUs that may be given away together, by the number of GPUs in them.
 pub type GpuPartitionTable = BTreeMap<u32, Vec<GpuPartition>>;
 
@@ -92,6 +95,23 @@ impl GpuPartitionPolicy {
     }
 }
 
+/// The table of a board of [`BOARD_GPUS`] GPUs on switches of NVLink (H100, H800, H20), as Koordinator has it built in: each
+/// GPU, and aligned groups of two, four and eight, none better than another of its size, and nothing said of bandwidth.
+pub fn partitions_of_board() -> GpuPartitionTable {
+    let set = |first: u32, size: u32| GpuPartition {
+        minors: (first..first + size).collect(),
+        gpu_link_type: "NVLink".to_owned(),
+        ring_bus_bandwidth: None,
+        allocation_score: 1,
+    };
+    [1, 2, 4, BOARD_GPUS].map(|size| (size, (0..BOARD_GPUS / size).map(|nth| set(nth * size, size)).collect())).into()
+}
+
+/// The bandwidth that a quantity is, in bytes per second; `None` if it is not a whole number up to 2^50.
+pub(crate) fn bandwidth(quantity: Quantity) -> Option<u64> {
+    quantity.unsigned().filter(|bandwidth| *bandwidth <= MAX_BANDWIDTH)
+}
+
 /// Reads a partition table.
 ///
 /// # Errors
@@ -108,7 +128,7 @@ pub fn read_partitions(text: &str) -> Result<GpuPartitionTable, TopologyError> {
             "names a GPU twice"
         } else if u32::try_from(minors.len()) != Ok(size) {
             "is of another size"
-        } else if ring_bus_bandwidth.is_some_and(|bandwidth| bandwidth.unsigned().is_none_or(|bandwidth| bandwidth > MAX_BANDWIDTH)) {
+        } else if ring_bus_bandwidth.is_some_and(|quantity| bandwidth(quantity).is_none()) {
             "has a ringBusBandwidth that is not a whole number up to 2^50"
         } else {
             continue;

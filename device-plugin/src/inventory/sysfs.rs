@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use proto::device::{VirtualFunction, VirtualFunctionGroup};
 use proto::quantity::Quantity;
+use proto::resource::WHOLE_PERCENT;
 use tracing::info;
 
 use super::feed::{Outbox, Over, Watcher};
@@ -24,9 +25,6 @@ use super::{GpuUuid, Inventory, OtherDevice};
 use crate::health::ObservationKind;
 
 pub use fpga::{InvalidVendor, PciVendor};
-
-/// A whole device, in percent.
-const WHOLE: u64 = 100;
 
 /// The devices of this machine that sysfs tells of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -121,7 +119,7 @@ impl Kind<'_> {
             device_type: self.device_type.to_owned(),
             id,
             minor,
-            resources: [(self.resource.to_owned(), Quantity::from_unsigned(WHOLE))].into(),
+            resources: [(self.resource.to_owned(), Quantity::from_unsigned(WHOLE_PERCENT))].into(),
             labels: BTreeMap::new(),
             bus_id: Some(address.to_owned()),
             place: self.bus.place(address),

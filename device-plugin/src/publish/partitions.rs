@@ -1,22 +1,16 @@
 //! The partitions of this node's GPUs: the operator's, else those that the source of the devices tells, else those of a model
 //! that is known.
 //!
-//! The known models are boards of eight GPUs on switches of NVLink (H100, H800, H20): all eight, two times four, four times two, eight
-//! times one, by minor number, all of one score.
+//! The known models are boards of eight GPUs on switches of NVLink (H100, H800, H20); their table is
+//! [`partitions_of_board`].
 
-use proto::topology::{GpuPartition, GpuPartitionTable};
+use proto::topology::{BOARD_GPUS, GpuPartitionTable, partitions_of_board};
 
 use crate::fleet::Fleet;
-
-/// GPUs on a known board.
-const ON_BOARD: u32 = 8;
 
 /// Words in the names of known models, and words of cards of the same name that are on no board.
 const BOARDS: [&str; 3] = ["H100", "H800", "H20"];
 const CARDS: [&str; 2] = ["PCIe", "NVL"];
-
-/// How the GPUs of a board are linked.
-const NVLINK: &str = "NVLink";
 
 /// The table for these devices, if there is one; the operator's only if it names no GPU that is not there.
 pub fn table(fleet: &Fleet, of_operator: Option<&GpuPartitionTable>) -> Option<GpuPartitionTable> {
@@ -38,19 +32,10 @@ fn known(fleet: &Fleet) -> Option<GpuPartitionTable> {
     let are_on_board = fleet.gpus.iter().all(|entry| has_word(&entry.gpu.model, &BOARDS) && !has_word(&entry.gpu.model, &CARDS));
     // Where NVML tells how they are linked, they must be, all eight.
     let are_linked = fleet.links.is_empty() || fleet.links.iter().any(|group| group.minors == minors);
-    if minors != (0..ON_BOARD).collect::<Vec<_>>() || !are_on_board || !are_linked {
+    if minors != (0..BOARD_GPUS).collect::<Vec<_>>() || !are_on_board || !are_linked {
         return None;
     }
-    let sets = |size: u32| {
-        let set = |first: u32| GpuPartition {
-            minors: (first..first + size).collect(),
-            gpu_link_type: NVLINK.to_owned(),
-            ring_bus_bandwidth: None,
-            allocation_score: 1,
-        };
-        (size, (0..ON_BOARD / size).map(|at| set(at * size)).collect())
-    };
-    Some([1, 2, 4, ON_BOARD].map(sets).into())
+    Some(partitions_of_board())
 }
 
 #[cfg(test)]
@@ -59,7 +44,7 @@ mod tests {
 
     use super::*;
     use crate::builders;
-    use proto::topology::GpuLinks;
+    use proto::topology::{GpuLinks, GpuPartition};
 
     fn fleet(n_gpus: u32, model: &str, linked: &[u32]) -> Fleet {
         let mut fleet = builders::fleet(n_gpus);

@@ -7,14 +7,16 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use placement::{Gpu, LinkGroup, Partition, PartitionTable};
 use proto::device::{GPU_MODEL_LABEL, GPU_VENDOR_LABEL};
 use proto::node::Node;
-use proto::topology::{GPU_LINKS, GPU_PARTITION_POLICY, GPU_PARTITIONS, GpuPartitionPolicy, read_links, read_partitions};
+use proto::quantity::Quantity;
+use proto::topology::{
+    BOARD_GPUS, GPU_LINKS, GPU_PARTITION_POLICY, GPU_PARTITIONS, GpuPartition, GpuPartitionPolicy, GpuPartitionTable, partitions_of_board,
+    read_links, read_partitions,
+};
 
 /// Boards of eight GPUs behind switches of their own, by the label of their model: as Koordinator calls them, and as their driver does.
 const KNOWN_MODELS: [&str; 4] = ["H100", "H800", "H20", "H100-80GB-HBM3"];
 /// The vendors under which they are known; a node need not name one.
 const KNOWN_VENDORS: [&str; 2] = ["", "nvidia"];
-/// GPUs of such a board.
-const N_KNOWN: u32 = 8;
 
 /// What a Device object says about partitions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,15 +38,7 @@ impl Table {
                 problems.push(format!("Device object: {error}"));
                 Some(Vec::new())
             }
-            Some(Ok(table)) => {
-                let sets = table.into_values().flatten();
-                let set = |set: proto::topology::GpuPartition| Partition {
-                    bandwidth: set.ring_bus_bandwidth.and_then(proto::quantity::Quantity::unsigned),
-                    minors: set.minors,
-                    score: set.allocation_score,
-                };
-                Some(sets.map(set).collect())
-            }
+            Some(Ok(table)) => Some(sets(table)),
         };
         Self { partitions, labels }
     }
@@ -65,20 +59,23 @@ impl Table {
         let is_known = either(GPU_MODEL_LABEL).is_some_and(|model| KNOWN_MODELS.contains(&model))
             && KNOWN_VENDORS.contains(&either(GPU_VENDOR_LABEL).unwrap_or_default())
             && has_all(gpus);
-        is_known.then(|| PartitionTable { is_binding: binds(either(GPU_PARTITION_POLICY)), partitions: known() })
+        is_known.then(|| PartitionTable { is_binding: binds(either(GPU_PARTITION_POLICY)), partitions: sets(partitions_of_board()) })
     }
 }
 
 /// Whether these are all GPUs of a board, so that their minors say where they sit.
 fn has_all(gpus: &[Gpu]) -> bool {
-    u32::try_from(gpus.len()) == Ok(N_KNOWN) && (0..N_KNOWN).all(|minor| gpus.iter().any(|gpu| gpu.minor == minor))
+    u32::try_from(gpus.len()) == Ok(BOARD_GPUS) && (0..BOARD_GPUS).all(|minor| gpus.iter().any(|gpu| gpu.minor == minor))
 }
 
-/// Each GPU, and aligned groups of two, four and eight, none better than another of its size.
-pub(crate) fn known() -> Vec<Partition> {
-    let sizes = [1, 2, 4, N_KNOWN];
-    let set = |first: u32, size| Partition { minors: (first..first + size).collect(), bandwidth: None, score: 1 };
-    sizes.into_iter().flat_map(|size| (0..N_KNOWN / size).map(move |nth| set(nth * size, size))).collect()
+/// A table in the engine's terms.
+fn sets(table: GpuPartitionTable) -> Vec<Partition> {
+    let set = |set: GpuPartition| Partition {
+        bandwidth: set.ring_bus_bandwidth.and_then(Quantity::unsigned),
+        minors: set.minors,
+        score: set.allocation_score,
+    };
+    table.into_values().flatten().map(set).collect()
 }
 
 /// Groups of linked GPUs; none if they cannot be read.

@@ -7,11 +7,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::ResourceExt;
 use proto::device::{Device, DeviceInfo, TYPE_GPU};
 use proto::record::{DEVICE_ALLOCATED, DeviceAllocation, DeviceAllocations};
+use proto::request::hints::{ALLOCATE_HINT as HINT, JOINT_ALLOCATE as JOINT};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-
-const JOINT: &str = "scheduling.koordinator.sh/device-joint-allocate";
-const HINT: &str = "scheduling.koordinator.sh/device-allocate-hint";
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]

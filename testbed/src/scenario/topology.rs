@@ -12,6 +12,7 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use proto::record::{DEVICE_ALLOCATED, DeviceAllocation, DeviceAllocations, RDMA_DEVICES, RDMA_FUNCTIONS};
+use proto::request::hints::{ALLOCATE_HINT as HINT, JOINT_ALLOCATE as JOINT, PARTITION_SPEC};
 use serde_json::Value;
 
 use super::{Body, World};
@@ -19,13 +20,6 @@ use crate::pods::PodSpec;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: [&[(&str, &str, Body)]; 3] = [joint::SCENARIOS, hints::SCENARIOS, partitions::SCENARIOS];
-
-/// How many devices of several types belong together.
-const JOINT: &str = "scheduling.koordinator.sh/device-joint-allocate";
-/// Which devices, and how.
-const HINT: &str = "scheduling.koordinator.sh/device-allocate-hint";
-/// How GPUs are taken from a partition table.
-const PARTITION_SPEC: &str = "scheduling.koordinator.sh/gpu-partition-spec";
 
 /// Why a node is refused that has no partition, or no devices that are close enough.
 const APART: &str = "devices that belong together";

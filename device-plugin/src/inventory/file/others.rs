@@ -15,14 +15,11 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use proto::device::{TYPE_FPGA, TYPE_GPU, TYPE_RDMA};
 use proto::quantity::Quantity;
-use proto::resource::{FPGA, RDMA};
+use proto::resource::{FPGA, RDMA, WHOLE_PERCENT};
 use serde_json::Value;
 
 use super::{Ailment, Fault, Fields, ailment, on_node, place};
 use crate::inventory::{Gpu, OtherDevice};
-
-/// A whole device, in percent.
-const WHOLE: u64 = 100;
 
 /// One device, which must differ from the GPUs and from those `before` it.
 pub(super) fn understand(
@@ -76,7 +73,7 @@ fn health(text: &str) -> Result<Ailment, Fault> {
 
 fn resources(device_type: &str, given: Option<BTreeMap<String, Quantity>>) -> Result<BTreeMap<String, Quantity>, Fault> {
     let fault = |value: &dyn ToString, problem: &str| Err(Fault::new("resources", value, &problem));
-    let whole = |name: &str| BTreeMap::from([(name.to_owned(), Quantity::from_unsigned(WHOLE))]);
+    let whole = |name: &str| BTreeMap::from([(name.to_owned(), Quantity::from_unsigned(WHOLE_PERCENT))]);
     match (given, device_type) {
         (None, TYPE_RDMA) => Ok(whole(RDMA)),
         (None, TYPE_FPGA) => Ok(whole(FPGA)),

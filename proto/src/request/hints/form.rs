@@ -9,9 +9,7 @@ use super::{
     PartitionSpec, TopologyScope as Scope, object,
 };
 use crate::quantity::Quantity;
-
-/// Largest bandwidth that is not taken for a mistake, in bytes per second.
-const MAX_BANDWIDTH: u64 = 1 << 50;
+use crate::topology;
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default, expecting = "a JSON object")]
@@ -84,8 +82,7 @@ pub(super) fn partition(text: &str) -> Result<PartitionSpec, String> {
     let Spec { allocate_policy, ring_bus_bandwidth } = object(text)?;
     let restricted = word("allocatePolicy", &allocate_policy, [("BestEffort", false), ("Restricted", true)])?.unwrap_or_default();
     let bandwidth = |quantity: Quantity| {
-        let bandwidth = quantity.unsigned().filter(|bandwidth| *bandwidth <= MAX_BANDWIDTH);
-        bandwidth.ok_or_else(|| format!("ringBusBandwidth is {quantity}, not a whole number of bytes up to 2^50"))
+        topology::bandwidth(quantity).ok_or_else(|| format!("ringBusBandwidth is {quantity}, not a whole number of bytes up to 2^50"))
     };
     Ok(PartitionSpec { restricted, ring_bus_bandwidth: ring_bus_bandwidth.map(bandwidth).transpose()? })
 }
