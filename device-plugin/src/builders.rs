@@ -124,8 +124,5 @@ pub(crate) fn fleet(n_gpus: u32) -> Fleet {
     let gpus: Vec<Gpu> = (0..n_gpus).map(gpu).collect();
     let ids = IdScheme::new(&gpus, 100, MemoryUnit::GIB).unwrap();
     let driver_version = Some("550.54.15".to_owned());
-    Fleet::new(
-        Inventory { gpus, others: Vec::new(), excluded: Vec::new(), driver_version, vendor: "nvidia".to_owned(), ..Inventory::default() },
-        ids,
-    )
+    Fleet::new(Inventory { gpus, driver_version, vendor: "nvidia".to_owned(), ..Inventory::default() }, ids)
 }

@@ -134,8 +134,8 @@ impl Exchange {
     }
 
     /// Exchanges the records of two pods, and in the same write those of the pairs `beside`, if there is room for them; how
-    /// many exchanges were written. Nobody is named twice. What has been read may have been out of date: then nothing is written, and what is there
-    /// now shows.
+    /// many exchanges were written. Nobody is named twice. What has been read may have been out of date: then nothing is
+    /// written, and what is there now shows.
     ///
     /// # Errors
     /// It was not done, or nobody knows.

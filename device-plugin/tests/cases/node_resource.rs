@@ -66,8 +66,7 @@ fn advertised_shares(spec: &DeviceSpec) -> u64 {
     let (gpus, are_healthy): (Vec<Gpu>, Vec<bool>) =
         spec.devices.iter().filter(|device| device.device_type == TYPE_GPU).map(|device| (gpu(device), device.health)).unzip();
     let ids = IdScheme::new(&gpus, DEFAULT_SLOTS, MemoryUnit::GIB).unwrap();
-    let inventory =
-        Inventory { gpus, others: Vec::new(), excluded: Vec::new(), driver_version: None, vendor: String::new(), ..Inventory::default() };
+    let inventory = Inventory { gpus, ..Inventory::default() };
     let fleet = Fleet::new(inventory, ids);
     let healthy = fleet.gpus.iter().zip(are_healthy).filter(|(_, is_healthy)| *is_healthy);
     healthy.map(|(entry, _)| fleet.ids.ids(Served::Shared, &entry.gpu.uuid).count() as u64).sum()

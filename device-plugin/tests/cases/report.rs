@@ -104,14 +104,7 @@ fn gpu(id: &str, minor: u32, memory_bytes: u64) -> Gpu {
 /// The devices that are published of these GPUs, of which some have an illness.
 fn published(gpus: Vec<Gpu>, illness: impl Fn(&str) -> Option<(Reason, String)>) -> Vec<DeviceInfo> {
     let ids = IdScheme::new(&gpus, 100, MemoryUnit::GIB).unwrap();
-    let inventory = Inventory {
-        gpus,
-        others: Vec::new(),
-        excluded: Vec::new(),
-        driver_version: None,
-        vendor: "nvidia".to_owned(),
-        ..Inventory::default()
-    };
+    let inventory = Inventory { gpus, vendor: "nvidia".to_owned(), ..Inventory::default() };
     let mut fleet = Fleet::new(inventory, ids);
     for entry in &mut fleet.gpus {
         if let Some((reason, message)) = entry.gpu.bus_id.as_deref().and_then(&illness) {

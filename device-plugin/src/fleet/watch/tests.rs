@@ -96,14 +96,7 @@ async fn health_goes_on_beside_devices_that_cannot_be_adopted() {
 }
 
 fn follower(discovery: Discovery) -> (Follower, watch::Receiver<Arc<Fleet>>) {
-    let inventory = Inventory {
-        gpus: vec![builders::gpu(0), builders::gpu(1)],
-        others: Vec::new(),
-        excluded: Vec::new(),
-        driver_version: None,
-        vendor: "v".to_owned(),
-        ..Inventory::default()
-    };
+    let inventory = Inventory { gpus: vec![builders::gpu(0), builders::gpu(1)], vendor: "v".to_owned(), ..Inventory::default() };
     let number: Number = Box::new(|inventory| Ok(IdScheme::new(&inventory.gpus, 100, MemoryUnit::GIB)?));
     let health = Health::new(Policy::default(), inventory.gpus.iter().map(|gpu| gpu.uuid.clone()));
     let (fleet, seen) = watch::channel(Arc::new(Fleet::new(inventory.clone(), number(&inventory).unwrap())));
@@ -194,14 +187,7 @@ async fn look_that_hangs_is_not_begun_again() {
 #[test]
 fn devices_that_kubelet_could_not_be_told_of_are_not_adopted() {
     let number: Number = Box::new(|inventory| Ok(IdScheme::new(&inventory.gpus, 100, MemoryUnit::MIB)?));
-    let of = |gpus| Inventory {
-        gpus,
-        others: Vec::new(),
-        excluded: Vec::new(),
-        driver_version: None,
-        vendor: "nvidia".to_owned(),
-        ..Inventory::default()
-    };
+    let of = |gpus| Inventory { gpus, vendor: "nvidia".to_owned(), ..Inventory::default() };
     let mut inventory = of(vec![builders::gpu(0)]);
     let (sender, fleet) = watch::channel(Arc::new(builders::fleet(1)));
     let huge = crate::inventory::Gpu { memory_bytes: 1 << 40, ..builders::gpu(1) };

@@ -21,14 +21,8 @@ fn only_healthy_shared_gpus_are_offered() {
     fleet.others = vec![nic(true)];
     assert_eq!(offers(&fleet), offers(&self::fleet(1)));
     let ids = IdScheme::new(&[gpu(0)], 100, MemoryUnit::GIB).unwrap();
-    let inventory = crate::inventory::Inventory {
-        gpus: vec![gpu(0), gpu(1)],
-        others: Vec::new(),
-        excluded: Vec::new(),
-        driver_version: None,
-        vendor: "nvidia".to_owned(),
-        ..crate::inventory::Inventory::default()
-    };
+    let inventory =
+        crate::inventory::Inventory { gpus: vec![gpu(0), gpu(1)], vendor: "nvidia".to_owned(), ..crate::inventory::Inventory::default() };
     let partly = Fleet::new(inventory, ids);
     assert_eq!(offers(&partly), offers(&self::fleet(1)));
     let unshared = &object(&partly).spec.devices[1];
