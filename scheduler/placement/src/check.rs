@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use crate::amounts::Dimension;
 use crate::fleet::Fleet;
 use crate::ident::{DeviceId, DeviceType, FunctionId, GpuUuid, OwnerId, ResourceName};
+use crate::state::StateId;
 use crate::wishes::Kind;
 
 /// An invariant that does not hold.
@@ -114,12 +115,14 @@ impl Fleet {
         let mut violations = self.check_names();
         violations.extend(self.check_owners());
         violations.extend(self.check_hints());
-        for node in self.slots.iter().filter_map(|slot| slot.node.as_ref()) {
+        violations.extend(self.check_states());
+        let nodes = self.slots.iter().zip(&self.briefs).filter_map(|(slot, brief)| Some((slot.generation, slot.node.as_ref()?, *brief)));
+        for (generation, node, brief) in nodes {
             let mut found = recount::check_node(node);
             found.extend(others::check_node(node));
             // What is derived from rows that are wrong is wrong as well.
             if found.is_empty() {
-                found.extend(rules::check_derived(node));
+                found.extend(rules::check_derived(self, node, generation, brief));
             }
             found.extend(rules::check_pairs(node));
             violations.append(&mut found);
@@ -164,6 +167,17 @@ impl Fleet {
             violations.push(index_error(format!("{} owners are known, {} hold something", self.owners.len(), found.len())));
         }
         violations
+    }
+
+    /// Every state is counted for the nodes that are in it, and none is kept that no node is in.
+    fn check_states(&self) -> Option<Violation> {
+        let mut n_nodes: BTreeMap<StateId, usize> = BTreeMap::new();
+        for state in self.briefs.iter().filter_map(|brief| brief.state) {
+            *n_nodes.entry(state).or_default() += 1;
+        }
+        let is_counted = |(id, n): (&StateId, &usize)| self.states.get(*id).is_some_and(|(_, counted)| counted == *n);
+        let is_whole = n_nodes.len() == self.states.len() && n_nodes.iter().all(is_counted);
+        (!is_whole).then(|| index_error("the states that are kept are not those that nodes are in".to_owned()))
     }
 
     fn check_hints(&self) -> Vec<Violation> {

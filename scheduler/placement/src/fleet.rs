@@ -2,12 +2,14 @@
 
 use rustc_hash::FxHashMap;
 
+use crate::brief::Brief;
 use crate::gpu::{Inventory, InventoryProblem};
 use crate::holding::{Holdings, Origin, Placement};
 use crate::ident::OwnerId;
 use crate::names::Names;
 use crate::node::{Held, Node};
 use crate::shape::Shapes;
+use crate::state::States;
 use crate::weigh::Weights;
 
 /// A node's place in a [`Fleet`]; names nothing once the node is gone, even if its place is taken again.
@@ -23,6 +25,8 @@ pub struct Fleet {
     /// Index into `slots` of every node.
     pub(crate) names: Names,
     pub(crate) slots: Vec<Slot>,
+    /// By the same index.
+    pub(crate) briefs: Vec<Brief>,
     vacant: Vec<u32>,
     /// Index of the node that each owner holds something of.
     pub(crate) owners: FxHashMap<OwnerId, u32>,
@@ -32,7 +36,10 @@ pub struct Fleet {
     pub(crate) weights: Weights,
     /// What nodes have, apart from names.
     shapes: Shapes,
+    /// What of nodes is taken, as far as nodes are compared.
+    pub(crate) states: States,
     n_openings: u64,
+    n_changes: u64,
 }
 
 #[derive(Debug, Default)]
@@ -73,16 +80,16 @@ impl Fleet {
         self.n_openings += 1;
         let index = self.index_of(node);
         let shape = self.shapes.of(&inventory);
-        let before = self.at_mut(index).and_then(|node| node.set_inventory(Some((inventory, shape))));
-        self.shapes.drop_unused(before);
+        let before = self.change(index, |node| node.set_inventory(Some((inventory, shape))));
+        self.shapes.drop_unused(before.flatten());
         problems
     }
 
     /// Says that a node, or its report of devices, is gone. What is held there stays held until it is released.
     pub fn remove_inventory(&mut self, node: &str) {
         if let Some(index) = self.names.get(node) {
-            let before = self.at_mut(index).and_then(|node| node.set_inventory(None));
-            self.shapes.drop_unused(before);
+            let before = self.change(index, |node| node.set_inventory(None));
+            self.shapes.drop_unused(before.flatten());
             self.vacate_if_idle(index);
         }
     }
@@ -99,9 +106,7 @@ impl Fleet {
     pub fn release(&mut self, owner: &str) -> bool {
         self.unhint(owner);
         let Some(index) = self.owners.remove(owner) else { return false };
-        if let Some(node) = self.at_mut(index) {
-            node.take(owner);
-        }
+        self.change(index, |node| node.take(owner));
         self.vacate_if_idle(index);
         self.n_openings += 1;
         true
@@ -116,8 +121,10 @@ impl Fleet {
         if self.owners.contains_key(owner) {
             return false;
         }
-        let Some(node_state) = self.node_mut(node) else { return false };
-        node_state.put_hint(owner.clone(), placement);
+        if self.node(node).is_none() {
+            return false;
+        }
+        self.change(node.index, |node| node.put_hint(owner.clone(), placement));
         self.hinted.insert(owner.clone(), node.index);
         true
     }
@@ -125,9 +132,7 @@ impl Fleet {
     /// Forgets an owner's hint; whether there was one.
     pub fn unhint(&mut self, owner: &str) -> bool {
         let Some(index) = self.hinted.remove(owner) else { return false };
-        if let Some(node) = self.at_mut(index) {
-            node.take_hint(owner);
-        }
+        self.change(index, |node| node.take_hint(owner));
         self.vacate_if_idle(index);
         true
     }
@@ -138,13 +143,9 @@ impl Fleet {
         let before = before.filter(|&before| before != index);
         // The new node is filled before anything is vacated: it may be there for the sake of this owner's hint only.
         let held = Held { owner: owner.clone(), origin, holdings };
-        if let Some(node) = self.at_mut(index) {
-            node.put(held);
-        }
+        self.change(index, |node| node.put(held));
         if let Some(before) = before {
-            if let Some(node) = self.at_mut(before) {
-                node.take(owner.as_str());
-            }
+            self.change(before, |node| node.take(owner.as_str()));
             self.vacate_if_idle(before);
         }
         self.unhint(owner.as_str());
@@ -156,17 +157,42 @@ impl Fleet {
         slot.node.as_ref().filter(|_| slot.generation == id.generation)
     }
 
-    fn node_mut(&mut self, id: NodeId) -> Option<&mut Node> {
-        let slot = self.slots.get_mut(id.index as usize)?;
-        slot.node.as_mut().filter(|_| slot.generation == id.generation)
-    }
-
     pub(crate) fn at(&self, index: u32) -> Option<&Node> {
         self.slots.get(index as usize)?.node.as_ref()
     }
 
-    fn at_mut(&mut self, index: u32) -> Option<&mut Node> {
-        self.slots.get_mut(index as usize)?.node.as_mut()
+    /// What is quickly told of a node, unless it is gone.
+    #[inline]
+    pub(crate) fn brief_of(&self, id: NodeId) -> Option<&Brief> {
+        self.briefs.get(id.index as usize).filter(|brief| brief.generation == id.generation && brief.is_there)
+    }
+
+    /// Changes a node, and what is told of it.
+    fn change<T>(&mut self, index: u32, change: impl FnOnce(&mut Node) -> T) -> Option<T> {
+        let slot = self.slots.get_mut(index as usize)?;
+        let node = slot.node.as_mut()?;
+        let result = change(node);
+        // The new state is entered before the old one is left: most often they are the same, or shared with others.
+        let state = node.state().map(|state| self.states.enter(state));
+        let brief = Brief {
+            generation: slot.generation,
+            is_there: true,
+            version: 0,
+            has_hints: !node.hints.is_empty(),
+            has_rules: node.has_rules,
+            state,
+        };
+        self.tell(index, brief);
+        Some(result)
+    }
+
+    fn tell(&mut self, index: u32, brief: Brief) {
+        self.n_changes += 1;
+        let Some(told) = self.briefs.get_mut(index as usize) else { return };
+        let before = std::mem::replace(told, Brief { version: self.n_changes, ..brief });
+        if let Some(state) = before.state {
+            self.states.leave(state);
+        }
     }
 
     /// Index of the node of this name, which is entered if need be.
@@ -176,6 +202,7 @@ impl Fleet {
         }
         let index = self.vacant.pop().unwrap_or_else(|| {
             self.slots.push(Slot::default());
+            self.briefs.push(Brief::default());
             u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
         });
         if let Some(slot) = self.slots.get_mut(index as usize) {
@@ -189,6 +216,8 @@ impl Fleet {
         let Some(slot) = self.slots.get_mut(index as usize) else { return };
         let Some(node) = slot.node.take_if(|node| node.is_idle()) else { return };
         slot.generation = slot.generation.wrapping_add(1);
+        let generation = slot.generation;
+        self.tell(index, Brief { generation, ..Brief::default() });
         self.names.remove(&node.name);
         self.vacant.push(index);
     }

@@ -9,6 +9,7 @@
 
 mod amounts;
 mod asking;
+mod brief;
 mod charge;
 mod check;
 mod class;

@@ -10,7 +10,6 @@ use crate::holding::{GpuRef, Holding, Holdings, Origin, Placement};
 use crate::ident::OwnerId;
 use crate::rows::{Row, Rows};
 use crate::shape::Shape;
-use crate::state::State;
 use crate::whole::Mark;
 
 /// What one owner holds of a node.
@@ -39,8 +38,6 @@ pub(crate) struct Node {
     pub(crate) shape: Option<Arc<Shape>>,
     /// Whether some request without wishes may break a rule although there is room: a table binds, or somebody keeps devices.
     pub(crate) has_rules: bool,
-    /// What is taken, with no hint counted, to find nodes like this one by; `None` where rules rarely matter.
-    pub(crate) state: Option<State>,
     /// One per device of the inventory, in its order.
     pub(crate) rows: Rows,
     /// One per device of the inventory, in its order.
@@ -62,7 +59,6 @@ impl Node {
             inventory: None,
             shape: None,
             has_rules: false,
-            state: None,
             rows: Rows::default(),
             marks: Box::default(),
             any_aside: false,
@@ -158,11 +154,10 @@ impl Node {
     fn recount(&mut self) {
         self.recount_free();
         self.note_rules();
-        self.state = self.is_varied().then(|| self.state_under(Hints::Ignore));
     }
 
     /// Whether devices are told apart by more than what is free of GPUs.
-    fn is_varied(&self) -> bool {
+    pub(crate) fn is_varied(&self) -> bool {
         !self.classes().is_empty() || self.has_rules || self.shape.as_ref().is_some_and(|shape| shape.has_topology)
     }
 

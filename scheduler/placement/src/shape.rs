@@ -41,23 +41,27 @@ pub(crate) struct Shape {
     pub(crate) spots: Spots,
     /// Whether devices are told apart by more than what is free of them.
     pub(crate) has_topology: bool,
-    pub(crate) hash: u64,
+    /// No other shape has had it.
+    pub(crate) number: u64,
+    hash: u64,
 }
 
 /// All shapes that nodes have, each once.
 #[derive(Debug, Default)]
 pub(crate) struct Shapes {
     by_hash: FxHashMap<u64, Vec<Arc<Shape>>>,
+    n_numbers: u64,
 }
 
 impl Shapes {
     /// The shape of an inventory.
     pub(crate) fn of(&mut self, inventory: &Inventory) -> Arc<Shape> {
-        let shape = Shape::of(inventory);
+        let shape = Shape::of(inventory, self.n_numbers);
         let same_hash = self.by_hash.entry(shape.hash).or_default();
         if let Some(known) = same_hash.iter().find(|known| known.inventory == shape.inventory) {
             return Arc::clone(known);
         }
+        self.n_numbers += 1;
         let shape = Arc::new(shape);
         same_hash.push(Arc::clone(&shape));
         shape
@@ -76,7 +80,7 @@ impl Shapes {
 }
 
 impl Shape {
-    fn of(inventory: &Inventory) -> Self {
+    fn of(inventory: &Inventory, number: u64) -> Self {
         let inventory = nameless(inventory);
         let mut hasher = FxHasher::default();
         inventory.hash(&mut hasher);
@@ -85,7 +89,7 @@ impl Shape {
         let mut traits = inventory.gpus.iter().map(|gpu| &gpu.traits).chain(devices);
         let has_topology =
             traits.any(|traits| *traits != Traits::default()) || inventory.partitions.is_some() || !inventory.links.is_empty();
-        Self { spots, has_topology, hash: hasher.finish(), inventory }
+        Self { spots, has_topology, number, hash: hasher.finish(), inventory }
     }
 }
 

@@ -1,10 +1,10 @@
 //! What of a node is taken, in a form that is quickly compared: nodes of one shape and one state give the same answers.
+//!
+//! States are kept for the whole fleet, each once, so that comparing two nodes is comparing two numbers.
 
-use std::borrow::Cow;
-use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use rustc_hash::FxHasher;
+use rustc_hash::FxHashMap;
 
 use crate::amounts::Amounts;
 use crate::class::Device;
@@ -13,21 +13,90 @@ use crate::ident::FunctionId;
 use crate::node::Node;
 use crate::topology::Use;
 
-/// All that an answer depends on besides a node's shape.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// All that an answer depends on.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct State {
-    /// Of the words and the shape.
-    pub(crate) hash: u64,
+    /// Number of the node's shape.
+    shape: Option<u64>,
     words: Box<[u64]>,
 }
 
-impl Node {
-    /// The state with the hints that count; `None` if it is not worth comparing.
-    pub(crate) fn comparable(&self, hints: Hints<'_>) -> Option<Cow<'_, State>> {
-        let state = self.state.as_ref()?;
-        Some(if self.any_hint_counts(hints) { Cow::Owned(self.state_under(hints)) } else { Cow::Borrowed(state) })
+/// The number of a state that some node is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct StateId(u32);
+
+/// All states that nodes are in, each once.
+#[derive(Debug, Default)]
+pub(crate) struct States {
+    ids: FxHashMap<Arc<State>, StateId>,
+    /// By number; `None` where no node is in it.
+    known: Vec<Option<Shared>>,
+    vacant: Vec<StateId>,
+}
+
+/// A state and how many nodes are in it.
+#[derive(Debug)]
+struct Shared {
+    state: Arc<State>,
+    n_nodes: usize,
+}
+
+impl States {
+    /// The number of a state that one more node is in from now on.
+    pub(crate) fn enter(&mut self, state: State) -> StateId {
+        if let Some(id) = self.ids.get(&state).copied() {
+            if let Some(shared) = self.at_mut(id) {
+                shared.n_nodes += 1;
+            }
+            return id;
+        }
+        let id = self.vacant.pop().unwrap_or_else(|| {
+            self.known.push(None);
+            StateId(u32::try_from(self.known.len() - 1).unwrap_or(u32::MAX))
+        });
+        let state = Arc::new(state);
+        self.ids.insert(Arc::clone(&state), id);
+        if let Some(place) = self.known.get_mut(id.0 as usize) {
+            *place = Some(Shared { state, n_nodes: 1 });
+        }
+        id
     }
 
+    /// One node less is in this state.
+    pub(crate) fn leave(&mut self, id: StateId) {
+        let Some(shared) = self.at_mut(id) else { return };
+        shared.n_nodes -= 1;
+        if shared.n_nodes == 0
+            && let Some(shared) = self.known.get_mut(id.0 as usize).and_then(Option::take)
+        {
+            self.ids.remove(&shared.state);
+            self.vacant.push(id);
+        }
+    }
+
+    /// The state of this number, and how many nodes are in it.
+    pub(crate) fn get(&self, id: StateId) -> Option<(&State, usize)> {
+        let shared = self.known.get(id.0 as usize)?.as_ref()?;
+        Some((&shared.state, shared.n_nodes))
+    }
+
+    /// How many different states nodes are in.
+    pub(crate) fn len(&self) -> usize {
+        self.ids.len()
+    }
+
+    fn at_mut(&mut self, id: StateId) -> Option<&mut Shared> {
+        self.known.get_mut(id.0 as usize)?.as_mut()
+    }
+}
+
+impl Node {
+    /// The state with no hint counted; `None` if it is not worth comparing.
+    pub(crate) fn state(&self) -> Option<State> {
+        self.is_varied().then(|| self.state_under(Hints::Ignore))
+    }
+
+    /// The state with the hints that count.
     pub(crate) fn state_under(&self, hints: Hints<'_>) -> State {
         let uses = self.uses(hints);
         let heeded = || self.hints.iter().filter(|hint| hints.heeds(&hint.owner));
@@ -48,18 +117,9 @@ impl Node {
             }
         }
         words.append(&mut flags.words);
-        let mut hasher = FxHasher::default();
-        (self.shape.as_ref().map(|shape| shape.hash), &words).hash(&mut hasher);
-        State { hash: hasher.finish(), words: words.into() }
-    }
-
-    /// Whether another node gives the same answers.
-    pub(crate) fn is_like(&self, state: &State, other: &Self, its: &State) -> bool {
-        let same_shape = self.shape.as_ref().zip(other.shape.as_ref()).is_some_and(|(one, other)| Arc::ptr_eq(one, other));
-        same_shape && state.words == its.words
+        State { shape: self.shape.as_ref().map(|shape| shape.number), words: words.into() }
     }
 }
-
 /// Flags, as many to a word as it has bits.
 #[derive(Default)]
 struct Flags {

@@ -1,8 +1,9 @@
 //! Compares what owners hold two by two: virtual functions and exclusive use.
 
+use crate::brief::Brief;
 use crate::check::Violation;
 use crate::class::DeviceRef;
-use crate::fit::Hints;
+use crate::fleet::Fleet;
 use crate::holding::{GpuRef, Holding, Origin};
 use crate::node::{Held, Node};
 use crate::traits::{Place, Traits};
@@ -21,11 +22,15 @@ pub(super) fn check_pairs(node: &Node) -> Vec<Violation> {
 }
 
 /// What is kept ready besides rows.
-pub(super) fn check_derived(node: &Node) -> Vec<Violation> {
+pub(super) fn check_derived(fleet: &Fleet, node: &Node, generation: u32, brief: Brief) -> Vec<Violation> {
     let mut violations: Vec<Violation> = Vec::new();
-    let kept = node.state.as_ref();
-    if kept.is_some_and(|kept| *kept != node.state_under(Hints::Ignore)) {
+    let kept = brief.state.and_then(|id| fleet.states.get(id)).map(|(state, _)| state);
+    if kept != node.state().as_ref() {
         violations.push(differs(node, "the state that is kept to compare nodes by is not the node's"));
+    }
+    let told = (brief.is_there, brief.generation, brief.has_hints, brief.has_rules);
+    if told != (true, generation, !node.hints.is_empty(), node.has_rules) {
+        violations.push(differs(node, "what is told of it in brief is not so"));
     }
     let held = node.held.iter().map(|held| &held.holdings.exclusions);
     let any = held.chain(node.hints.iter().map(|hint| &hint.placement.exclusions)).any(|exclusions| !exclusions.is_empty());

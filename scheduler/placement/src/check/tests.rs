@@ -84,7 +84,7 @@ fn m(fleet: &mut Fleet) -> &mut Node {
 #[case::name_lost(|fleet: &mut Fleet| { fleet.names.remove("m"); }, &["Index", "Index"])]
 #[case::name_astray(|fleet: &mut Fleet| { fleet.names.insert("m", 0); }, &["Index"])]
 #[case::name_of_nothing(|fleet: &mut Fleet| { fleet.names.insert("x", 7); }, &["Index"])]
-#[case::idle_node(|fleet: &mut Fleet| drop(m(fleet).set_inventory(None)), &["Index"])]
+#[case::idle_node(|fleet: &mut Fleet| drop(m(fleet).set_inventory(None)), &["Index", "RowDiffers"])]
 #[case::owner_lost(|fleet: &mut Fleet| { fleet.owners.remove("a"); }, &["Index", "Index"])]
 #[case::owner_astray(|fleet: &mut Fleet| { fleet.owners.insert("a".into(), 1); }, &["Index"])]
 #[case::owner_of_nothing(|fleet: &mut Fleet| { fleet.owners.insert("x".into(), 1); }, &["Index"])]
@@ -107,7 +107,18 @@ fn m(fleet: &mut Fleet) -> &mut Node {
         n(fleet).put(held);
         m(fleet).put(copy);
     },
-    &["OwnerOnSeveralNodes"]
+    &["OwnerOnSeveralNodes", "RowDiffers"]
+)]
+#[case::hint_not_told(|fleet: &mut Fleet| fleet.briefs[0].has_hints = false, &["RowDiffers"])]
+#[case::rule_not_told(|fleet: &mut Fleet| fleet.briefs[1].has_rules = true, &["RowDiffers"])]
+#[case::generation_not_told(|fleet: &mut Fleet| fleet.briefs[1].generation += 1, &["RowDiffers"])]
+#[case::state_not_told(|fleet: &mut Fleet| fleet.briefs[1].state = None, &["Index", "RowDiffers"])]
+#[case::state_of_nobody(
+    |fleet: &mut Fleet| {
+        let state = m(fleet).state_under(crate::fit::Hints::Respect);
+        fleet.states.enter(state);
+    },
+    &["Index"]
 )]
 fn corruption_is_found(#[case] corrupt: fn(&mut Fleet), #[case] expected: &[&str]) {
     let mut fleet = fleet();

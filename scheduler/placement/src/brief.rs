@@ -1,0 +1,20 @@
+//! What many questions want to know of every node first, side by side, so that few of them read the nodes themselves.
+
+use crate::state::StateId;
+
+/// What is quickly told of a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Brief {
+    /// As the node's place in the fleet has it.
+    pub(crate) generation: u32,
+    /// Whether there is a node at all.
+    pub(crate) is_there: bool,
+    /// Grows with every change of the node, also from one node to its successor in the same place.
+    pub(crate) version: u64,
+    /// Whether somebody is expected to take something of the node.
+    pub(crate) has_hints: bool,
+    /// Whether some request without wishes may break a rule although there is room.
+    pub(crate) has_rules: bool,
+    /// What is taken of it, with no hint counted; `None` where nodes are not worth comparing.
+    pub(crate) state: Option<StateId>,
+}
