@@ -8,7 +8,7 @@ use kube::Resource;
 use kube::core::ClusterResourceScope;
 use serde::{Deserialize, Serialize};
 
-use crate::pod::{QuantityText, null_as_default};
+use crate::pod::{QuantityText, Taint, null_as_default};
 
 /// A node as gpushare sees it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -16,9 +16,20 @@ pub struct Node {
     /// Name, labels and annotations.
     #[serde(default)]
     pub metadata: ObjectMeta,
+    /// What keeps pods away from it.
+    #[serde(default)]
+    pub spec: NodeSpec,
     /// Its resources.
     #[serde(default)]
     pub status: NodeStatus,
+}
+
+/// What keeps pods away from a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeSpec {
+    /// Marks that pods have to tolerate.
+    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
+    pub taints: Vec<Taint>,
 }
 
 /// Resources of a node.

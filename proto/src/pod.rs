@@ -12,6 +12,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::quantity::Quantity;
 
+mod placing;
+
+pub use placing::{Affinity, Preferred, SpreadConstraint, Taint, Toleration};
+
 /// Annotation by which a pod that declares no amounts asks to share and see all GPUs of its node: `"true"`.
 pub const ALL_DEVICES: &str = "gpushare/all-devices";
 
@@ -42,6 +46,15 @@ pub struct PodSpec {
     /// App containers, in order.
     #[serde(default, deserialize_with = "null_as_default")]
     pub containers: Vec<Container>,
+    /// What it would rather be near, or far from.
+    #[serde(default, deserialize_with = "null_as_default", skip_serializing)]
+    pub affinity: Affinity,
+    /// How it is spread beside others like it.
+    #[serde(default, deserialize_with = "null_as_default", skip_serializing)]
+    pub topology_spread_constraints: Vec<SpreadConstraint>,
+    /// The taints that it does not mind.
+    #[serde(default, deserialize_with = "null_as_default", skip_serializing)]
+    pub tolerations: Vec<Toleration>,
 }
 
 /// One container of a pod.

@@ -66,6 +66,11 @@ fn name(at: usize) -> String {
     format!("node-{at:05}.example.internal")
 }
 
+/// The fields in the order in which kube-scheduler sends them.
+fn as_sent(pod: &Value, names: &[String]) -> Vec<u8> {
+    format!(r#"{{"Pod":{pod},"Nodes":null,"NodeNames":{}}}"#, Value::from(names)).into_bytes()
+}
+
 /// Asks for so many MiB on one GPU, of all nodes.
 fn request(n_nodes: usize, mib: usize) -> Vec<u8> {
     // A step that has no factor in common with the number visits every node once, far from the order of entry.
@@ -74,7 +79,7 @@ fn request(n_nodes: usize, mib: usize) -> Vec<u8> {
         "metadata": {"name": "new", "namespace": "default", "uid": "new"},
         "spec": {"containers": [{"name": "c", "resources": {"limits": {"aliyun.com/gpu-mem": mib.to_string()}}}]},
     });
-    json!({"Pod": pod, "NodeNames": names}).to_string().into_bytes()
+    as_sent(&pod, &names)
 }
 
 /// Asks for four whole GPUs, each with a virtual function on its switch, of all nodes.
@@ -88,7 +93,7 @@ fn wishing_request(n_nodes: usize) -> Vec<u8> {
         "metadata": {"name": "new", "namespace": "default", "uid": "new", "annotations": annotations},
         "spec": {"containers": [{"name": "c", "resources": {"limits": {"nvidia.com/gpu": "4", "koordinator.sh/rdma": "1"}}}]},
     });
-    json!({"Pod": pod, "NodeNames": names}).to_string().into_bytes()
+    as_sent(&pod, &names)
 }
 
 /// Nodes with places and adapters, of whose GPUs a pod each holds up to seven, in one of eight ways.

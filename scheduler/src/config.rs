@@ -2,6 +2,7 @@
 //!
 //! Nothing else of the daemon reads a flag or an environment variable.
 
+mod answer;
 mod leader;
 mod policies;
 mod webhooks;
@@ -16,6 +17,7 @@ use placement::{Policies, Weights};
 use proto::quantity::Quantity;
 use proto::resource::ResourceNames;
 
+pub use answer::AnswerNodes;
 pub use leader::Leader;
 use leader::LeaderArgs;
 use policies::PolicyArgs;
@@ -44,10 +46,14 @@ pub struct Args {
     memory_resource: String,
     #[command(flatten)]
     policies: PolicyArgs,
+    /// How many of the nodes that fit filter answers with, the best first; kube-scheduler's own scores count only among these. A
+    /// pod with preferences among nodes is answered with all.
+    #[arg(long, env = "GPUSHARE_ANSWER_NODES", default_value = "1", value_name = "1-11|all")]
+    answer_nodes: AnswerNodes,
     /// Longest time that one bind may take; stay below the extender's httpTimeout (5s unless configured).
     #[arg(long, env = "GPUSHARE_BIND_TIMEOUT", default_value = "4s", value_parser = duration)]
     bind_timeout: Duration,
-    /// How long an answer that left one node only keeps room for its pod.
+    /// How long an answer keeps room for its pod on the one node that it leaves, or on the best of several.
     #[arg(long, env = "GPUSHARE_HINT_TTL", default_value = "30s", value_parser = duration)]
     hint_ttl: Duration,
     /// Largest request body.
@@ -119,6 +125,8 @@ pub struct Scheduling {
     pub policies: Policies,
     /// How much each resource counts for the policies that weigh them.
     pub weights: Weights,
+    /// How many of the nodes that fit an answer tells of.
+    pub answer_nodes: AnswerNodes,
     /// Longest time that one bind may take.
     pub bind_timeout: Duration,
     /// How long a hint lives.
@@ -194,6 +202,7 @@ impl TryFrom<Args> for Config {
                 names,
                 policies: args.policies.policies(),
                 weights: args.policies.weights(),
+                answer_nodes: args.answer_nodes,
                 bind_timeout: args.bind_timeout,
                 hint_ttl: args.hint_ttl,
             },

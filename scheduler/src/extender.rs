@@ -2,13 +2,18 @@
 //!
 //! Decides nothing itself.
 
+mod attempts;
 pub mod binding;
 pub mod filter;
 pub mod inspect;
+mod judged;
 mod patience;
 pub mod prioritize;
+mod question;
 mod remembered;
+mod standing;
 mod turns;
+mod wanted;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -27,11 +32,12 @@ use tokio::sync::Semaphore;
 
 use crate::accounting::PodFacts;
 use crate::bind::{Binder, shorten};
-use crate::config::Serving;
+use crate::config::{AnswerNodes, Serving};
 use crate::index::{Index, Shared};
 use crate::leader::{LABEL, Leadership, NotLeading};
 use crate::metrics::{Ending, Metrics, Timer, Verb};
 use crate::serve::ClientCertificate;
+use attempts::Attempts;
 use inspect::pods;
 use patience::Patience;
 use remembered::Remembered;
@@ -45,6 +51,7 @@ pub struct Extender {
     binder: Binder,
     /// Pods that filters were asked about and no watch has shown yet.
     remembered: Mutex<Remembered<PodFacts>>,
+    attempts: Mutex<Attempts>,
     /// Which refusals are thought over.
     patience: Mutex<Patience>,
     /// By pod UID.
@@ -60,6 +67,7 @@ pub struct Extender {
     limits: Limits,
     /// Whether pods that share devices are refused if they set what decides which devices they see.
     denies_overrides: bool,
+    answer_nodes: AnswerNodes,
 }
 
 /// What a request must keep to.
@@ -148,6 +156,7 @@ impl Extender {
             metrics,
             binder,
             remembered: Mutex::default(),
+            attempts: Mutex::default(),
             patience: Mutex::default(),
             turns: Turns::default(),
             node_turns: Turns::default(),
@@ -156,6 +165,7 @@ impl Extender {
             binding: Semaphore::new(serving.concurrency),
             limits,
             denies_overrides: false,
+            answer_nodes: AnswerNodes::default(),
         }
     }
 
@@ -163,6 +173,12 @@ impl Extender {
     #[must_use]
     pub fn denying_overrides(self, denies_overrides: bool) -> Self {
         Self { denies_overrides, ..self }
+    }
+
+    /// The same extender, telling of so many nodes that fit.
+    #[must_use]
+    pub fn answering(self, answer_nodes: AnswerNodes) -> Self {
+        Self { answer_nodes, ..self }
     }
 
     fn leadership(&self) -> &Leadership {
@@ -199,6 +215,10 @@ impl Extender {
     /// Keeps what a filter was told about a pod that no watch has shown.
     fn remember(&self, uid: &str, facts: &PodFacts) {
         self.remembered.lock().unwrap_or_else(PoisonError::into_inner).put(uid, facts.clone());
+    }
+
+    fn attempts(&self) -> MutexGuard<'_, Attempts> {
+        self.attempts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn recall(&self, uid: &str) -> Option<PodFacts> {

@@ -32,7 +32,7 @@ use hints::HintQueue;
 use nodes::NodeState;
 use pods::PodEntry;
 use proto::node::Node;
-use proto::pod::Pod;
+use proto::pod::{Pod, Taint};
 
 /// State behind a lock that is held for moments only and never while waiting for anything else.
 #[derive(Debug)]
@@ -77,6 +77,8 @@ pub struct Index {
     ended: FxHashMap<OwnerId, u32>,
     /// Whether no pod may see all devices of its node.
     forbids_all_devices: bool,
+    /// Taints of nodes that pods had better avoid, by the nodes' names.
+    soft_taints: FxHashMap<Box<str>, Box<[Taint]>>,
     /// How many nodes count in units that nobody knows.
     n_opaque: usize,
     /// Pods that ask for our resources and are not terminal, by UID.
@@ -116,6 +118,7 @@ impl Index {
             given_on: FxHashMap::default(),
             ended: FxHashMap::default(),
             forbids_all_devices: false,
+            soft_taints: FxHashMap::default(),
             n_opaque: 0,
             pods: FxHashMap::default(),
             hints: HintQueue::new(hint_ttl),

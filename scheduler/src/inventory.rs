@@ -73,6 +73,7 @@ pub fn trim(node: &Node, names: &ResourceNames) -> Node {
     let labels = NODE_LABELS.into_iter().filter_map(|key| node.metadata.labels.as_ref()?.get_key_value(key));
     let labels: BTreeMap<String, String> = labels.map(|(key, value)| (key.clone(), value.clone())).collect();
     trimmed.metadata.labels = (!labels.is_empty()).then_some(labels);
+    trimmed.spec.taints = node.spec.taints.iter().filter(|taint| taint.is_soft()).cloned().collect();
     for resource in [names.memory.as_str(), GPU_COUNT, GPU_MEMORY] {
         if let Some(value) = node.status.capacity.get(resource) {
             trimmed.status.capacity.insert(resource.to_owned(), value.clone());

@@ -103,6 +103,7 @@ pub struct Metrics {
     requests: Family<RequestLabels, Counter>,
     seconds: Family<VerbLabels, Histogram, fn() -> Histogram>,
     refusals: Family<ReasonLabels, Counter>,
+    bind_refusals: Family<ReasonLabels, Counter>,
     thought_over: Family<ThoughtOverLabels, Counter>,
 }
 
@@ -123,11 +124,13 @@ impl Metrics {
             requests: Family::default(),
             seconds: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
             refusals: Family::default(),
+            bind_refusals: Family::default(),
             thought_over: Family::default(),
         };
         registry.register("requests", "Requests by verb and outcome", metrics.requests.clone());
         registry.register_with_unit("request", "Time from the whole request to its answer", Unit::Seconds, metrics.seconds.clone());
         registry.register("refused_nodes", "Nodes refused by filters, by reason", metrics.refusals.clone());
+        registry.register("refused_binds", "Binds that came to nothing, by reason", metrics.bind_refusals.clone());
         let help = "Refusals of pods held back until a watch had caught up, by what became of them";
         registry.register("refusals_thought_over", help, metrics.thought_over.clone());
         registry.register_collector(Box::new(State(index)));
@@ -146,6 +149,11 @@ impl Metrics {
 }
 
 impl Metrics {
+    /// Counts a bind that came to nothing.
+    pub fn bind_refused(&self, reason: &'static str) {
+        self.bind_refusals.get_or_create(&ReasonLabels { reason }).inc();
+    }
+
     /// Counts a refusal that was held back; whether the pod was let through in the end.
     pub fn thought_over(&self, fits: bool) {
         let outcome = if fits { "fits" } else { "refused" };

@@ -61,7 +61,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let hangups = part.leadership.hangups();
     let binder = Binder::new(client.clone(), config.scheduling.bind_timeout, part.leadership.clone());
     let extender = Extender::new(index.clone(), metrics, binder, &config.serving);
-    let extender = Arc::new(extender.denying_overrides(config.admission.rules.deny_overrides));
+    let extender = Arc::new(extender.denying_overrides(config.admission.rules.deny_overrides).answering(config.scheduling.answer_nodes));
     let tls = tls::begin(&config, &client, namespace, &mut registry)?;
     let listener = listen(config.serving.listen).await?;
     let webhooks = match config.admission.webhooks.as_ref().zip(tls.webhooks) {

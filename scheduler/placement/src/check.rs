@@ -9,7 +9,7 @@ mod rules;
 use std::collections::BTreeMap;
 
 use crate::amounts::Dimension;
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, NodeId, Slot};
 use crate::ident::{DeviceId, DeviceType, FunctionId, GpuUuid, OwnerId, ResourceName};
 use crate::state::StateId;
 use crate::wishes::Kind;
@@ -132,9 +132,10 @@ impl Fleet {
 
     fn check_names(&self) -> Vec<Violation> {
         let mut violations = Vec::new();
-        let nodes = || (0_u32..).zip(&self.slots).filter_map(|(index, slot)| Some((index, slot.node.as_ref()?)));
-        for (index, node) in nodes() {
-            if self.names.get(&node.name) != Some(index) {
+        let place = |index, slot: &Slot| NodeId::new(index, slot.generation);
+        let nodes = || (0_u32..).zip(&self.slots).filter_map(|(index, slot)| Some((place(index, slot), slot.node.as_ref()?)));
+        for (place, node) in nodes() {
+            if self.names.get(&node.name) != Some(place) {
                 violations.push(index_error(format!("the name {} does not lead to its node", node.name)));
             }
             if node.is_idle() {

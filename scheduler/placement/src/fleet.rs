@@ -22,7 +22,7 @@ pub struct NodeId {
 /// All nodes with their devices, holdings and hints.
 #[derive(Debug, Default)]
 pub struct Fleet {
-    /// Index into `slots` of every node.
+    /// Place in `slots` of every node.
     pub(crate) names: Names,
     pub(crate) slots: Vec<Slot>,
     /// By the same index.
@@ -68,8 +68,7 @@ impl Fleet {
     /// Finds a node that has devices, holdings or hints.
     #[inline]
     pub fn node_id(&self, name: &str) -> Option<NodeId> {
-        let index = self.names.get(name)?;
-        Some(NodeId { index, generation: self.slots.get(index as usize)?.generation })
+        self.names.get(name)
     }
 
     /// Says what devices a node has now; everything held there is worked out anew.
@@ -87,7 +86,7 @@ impl Fleet {
 
     /// Says that a node, or its report of devices, is gone. What is held there stays held until it is released.
     pub fn remove_inventory(&mut self, node: &str) {
-        if let Some(index) = self.names.get(node) {
+        if let Some(index) = self.names.get(node).map(NodeId::index) {
             let before = self.change(index, |node| node.set_inventory(None));
             self.shapes.drop_unused(before.flatten());
             self.vacate_if_idle(index);
@@ -197,8 +196,8 @@ impl Fleet {
 
     /// Index of the node of this name, which is entered if need be.
     fn index_of(&mut self, name: &str) -> u32 {
-        if let Some(index) = self.names.get(name) {
-            return index;
+        if let Some(known) = self.names.get(name) {
+            return known.index;
         }
         let index = self.vacant.pop().unwrap_or_else(|| {
             self.slots.push(Slot::default());
@@ -207,8 +206,8 @@ impl Fleet {
         });
         if let Some(slot) = self.slots.get_mut(index as usize) {
             slot.node = Some(Node::new(name.into()));
+            self.names.insert(name, NodeId { index, generation: slot.generation });
         }
-        self.names.insert(name, index);
         index
     }
 

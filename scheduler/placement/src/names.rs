@@ -5,13 +5,15 @@ use std::hash::{Hash, Hasher};
 
 use rustc_hash::FxHashMap;
 
+use crate::fleet::NodeId;
+
 /// Longest name that lies in the table, in bytes: one entry is then one cache line.
 const MAX_SHORT: usize = 54;
 
-/// Index of each node by its name.
+/// Place of each node by its name, with its generation, so that nothing else need be looked at.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
-    indices: FxHashMap<Name, u32>,
+    places: FxHashMap<Name, NodeId>,
 }
 
 #[derive(Debug)]
@@ -26,20 +28,20 @@ enum Name {
 
 impl Names {
     #[inline]
-    pub(crate) fn get(&self, name: &str) -> Option<u32> {
-        self.indices.get(name.as_bytes()).copied()
+    pub(crate) fn get(&self, name: &str) -> Option<NodeId> {
+        self.places.get(name.as_bytes()).copied()
     }
 
-    pub(crate) fn insert(&mut self, name: &str, index: u32) {
-        self.indices.insert(Name::from(name), index);
+    pub(crate) fn insert(&mut self, name: &str, place: NodeId) {
+        self.places.insert(Name::from(name), place);
     }
 
     pub(crate) fn remove(&mut self, name: &str) {
-        self.indices.remove(name.as_bytes());
+        self.places.remove(name.as_bytes());
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.indices.len()
+        self.places.len()
     }
 }
 
@@ -87,6 +89,7 @@ mod tests {
     use rstest::rstest;
 
     use super::{Name, Names};
+    use crate::fleet::NodeId;
 
     #[rstest]
     #[case::empty(0)]
@@ -98,18 +101,19 @@ mod tests {
     fn names_of_any_length_are_told_apart(#[case] length: usize) {
         let mut names = Names::default();
         let name = "n".repeat(length);
-        names.insert(&name, 1);
-        names.insert(&format!("{name}n"), 2);
-        names.insert(&format!("{name}\0"), 3);
-        assert_eq!(names.get(&name), Some(1));
-        assert_eq!(names.get(&format!("{name}n")), Some(2));
-        assert_eq!(names.get(&format!("{name}\0")), Some(3));
+        let place = |index| NodeId::new(index, 7);
+        names.insert(&name, place(1));
+        names.insert(&format!("{name}n"), place(2));
+        names.insert(&format!("{name}\0"), place(3));
+        assert_eq!(names.get(&name), Some(place(1)));
+        assert_eq!(names.get(&format!("{name}n")), Some(place(2)));
+        assert_eq!(names.get(&format!("{name}\0")), Some(place(3)));
         names.remove(&name);
         assert_eq!((names.get(&name), names.len()), (None, 2));
     }
 
     #[test]
     fn an_entry_is_one_cache_line() {
-        assert_eq!(size_of::<(Name, u32)>(), 64);
+        assert_eq!(size_of::<(Name, NodeId)>(), 64);
     }
 }

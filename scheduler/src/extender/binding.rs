@@ -80,6 +80,7 @@ pub async fn answer(extender: &Arc<Extender>, body: &[u8], deadline: Instant, ti
         return Err(malformed(format!("{field} is empty")));
     }
     let shown = (shorten(&format!("{}/{}", args.pod_namespace, args.pod_name)), shorten(&args.node));
+    let (uid, node) = (args.pod_uid.clone(), args.node.clone());
     let bound = tokio::spawn(Arc::clone(extender).bind_pod(args, deadline)).await;
     let bound = bound.unwrap_or_else(|error| Err(BindFailure::Broken(error.to_string())));
     let error = match bound {
@@ -89,6 +90,10 @@ pub async fn answer(extender: &Arc<Extender>, body: &[u8], deadline: Instant, ti
         }
         Err(failure) => {
             timer.ending = failure.ending();
+            extender.metrics.bind_refused(failure.reason());
+            if failure.is_about_node() {
+                extender.attempts().fail(&uid, &node);
+            }
             let error = shorten(&format!("{:#}", anyhow::Error::from(failure)));
             warn!(pod = shown.0, node = shown.1, error, "not bound");
             error
@@ -98,6 +103,27 @@ pub async fn answer(extender: &Arc<Extender>, body: &[u8], deadline: Instant, ti
 }
 
 impl BindFailure {
+    /// In a word, for metrics.
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::NotReady(_) => "not_ready",
+            Self::NotLeading(_) => "not_leading",
+            Self::NoIdentity(_) | Self::NoPod { .. } => "no_pod",
+            Self::Late(_) => "late",
+            Self::Unreadable(_) => "unreadable",
+            Self::Undecided(AssumeError::NoRoom { .. } | AssumeError::Reserve { .. }) => "no_room",
+            Self::Undecided(AssumeError::Invalid { .. }) => "invalid",
+            Self::Undecided(_) => "bound_before",
+            Self::Refused(_) => "api_server",
+            Self::Unknown(_) | Self::Broken(_) => "unknown",
+        }
+    }
+
+    /// Whether the pod had better be tried on another node.
+    fn is_about_node(&self) -> bool {
+        matches!(self, Self::Undecided(AssumeError::NoRoom { .. } | AssumeError::Reserve { .. }) | Self::Refused(_))
+    }
+
     fn ending(&self) -> Ending {
         match self {
             Self::NotReady(_) | Self::NotLeading(NotLeading::Starting) => Ending::NotReady,

@@ -1,10 +1,14 @@
-//! `prioritize`: how good each node would be, from 0 to 10.
+//! `prioritize`: how good each node would be, from 0 to 10, beside the others that are asked about.
 
-use proto::extender::{ExtenderArgs, HostPriority};
+use placement::NodeId;
+use proto::extender::{HostPriority, WholeNode};
 
-use super::filter::Wanted;
+use super::question::{Nodes, Question};
+use super::standing::{Order, Standing, scores};
+use super::wanted::Wanted;
 use super::{Extender, RequestFailure};
 use crate::accounting::PodFacts;
+use crate::index::Index;
 
 /// Request bytes in, answer bytes out.
 ///
@@ -12,20 +16,44 @@ use crate::accounting::PodFacts;
 /// If the bytes are no prioritize request, or the state is not complete.
 pub fn answer(extender: &Extender, body: &[u8]) -> Result<Vec<u8>, RequestFailure> {
     let malformed = |reason: String| RequestFailure::malformed("prioritize", &reason);
-    let args: ExtenderArgs<'_> = serde_json::from_slice(body).map_err(|error| malformed(error.to_string()))?;
+    let Question { pod, nodes, .. } = Question::read(body).map_err(|error| malformed(error.to_string()))?;
     let index = extender.index.read();
     index.ready().map_err(|reason| RequestFailure::NotReady { reason })?;
-    let facts = PodFacts::of(&args.pod, index.names());
-    let wanted = Wanted::of(&index, args.pod.uid(), facts.as_ref());
-    let mut asking = wanted.asking(&index);
-    let mut score = |name| match (&wanted, &mut asking) {
-        (Wanted::Room(ask), Some(asking)) => HostPriority { host: name, score: index.score(name, ask, asking) },
-        _ => HostPriority { host: name, score: 0 },
+    let facts = PodFacts::of(&pod, index.names());
+    let wanted = Wanted::of(&index, pod.uid(), facts.as_ref());
+    let failed = extender.attempts().failed_on(pod.uid()).map(str::to_owned);
+    let order = Order::new(&index, &pod.spec, failed.as_deref());
+    let name = |node: &WholeNode| node.node.metadata.name.clone().unwrap_or_default();
+    let whole: Vec<String>;
+    let names: Vec<&str> = match &nodes {
+        Nodes::Names(names) => names.iter().collect(),
+        Nodes::Whole(nodes) => {
+            whole = nodes.items.iter().map(name).collect();
+            whole.iter().map(String::as_str).collect()
+        }
     };
-    let scores: Vec<HostPriority<'_>> = match (&args.node_names, &args.nodes) {
-        (Some(names), _) => names.iter().map(|name| score(&name.0)).collect(),
-        (None, Some(nodes)) => nodes.items.iter().map(|node| score(node.node.metadata.name.as_deref().unwrap_or_default())).collect(),
-        (None, None) => return Err(malformed("neither NodeNames nor Nodes is given".to_owned())),
-    };
-    serde_json::to_vec(&scores).map_err(|error| malformed(error.to_string()))
+    let scores = score(&index, &wanted, &order, &names);
+    let answer: Vec<HostPriority<'_>> = names.into_iter().zip(scores).map(|(host, score)| HostPriority { host, score }).collect();
+    serde_json::to_vec(&answer).map_err(|error| malformed(error.to_string()))
+}
+
+/// A score for each node; 0 where the pod does not fit, or does not care.
+fn score(index: &Index, wanted: &Wanted<'_>, order: &Order<'_>, names: &[&str]) -> Vec<i64> {
+    let mut scored = vec![0; names.len()];
+    let (Wanted::Room(_), Some(mut asking)) = (wanted, wanted.asking(index)) else { return scored };
+    let mut places = Vec::with_capacity(names.len());
+    let mut standings: Vec<Standing<'_>> = Vec::with_capacity(names.len());
+    for (at, name) in names.iter().enumerate() {
+        let node: Option<NodeId> = index.fleet().node_id(name);
+        if let Ok(node) = wanted.of_found(index, name, node, Some(&mut asking)) {
+            places.push(at);
+            standings.push(order.standing(name, node, Some(&mut asking)));
+        }
+    }
+    for (at, score) in places.into_iter().zip(scores(&standings)) {
+        if let Some(scored) = scored.get_mut(at) {
+            *scored = score;
+        }
+    }
+    scored
 }

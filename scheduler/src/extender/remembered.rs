@@ -35,6 +35,11 @@ impl<T> Remembered<T> {
         before
     }
 
+    /// What is remembered of a pod, to be changed.
+    pub(super) fn get_mut(&mut self, uid: &str) -> Option<&mut T> {
+        self.pods.get_mut(uid)
+    }
+
     /// What is remembered of a pod.
     pub(super) fn get(&self, uid: &str) -> Option<&T> {
         self.pods.get(uid)

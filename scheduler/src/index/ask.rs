@@ -133,12 +133,6 @@ impl Index {
         let detail = self.fleet.miss(node, ask.devices(), Hints::RespectOthers(ask.uid))?.to_string();
         (reason != Reason::NotServed && detail != reason.as_str()).then_some(detail)
     }
-
-    /// How good a node is, from 0 to 10; one of many that are asked.
-    pub fn score(&self, name: &str, ask: &NodeAsk<'_>, asking: &mut Asking<'_>) -> i64 {
-        let Ok(Some(node)) = self.fit_found(name, self.fleet.node_id(name), ask, asking) else { return 0 };
-        asking.score(node, self.policies).tenths().into()
-    }
 }
 
 impl NodeState {

@@ -6,6 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 pub use proto::device::RawDevice;
 use proto::exchange;
 use proto::node::Node;
+use proto::pod::Taint;
 use tracing::warn;
 
 use super::Index;
@@ -76,7 +77,10 @@ impl Follow<Node> for Index {
         let trimmed = inventory::trim(&node, &self.names);
         // Nodes report their health every few seconds; most of that changes nothing here.
         if state.node.as_ref() != Some(&trimmed) {
-            state.node = Some(trimmed);
+            self.note_taints(name, &trimmed.spec.taints);
+            if let Some(state) = self.nodes.get_mut(name) {
+                state.node = Some(trimmed);
+            }
             self.refresh_node(name);
         }
     }
@@ -143,7 +147,22 @@ impl Follow<RawDevice> for Index {
 }
 
 impl Index {
+    fn note_taints(&mut self, name: &str, taints: &[Taint]) {
+        if taints.is_empty() {
+            self.soft_taints.remove(name);
+        } else {
+            self.soft_taints.insert(name.into(), taints.into());
+        }
+    }
+
+    /// The taints for which pods that do not tolerate them had better avoid a node; `None` if it has none.
+    #[inline]
+    pub fn soft_taints(&self, name: &str) -> Option<&[Taint]> {
+        if self.soft_taints.is_empty() { None } else { self.soft_taints.get(name).map(|taints| &**taints) }
+    }
+
     fn forget_node(&mut self, name: &str) {
+        self.note_taints(name, &[]);
         if let Some(state) = self.nodes.get_mut(name) {
             state.node = None;
             self.refresh_node(name);

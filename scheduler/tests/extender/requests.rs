@@ -62,7 +62,7 @@ async fn filter_when_nothing_fits_says_why() {
 
 #[tokio::test]
 async fn filter_answers_in_the_form_and_order_of_the_request() {
-    let world = World::new().with_node("a", &[100]).with_node("b", &[100]).with_node("c", &[10]);
+    let world = World::telling("all").with_node("a", &[100]).with_node("b", &[100]).with_node("c", &[10]);
     let pod = units("new", 50);
     let (_, text) = world.send("POST", "/gpushare-scheduler/filter", json!({"Pod": pod, "NodeNames": ["c", "b", "a"]}).to_string()).await;
     assert_snapshot!(text, @r#"{"Nodes":null,"NodeNames":["b","a"],"FailedNodes":{},"FailedAndUnresolvableNodes":{},"Error":""}"#);
@@ -142,8 +142,7 @@ async fn prioritize_prefers_the_fullest_node() {
     world.place(&units("a", 50), "half").await;
     world.place(&units("b", 100), "full").await;
     let answer = world.prioritize(&units("new", 10), &["empty", "half", "full", "unknown"]).await;
-    let expected =
-        json!([{"Host": "empty", "Score": 1}, {"Host": "half", "Score": 6}, {"Host": "full", "Score": 0}, {"Host": "unknown", "Score": 0}]);
+    let expected = json!([{"Host": "empty", "Score": 9}, {"Host": "half", "Score": 10}, {"Host": "full", "Score": 0}, {"Host": "unknown", "Score": 0}]);
     assert_eq!(answer, expected);
 }
 
@@ -232,7 +231,7 @@ async fn a_hint_keeps_room_until_it_is_used() {
 
 #[tokio::test(start_paused = true)]
 async fn a_hint_ends_by_time_deletion_or_a_new_answer() {
-    let world = World::new().with_node("n1", &[100]).with_node("n2", &[10]);
+    let world = World::telling("all").with_node("n1", &[100]).with_node("n2", &[10]);
     let (first, second) = (units("first", 80), units("second", 50));
     let is_free = async || world.fitting(&second, &["n1"]).await == ["n1"];
     world.fitting(&first, &["n1"]).await;

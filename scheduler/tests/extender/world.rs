@@ -13,7 +13,7 @@ use proto::node::Node;
 use proto::pod::Pod;
 use proto::resource::ResourceNames;
 use scheduler::bind::Binder;
-use scheduler::config::Serving;
+use scheduler::config::{AnswerNodes, Serving};
 use scheduler::extender::{Extender, health_router, router};
 use scheduler::index::{Index, RawDevice, Shared};
 use scheduler::leader::Leadership;
@@ -46,12 +46,21 @@ impl World {
 
     /// A world in which nothing has been listed yet, and others may lead.
     pub(crate) fn led(serving: &Serving, leadership: Leadership) -> Self {
+        Self::answering(serving, leadership, AnswerNodes::default())
+    }
+
+    /// A world whose nodes and pods are all listed, none so far, and whose filter tells of so many nodes.
+    pub(crate) fn telling(answers: &str) -> Self {
+        Self::answering(&offline::serving(), Leadership::alone(), answers.parse().unwrap()).listed()
+    }
+
+    fn answering(serving: &Serving, leadership: Leadership, answers: AnswerNodes) -> Self {
         let api = Api::default();
         let index = Shared::new(Index::new(ResourceNames::default(), Policies::default(), HINT));
         let mut registry = Registry::with_prefix("gpushare_scheduler");
         let metrics = Metrics::register(&mut registry, index.clone());
         let binder = Binder::new(api.client(), Duration::from_secs(4), leadership);
-        let extender = Arc::new(Extender::new(index.clone(), metrics, binder, serving));
+        let extender = Arc::new(Extender::new(index.clone(), metrics, binder, serving).answering(answers));
         let registry = Arc::new(registry);
         let router = router(Arc::clone(&extender), Arc::clone(&registry), serving);
         let health = health_router(Arc::clone(&extender), registry);
@@ -60,11 +69,14 @@ impl World {
 
     /// A world in which everything has been listed, and there is nothing.
     pub(crate) fn new() -> Self {
-        let world = Self::unsynced(&offline::serving());
-        world.list::<Node>(&[]);
-        world.list::<RawDevice>(&[]);
-        world.list::<Pod>(&[]);
-        world
+        Self::unsynced(&offline::serving()).listed()
+    }
+
+    fn listed(self) -> Self {
+        self.list::<Node>(&[]);
+        self.list::<RawDevice>(&[]);
+        self.list::<Pod>(&[]);
+        self
     }
 
     /// A node that counts in MiB, with GPUs of so many.
@@ -146,7 +158,7 @@ impl World {
         (status, String::from_utf8(body.to_vec()).unwrap())
     }
 
-    async fn verb(&self, verb: &str, body: &Value) -> Value {
+    async fn verb(&self, verb: &str, body: impl ToString) -> Value {
         let (status, text) = self.send("POST", &format!("/gpushare-scheduler/{verb}"), body.to_string()).await;
         self.check();
         assert_eq!(status, StatusCode::OK, "{text}");
@@ -155,7 +167,8 @@ impl World {
 
     /// `filter` by names.
     pub(crate) async fn filter(&self, pod: &Value, names: &[&str]) -> Value {
-        self.verb("filter", &json!({"Pod": pod, "Nodes": null, "NodeNames": names})).await
+        // In the order in which kube-scheduler writes the fields.
+        self.verb("filter", format!(r#"{{"Pod":{pod},"Nodes":null,"NodeNames":{}}}"#, Value::from(names))).await
     }
 
     /// The names that `filter` lets through.
@@ -165,19 +178,19 @@ impl World {
 
     /// `filter` by whole nodes.
     pub(crate) async fn filter_whole(&self, pod: &Value, nodes: &[Value]) -> Value {
-        self.verb("filter", &json!({"Pod": pod, "Nodes": {"metadata": {}, "items": nodes}, "NodeNames": null})).await
+        self.verb("filter", json!({"Pod": pod, "Nodes": {"metadata": {}, "items": nodes}, "NodeNames": null})).await
     }
 
     /// `prioritize` by names.
     pub(crate) async fn prioritize(&self, pod: &Value, names: &[&str]) -> Value {
-        self.verb("prioritize", &json!({"Pod": pod, "NodeNames": names})).await
+        self.verb("prioritize", format!(r#"{{"Pod":{pod},"Nodes":null,"NodeNames":{}}}"#, Value::from(names))).await
     }
 
     /// `bind`, and its error text.
     pub(crate) async fn bind(&self, pod: &Value, node: &str) -> String {
         let meta = &pod["metadata"];
         let args = json!({"PodName": meta["name"], "PodNamespace": meta["namespace"], "PodUID": meta["uid"], "Node": node});
-        self.verb("bind", &args).await["Error"].as_str().unwrap().to_owned()
+        self.verb("bind", args).await["Error"].as_str().unwrap().to_owned()
     }
 
     /// Binds a pod that the API server and the watch know, and lets the watch show the outcome.

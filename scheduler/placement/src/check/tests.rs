@@ -5,7 +5,7 @@ use rstest::rstest;
 use super::Violation;
 use crate::amounts::Amounts;
 use crate::class::{Class, Device};
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, NodeId};
 use crate::gpu::{Gpu, Inventory};
 use crate::holding::{GpuRef, HeldMemory, HeldShare, Holding, Placement, Share};
 use crate::memory::Memory;
@@ -82,8 +82,8 @@ fn m(fleet: &mut Fleet) -> &mut Node {
 #[case::gpus_out_of_order(|fleet: &mut Fleet| m(fleet).inventory.as_mut().unwrap().gpus.reverse(), &["Index"])]
 #[case::uuid_twice(|fleet: &mut Fleet| m(fleet).inventory.as_mut().unwrap().gpus[1].uuid = "m-0".into(), &["Index"])]
 #[case::name_lost(|fleet: &mut Fleet| { fleet.names.remove("m"); }, &["Index", "Index"])]
-#[case::name_astray(|fleet: &mut Fleet| { fleet.names.insert("m", 0); }, &["Index"])]
-#[case::name_of_nothing(|fleet: &mut Fleet| { fleet.names.insert("x", 7); }, &["Index"])]
+#[case::name_astray(|fleet: &mut Fleet| { fleet.names.insert("m", NodeId::new(0, 0)); }, &["Index"])]
+#[case::name_of_nothing(|fleet: &mut Fleet| { fleet.names.insert("x", NodeId::new(7, 0)); }, &["Index"])]
 #[case::idle_node(|fleet: &mut Fleet| drop(m(fleet).set_inventory(None)), &["Index", "RowDiffers"])]
 #[case::owner_lost(|fleet: &mut Fleet| { fleet.owners.remove("a"); }, &["Index", "Index"])]
 #[case::owner_astray(|fleet: &mut Fleet| { fleet.owners.insert("a".into(), 1); }, &["Index"])]

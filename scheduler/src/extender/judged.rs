@@ -1,0 +1,212 @@
+//! The verdict on every node of a request, and how it is told.
+
+use placement::{Asking, NodeId};
+use proto::extender::{ExtenderFilterResult, NodeList, WholeNode};
+
+use super::question::{Names, Nodes};
+use super::standing::{Contest, Order};
+use super::wanted::{Miss, Wanted};
+use crate::index::Index;
+
+/// Most bytes that one failed node's entry takes besides its name.
+const ENTRY: usize = 96;
+
+/// How many names are looked up before the first of them is judged, so that the processor waits for the memory of many at a
+/// time.
+const AT_A_TIME: usize = 64;
+
+/// Nodes that have been judged; `'n` is how long their names last.
+pub(super) struct Judged<'n> {
+    n_fitting: usize,
+    missed: Vec<(usize, Miss)>,
+    told: Told<'n>,
+}
+
+/// The nodes that fit and are told of.
+enum Told<'n> {
+    /// All of them, and the last one's place in the fleet.
+    All(Vec<usize>, Option<NodeId>),
+    /// The best.
+    Best(Contest<'n>),
+}
+
+/// The places, in a request, of nodes that an answer tells of.
+pub(super) struct Verdict {
+    fitting: Vec<usize>,
+    missed: Vec<(usize, Miss)>,
+}
+
+/// Judges all nodes of a request; tells of all that fit, or of so many that stand first in this order.
+pub(super) fn judge<'n>(index: &Index, wanted: &Wanted<'_>, nodes: &'n Nodes<'_>, best: Option<(Order<'_>, usize)>) -> Judged<'n> {
+    let mut judge = Judge { index, wanted, asking: wanted.asking(index), order: None, judged: Judged::all() };
+    if let Some((order, n_most)) = best {
+        judge.order = Some(order);
+        judge.judged.told = Told::Best(Contest::of(n_most));
+    }
+    match nodes {
+        Nodes::Names(names) => judge.names(names),
+        Nodes::Whole(nodes) => judge.whole(nodes),
+    }
+    judge.judged
+}
+
+/// Judges one node after the other.
+struct Judge<'q, 'n> {
+    index: &'q Index,
+    wanted: &'q Wanted<'q>,
+    asking: Option<Asking<'q>>,
+    order: Option<Order<'q>>,
+    judged: Judged<'n>,
+}
+
+impl<'n> Judge<'_, 'n> {
+    fn names(&mut self, names: &'n Names<'_>) {
+        let mut found = [None; AT_A_TIME];
+        for begin in (0..names.len()).step_by(AT_A_TIME) {
+            let range = begin..names.len().min(begin + AT_A_TIME);
+            if self.asking.is_some() {
+                for (at, found) in range.clone().zip(&mut found) {
+                    *found = names.get(at).and_then(|name| self.index.fleet().node_id(name));
+                }
+            }
+            for (at, found) in range.zip(&found) {
+                let Some(name) = names.get(at) else { continue };
+                let verdict = self.wanted.of_found(self.index, name, *found, self.asking.as_mut());
+                self.push(at, name, verdict);
+            }
+        }
+    }
+
+    fn whole(&mut self, nodes: &'n NodeList) {
+        for (at, node) in nodes.items.iter().enumerate() {
+            let name = name_of(node);
+            let verdict = self.wanted.of_whole(self.index, name, &node.node, self.asking.as_mut());
+            self.push(at, name, verdict);
+        }
+    }
+
+    #[inline]
+    fn push(&mut self, at: usize, name: &'n str, verdict: Result<Option<NodeId>, Miss>) {
+        let node = match verdict {
+            Ok(node) => node,
+            Err(miss) => return self.judged.missed.push((at, miss)),
+        };
+        self.judged.n_fitting += 1;
+        match (&mut self.judged.told, &self.order) {
+            (Told::Best(contest), Some(order)) => contest.enter(order.standing(name, node, self.asking.as_mut()), at, node),
+            (Told::All(fitting, last), _) => {
+                fitting.push(at);
+                *last = node;
+            }
+            (Told::Best(_), None) => {}
+        }
+    }
+}
+
+impl Judged<'_> {
+    fn all() -> Self {
+        Self { n_fitting: 0, missed: Vec::new(), told: Told::All(Vec::new(), None) }
+    }
+
+    /// Whether no node fits.
+    pub(super) fn is_empty(&self) -> bool {
+        self.n_fitting == 0
+    }
+
+    /// Where room is to be kept: on the node that was picked, or the only one that fits.
+    pub(super) fn hinted(&self) -> Option<NodeId> {
+        match &self.told {
+            Told::All(_, last) => last.filter(|_| self.n_fitting == 1),
+            Told::Best(contest) => contest.winner()?.1,
+        }
+    }
+
+    /// The node that was picked, if others fit that are not told of.
+    pub(super) fn picked(&self) -> Option<&str> {
+        match &self.told {
+            Told::Best(contest) if self.n_fitting > contest.places().count() => Some(contest.winner()?.0),
+            _ => None,
+        }
+    }
+
+    /// What is told, by places alone.
+    pub(super) fn verdict(self) -> Verdict {
+        let fitting = match self.told {
+            Told::All(fitting, _) => fitting,
+            Told::Best(contest) => contest.places().collect(),
+        };
+        Verdict { fitting, missed: self.missed }
+    }
+}
+
+impl Verdict {
+    /// The answer in the form of the request, and the nodes that do not fit.
+    ///
+    /// They are listed only if none fits: nobody asks about them otherwise.
+    pub(super) fn told(self, nodes: Nodes<'_>, size: usize, rule: Option<&str>) -> (Vec<u8>, Vec<(usize, Miss)>) {
+        let listed = if self.fitting.is_empty() { self.missed.as_slice() } else { &[] };
+        let json = match nodes {
+            Nodes::Names(names) => json_of_names(&names, &self.fitting, listed, size, rule),
+            Nodes::Whole(nodes) => json_of_nodes(nodes, &self.fitting, listed, rule),
+        };
+        (json, self.missed)
+    }
+}
+
+fn json_of_names(names: &Names<'_>, fitting: &[usize], listed: &[(usize, Miss)], size: usize, rule: Option<&str>) -> Vec<u8> {
+    let per_name = size / names.len().max(1) + 3;
+    let mut json = Vec::with_capacity(128 + per_name * (fitting.len() + listed.len()) + ENTRY * listed.len());
+    json.extend_from_slice(br#"{"Nodes":null,"NodeNames":["#);
+    for (nth, at) in fitting.iter().enumerate() {
+        if nth > 0 {
+            json.push(b',');
+        }
+        names.write(*at, &mut json);
+    }
+    json.extend_from_slice(br#"],"FailedNodes":{"#);
+    push_missed(&mut json, names, listed.iter().filter(|(_, miss)| miss.unknown), None);
+    json.extend_from_slice(br#"},"FailedAndUnresolvableNodes":{"#);
+    push_missed(&mut json, names, listed.iter().filter(|(_, miss)| !miss.unknown), rule);
+    json.extend_from_slice(br#"},"Error":""}"#);
+    json
+}
+
+/// The rule that a request breaks is told in place of a reason.
+fn push_missed<'m>(json: &mut Vec<u8>, names: &Names<'_>, missed: impl Iterator<Item = &'m (usize, Miss)>, rule: Option<&str>) {
+    let rule = rule.map(|rule| serde_json::Value::from(rule).to_string());
+    for (nth, (at, miss)) in missed.enumerate() {
+        if nth > 0 {
+            json.push(b',');
+        }
+        names.write(*at, json);
+        json.push(b':');
+        if let Some(rule) = &rule {
+            json.extend_from_slice(rule.as_bytes());
+        } else {
+            // Reasons are our own texts and have nothing in them that JSON would escape.
+            json.push(b'"');
+            json.extend_from_slice(miss.reason.as_str().as_bytes());
+            json.push(b'"');
+        }
+    }
+}
+
+/// Nodes that were sent whole go back as they came.
+fn json_of_nodes(nodes: NodeList, fitting: &[usize], listed: &[(usize, Miss)], rule: Option<&str>) -> Vec<u8> {
+    let names: Vec<String> = nodes.items.iter().map(|node| name_of(node).to_owned()).collect();
+    let mut result = ExtenderFilterResult::default();
+    for (at, miss) in listed {
+        let failed = if miss.unknown { &mut result.failed_nodes } else { &mut result.failed_and_unresolvable_nodes };
+        if let Some(name) = names.get(*at) {
+            failed.insert(name, rule.unwrap_or(miss.reason.as_str()));
+        }
+    }
+    let mut items: Vec<Option<WholeNode>> = nodes.items.into_iter().map(Some).collect();
+    let items = fitting.iter().filter_map(|at| items.get_mut(*at)?.take());
+    result.nodes = Some(NodeList { items: items.collect() });
+    serde_json::to_vec(&result).unwrap_or_default()
+}
+
+fn name_of(node: &WholeNode) -> &str {
+    node.node.metadata.name.as_deref().unwrap_or_default()
+}

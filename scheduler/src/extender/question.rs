@@ -1,0 +1,185 @@
+//! The request of `filter` and `prioritize`. In the form in which kube-scheduler writes it, node names are not parsed one by
+//! one: they are found by their quotes, and stay where they are.
+//!
+//! Any other form is parsed in the usual way, and comes to the same.
+
+use std::borrow::Cow;
+
+use memchr::{memchr_iter, memmem};
+use proto::extender::{ExtenderArgs, Name, NodeList};
+use proto::pod::Pod;
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Deserializer};
+
+/// What comes before the names.
+const NAMES: &[u8] = br#","NodeNames":["#;
+
+/// What is asked.
+#[derive(Debug)]
+pub(super) struct Question<'a> {
+    /// The pod to place.
+    pub(super) pod: Pod,
+    /// A JSON object that has the pod in it as the request has.
+    pub(super) head: Cow<'a, [u8]>,
+    /// The nodes that it may go to.
+    pub(super) nodes: Nodes<'a>,
+}
+
+/// Nodes in one of two forms.
+#[derive(Debug)]
+pub(super) enum Nodes<'a> {
+    /// Their names.
+    Names(Names<'a>),
+    /// All of each.
+    Whole(NodeList),
+}
+
+/// Names of nodes, in the order of the request.
+#[derive(Debug)]
+pub(super) enum Names<'a> {
+    /// As they stand in the request, in quotes and with commas between them; nothing in them is escaped.
+    Plain {
+        /// From the first quote to the last.
+        text: &'a str,
+        /// Where the closing quote of each is.
+        ends: Vec<u32>,
+    },
+    /// One by one.
+    Parsed(Vec<Name<'a>>),
+}
+
+/// Why a request cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum QuestionError {
+    /// It is no JSON, or not the JSON that it should be.
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    /// It says nothing of nodes.
+    #[error("neither NodeNames nor Nodes is given")]
+    NoNodes,
+}
+
+/// Everything before the names.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Head {
+    pod: Pod,
+    #[serde(default, rename = "Nodes")]
+    _nodes: Option<NodeList>,
+    #[serde(default, deserialize_with = "is_there")]
+    node_names: bool,
+}
+
+fn is_there<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+    IgnoredAny::deserialize(deserializer).map(|_| true)
+}
+
+impl<'a> Question<'a> {
+    /// Reads a request.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(super) fn read(body: &'a [u8]) -> Result<Self, QuestionError> {
+        match Self::read_plain(body) {
+            Some(question) => Ok(question),
+            None => Self::parse(body),
+        }
+    }
+
+    /// Reads a request whose last field is a plain list of names; `None` if it is none, or if anything else is unusual.
+    ///
+    /// What comes before the names is an object of its own once it is closed, so the request is that object with one more
+    /// field.
+    fn read_plain(body: &'a [u8]) -> Option<Self> {
+        let at = memmem::find(body, NAMES)?;
+        let (head, tail) = (body.get(..at)?, body.get(at + NAMES.len()..)?);
+        let names = Names::plain(tail.strip_suffix(b"]}")?)?;
+        let head = [head, b"}"].concat();
+        let Head { pod, node_names, .. } = serde_json::from_slice(&head).ok()?;
+        (!node_names).then_some(Self { pod, head: head.into(), nodes: Nodes::Names(names) })
+    }
+
+    /// Reads a request of any form.
+    fn parse(body: &'a [u8]) -> Result<Self, QuestionError> {
+        let args: ExtenderArgs<'a> = serde_json::from_slice(body)?;
+        let nodes = match (args.node_names, args.nodes) {
+            (Some(names), _) => Nodes::Names(Names::Parsed(names)),
+            (None, Some(nodes)) => Nodes::Whole(nodes),
+            (None, None) => return Err(QuestionError::NoNodes),
+        };
+        Ok(Self { pod: args.pod, head: body.into(), nodes })
+    }
+}
+
+impl Nodes<'_> {
+    /// Whether a node of this name is among them.
+    pub(super) fn contains(&self, node: &str) -> bool {
+        match self {
+            Self::Names(names) => names.iter().any(|name| name == node),
+            Self::Whole(nodes) => nodes.items.iter().any(|whole| whole.node.metadata.name.as_deref() == Some(node)),
+        }
+    }
+}
+
+impl<'a> Names<'a> {
+    /// Finds names by their quotes; `None` if there is anything but names, commas and quotes, or a name is not plain.
+    fn plain(text: &'a [u8]) -> Option<Self> {
+        // Without a branch for each byte, many are looked at together.
+        let odd = text.iter().fold(0, |odd, byte| odd | u8::from(!(0x20..0x7f).contains(byte)) | u8::from(*byte == b'\\'));
+        let plain = std::str::from_utf8(text).ok().filter(|_| odd == 0)?;
+        let mut ends = Vec::with_capacity(text.len() / 16);
+        let mut quotes = memchr_iter(b'"', text);
+        let mut begin = 0;
+        while begin < text.len() {
+            let (first, last) = (quotes.next()?, quotes.next()?);
+            if first != begin || text.get(last + 1).is_some_and(|byte| *byte != b',') {
+                return None;
+            }
+            ends.push(u32::try_from(last).ok()?);
+            begin = last + 2;
+        }
+        // Behind the last name is the end, and not another comma.
+        (begin == text.len() + 1 || text.is_empty()).then_some(Self::Plain { text: plain, ends })
+    }
+
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::Plain { ends, .. } => ends.len(),
+            Self::Parsed(names) => names.len(),
+        }
+    }
+
+    #[inline]
+    pub(super) fn get(&self, at: usize) -> Option<&str> {
+        match self {
+            Self::Plain { text, ends } => {
+                let begin = match at.checked_sub(1) {
+                    None => 1,
+                    Some(before) => *ends.get(before)? as usize + 3,
+                };
+                text.get(begin..*ends.get(at)? as usize)
+            }
+            Self::Parsed(names) => names.get(at).map(|name| &*name.0),
+        }
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &str> {
+        (0..self.len()).filter_map(|at| self.get(at))
+    }
+
+    /// Writes a name as JSON.
+    pub(super) fn write(&self, at: usize, json: &mut Vec<u8>) {
+        match (self, self.get(at)) {
+            (_, None) => {}
+            (Self::Plain { .. }, Some(plain)) => {
+                json.push(b'"');
+                json.extend_from_slice(plain.as_bytes());
+                json.push(b'"');
+            }
+            (Self::Parsed(_), Some(name)) => json.extend_from_slice(serde_json::Value::from(name).to_string().as_bytes()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,180 @@
+//! How many nodes a filter answers with, and in what order they stand.
+
+use rstest::rstest;
+use serde_json::{Value, json};
+
+use crate::api::Fault;
+use crate::objects::{node, units};
+use crate::world::World;
+
+const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
+
+/// Nodes of two GPUs each, one of which is taken as far as the number says.
+async fn cluster(world: World, taken: &[(&str, u64)]) -> World {
+    let world = taken.iter().fold(world, |world, (name, _)| world.with_node(name, &[100, 100]));
+    for (name, mib) in taken.iter().filter(|(_, mib)| *mib > 0) {
+        world.place(&units(&format!("on-{name}"), *mib), name).await;
+    }
+    world
+}
+
+/// A pod that would rather be in one zone.
+fn choosy(name: &str, mib: u64) -> Value {
+    let mut pod = units(name, mib);
+    let term = json!({"weight": 1, "preference": {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}});
+    pod["spec"]["affinity"] = json!({"nodeAffinity": {PREFERRED: [term]}});
+    pod
+}
+
+fn tainted(name: &str, effect: &str) -> Value {
+    let mut node = node(name, "MiB");
+    node["spec"]["taints"] = json!([{"key": "spot", "value": "yes", "effect": effect}]);
+    node
+}
+
+async fn scores(world: &World, pod: &Value, names: &[&str]) -> Vec<i64> {
+    let answer = world.prioritize(pod, names).await;
+    let hosts: Vec<&str> = answer.as_array().unwrap().iter().map(|entry| entry["Host"].as_str().unwrap()).collect();
+    assert_eq!(hosts, names);
+    answer.as_array().unwrap().iter().map(|entry| entry["Score"].as_i64().unwrap()).collect()
+}
+
+#[tokio::test]
+async fn the_best_node_alone_is_told() {
+    let world = cluster(World::new(), &[("empty", 0), ("fuller", 40), ("full", 90), ("like-fuller", 40)]).await;
+    let names = ["empty", "like-fuller", "full", "fuller", "unknown"];
+    assert_eq!(world.fitting(&units("a", 100), &names).await, ["full"]);
+    assert_eq!(world.fitting(&units("b", 100), &names).await, ["fuller"], "room on the best is kept for the first; names part equals");
+    assert_eq!(world.fitting(&units("c", 60), &["like-fuller", "empty", "fuller"]).await, ["fuller"]);
+    assert_eq!(world.fitting(&units("d", 60), &["empty"]).await, ["empty"]);
+}
+
+#[tokio::test]
+async fn pods_that_come_before_the_binds_of_others_do_not_pile_up() {
+    let world = cluster(World::new(), &[("n1", 0), ("n2", 0)]).await;
+    let mut picked = Vec::new();
+    for name in ["a", "b", "c", "d"] {
+        picked.extend(world.fitting(&units(name, 100), &["n2", "n1"]).await);
+    }
+    assert_eq!(picked, ["n1", "n1", "n2", "n2"]);
+    assert_eq!(world.fitting(&units("e", 100), &["n1", "n2"]).await, Vec::<String>::new());
+    assert_eq!(world.index.read().census().n_hints, 4);
+    for (name, node) in ["a", "b", "c", "d"].into_iter().zip(&picked) {
+        world.place(&units(name, 100), node).await;
+    }
+    assert_eq!(world.index.read().census().n_hints, 0);
+}
+
+#[rstest]
+#[case::one("1", &["c"], &[10])]
+#[case::two("2", &["c", "b"], &[10, 9])]
+#[case::more_than_fit("5", &["c", "b", "a"], &[10, 9, 8])]
+#[case::all("all", &["a", "b", "c"], &[8, 9, 10])]
+#[tokio::test]
+async fn as_many_as_the_flag_says(#[case] answers: &str, #[case] expected: &[&str], #[case] scored: &[i64]) {
+    let world = cluster(World::telling(answers), &[("a", 0), ("b", 20), ("c", 40), ("d", 90)]).await;
+    world.place(&units("more", 90), "d").await;
+    let pod = units("p", 60);
+    assert_eq!(world.fitting(&pod, &["a", "b", "c", "d"]).await, expected);
+    assert_eq!(scores(&world, &pod, expected).await, scored);
+}
+
+#[tokio::test]
+async fn a_pod_with_preferences_chooses_among_all() {
+    let world = cluster(World::new(), &[("a", 0), ("b", 20), ("c", 20)]).await;
+    let names = ["a", "b", "c"];
+    assert_eq!(world.fitting(&choosy("p", 60), &names).await, names);
+    assert_eq!(scores(&world, &choosy("p", 60), &names).await, [8, 10, 9]);
+    assert_eq!(world.index.read().census().n_hints, 0, "nobody knows which it will be");
+    let mut spread = units("q", 60);
+    spread["spec"]["topologySpreadConstraints"] = json!([{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}]);
+    assert_eq!(world.fitting(&spread, &names).await, names);
+    spread["metadata"]["uid"] = json!("uid-r");
+    spread["spec"]["topologySpreadConstraints"][0]["whenUnsatisfiable"] = json!("DoNotSchedule");
+    assert_eq!(world.fitting(&spread, &names).await, ["b"]);
+}
+
+/// Of many nodes the best has a score of its own, and what is equally good is scored alike.
+#[tokio::test]
+async fn scores_of_many_nodes_separate_what_differs() {
+    let names: Vec<String> = (0..20).map(|at| format!("n{at:02}")).collect();
+    let taken: Vec<(&str, u64)> = names.iter().enumerate().map(|(at, name)| (name.as_str(), u64::from(at >= 10) * 30)).collect();
+    let world = cluster(World::new(), &taken).await;
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let scores = scores(&world, &choosy("p", 60), &names).await;
+    assert_eq!((scores[10], &scores[11..]), (10, [9; 9].as_slice()), "{scores:?}");
+    assert_eq!(scores[..10], [5; 10], "{scores:?}");
+}
+
+#[tokio::test]
+async fn nodes_that_had_better_be_avoided_come_last() {
+    let world = cluster(World::new(), &[("better", 40), ("worse", 0)]).await;
+    let names = ["better", "worse"];
+    world.apply_node(&tainted("better", "PreferNoSchedule"));
+    let pod = units("p", 60);
+    assert_eq!(world.fitting(&pod, &names).await, ["worse"]);
+    world.delete_pod(&pod);
+    assert_eq!(scores(&world, &choosy("c", 60), &names).await, [9, 10]);
+    let mut tolerant = units("t", 60);
+    tolerant["spec"]["tolerations"] = json!([{"key": "spot", "operator": "Exists"}]);
+    assert_eq!(world.fitting(&tolerant, &names).await, ["better"]);
+    world.delete_pod(&tolerant);
+    let pods = [units("q", 60), units("r", 60)];
+    assert_eq!(world.fitting(&pods[0], &["better"]).await, ["better"], "last, but not never");
+    world.apply_node(&tainted("better", "NoSchedule"));
+    assert_eq!(world.fitting(&pods[1], &names).await, ["better"], "what forbids is kube-scheduler's business");
+    for pod in &pods {
+        world.delete_pod(pod);
+    }
+    world.apply_node(&tainted("better", "PreferNoSchedule"));
+    world.delete_node(&node("better", "MiB"));
+    world.apply_node(&node("better", "MiB"));
+    assert_eq!(world.fitting(&units("s", 60), &names).await, ["better"], "a new node of the name");
+}
+
+#[tokio::test]
+async fn a_pod_that_asks_again_gets_a_list_in_which_the_first_node_is_last() {
+    let world = cluster(World::new(), &[("a", 40), ("b", 20), ("c", 0)]).await;
+    let (pod, names) = (units("p", 60), ["a", "b", "c"]);
+    assert_eq!(world.fitting(&pod, &names).await, ["a"]);
+    assert_eq!(world.fitting(&pod, &names).await, names);
+    assert_eq!(scores(&world, &pod, &names).await, [8, 10, 9]);
+    assert_eq!(world.index.read().census().n_hints, 0);
+    assert_eq!(world.fitting(&pod, &names).await, names, "as long as it comes to nothing");
+    assert_eq!(world.fitting(&units("q", 60), &names).await, ["a"], "others are not affected");
+    assert_eq!(world.fitting(&pod, &["full"]).await, Vec::<String>::new());
+    assert_eq!(world.fitting(&pod, &["b", "c"]).await, ["b"], "a refusal was no attempt");
+}
+
+#[tokio::test]
+async fn a_bind_that_is_refused_is_counted_and_has_the_pod_look_elsewhere() {
+    let world = cluster(World::telling("2"), &[("a", 40), ("b", 20), ("c", 0)]).await;
+    let (pod, names) = (units("p", 60), ["a", "b", "c"]);
+    world.api.put(&pod);
+    world.apply_pod(&pod);
+    assert_eq!(world.fitting(&pod, &names).await, ["a", "b"]);
+    world.api.fail_posts([Fault::Status(403)]);
+    let error = world.bind(&pod, "b").await;
+    assert!(error.starts_with("the API server refused the binding"), "{error}");
+    assert_eq!(world.fitting(&pod, &names).await, names);
+    assert_eq!(scores(&world, &pod, &names).await, [10, 8, 9]);
+    let (_, metrics) = world.send("GET", "/metrics", "").await;
+    assert!(metrics.contains("gpushare_scheduler_refused_binds_total{reason=\"api_server\"} 1"), "{metrics}");
+    assert_eq!(world.bind(&pod, "a").await, "");
+}
+
+/// Whatever order kube-scheduler names nodes in, and in whichever form.
+#[tokio::test]
+async fn order_and_form_of_the_request_do_not_matter() {
+    let world = cluster(World::new(), &[("a", 10), ("b", 30), ("c", 30)]).await;
+    for (nth, names) in [["a", "b", "c"], ["c", "b", "a"], ["b", "c", "a"]].iter().enumerate() {
+        let pod = units(&format!("p{nth}"), 70);
+        assert_eq!(world.fitting(&pod, names).await, ["b"]);
+        world.delete_pod(&pod);
+        let pod = units(&format!("q{nth}"), 70);
+        let whole: Vec<Value> = names.iter().map(|name| node(name, "MiB")).collect();
+        let answer = world.filter_whole(&pod, &whole).await;
+        assert_eq!(answer["Nodes"]["items"], json!([node("b", "MiB")]));
+        world.delete_pod(&pod);
+    }
+}
