@@ -181,6 +181,11 @@ impl Extender {
         Self { answer_nodes, ..self }
     }
 
+    /// What requests are answered from.
+    pub fn index(&self) -> &Shared<Index> {
+        &self.index
+    }
+
     fn leadership(&self) -> &Leadership {
         self.binder.leadership()
     }

@@ -1,9 +1,10 @@
 //! An extender with a given state and no API server behind it: for benchmarks, tests and trials.
 //!
-//! Its binds fail, as nobody listens.
+//! Its binds fail, as nobody listens; [`bind`] decides what they would write.
 
+use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kube::Client;
 use placement::Policies;
@@ -14,17 +15,28 @@ use proto::resource::ResourceNames;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::bind::Binder;
+use crate::bind::{Binder, Order, PodId};
 use crate::config::Serving;
 use crate::extender::Extender;
-use crate::index::{Index, RawDevice, Shared};
+use crate::extender::binding::BindFailure;
+use crate::index::{Assumed, Index, RawDevice, Shared};
 use crate::leader::Leadership;
 use crate::metrics::Metrics;
 use crate::watch::Follow;
 
 /// An index that has seen these objects, and nothing else, whole. Objects that cannot be read are left out.
 pub fn index(nodes: impl Iterator<Item = Value>, devices: impl Iterator<Item = Value>, pods: impl Iterator<Item = Value>) -> Index {
-    let mut index = Index::new(ResourceNames::default(), Policies::default(), Duration::from_secs(30));
+    index_with(Policies::default(), nodes, devices, pods)
+}
+
+/// The same with policies of one's own.
+pub fn index_with(
+    policies: Policies,
+    nodes: impl Iterator<Item = Value>,
+    devices: impl Iterator<Item = Value>,
+    pods: impl Iterator<Item = Value>,
+) -> Index {
+    let mut index = Index::new(ResourceNames::default(), policies, Duration::from_secs(30));
     list::<Node>(&mut index, nodes);
     list::<RawDevice>(&mut index, devices);
     list::<Pod>(&mut index, pods);
@@ -70,4 +82,22 @@ pub fn extender_of(index: Index) -> Extender {
     let metrics = Metrics::register(&mut Registry::default(), index.clone());
     let binder = Binder::new(Client::new(nobody, "default"), Duration::from_secs(4), Leadership::alone());
     Extender::new(index, metrics, binder, &serving())
+}
+
+/// Decides on a bind as the bind verb does, and takes it for written: the binding. The watch has to have shown the pod.
+///
+/// # Errors
+/// Why the pod cannot be bound there.
+pub fn bind(extender: &Extender, pod: &PodId, node: &str, nanos: u64, now: Instant) -> Result<Order, BindFailure> {
+    let mut index = extender.index().write();
+    let facts = index.pod(&pod.uid).cloned().filter(|facts| index.concerns(facts));
+    let nothing_decided = || Order { pod: pod.clone(), node: node.to_owned(), annotations: BTreeMap::new(), labels: BTreeMap::new() };
+    let Some(facts) = facts else { return Ok(nothing_decided()) };
+    match index.assume(pod, &facts, node, nanos, now)? {
+        Assumed::AlreadyBound => Ok(nothing_decided()),
+        Assumed::Write { order, stamp, .. } => {
+            index.confirm(&pod.uid, stamp, now);
+            Ok(order)
+        }
+    }
 }

@@ -6,7 +6,7 @@ use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 use crate::console::Console;
-use crate::{chaos, demo, e2e, load};
+use crate::{chaos, demo, e2e, load, replay};
 
 /// Runs gpushare's real daemons in a small Kubernetes on this machine, without a cluster and without a GPU.
 #[derive(Debug, Parser)]
@@ -29,6 +29,8 @@ enum Command {
     Chaos(chaos::ChaosArgs),
     /// Measure the real scheduler; use a release build.
     Load(load::LoadArgs),
+    /// Replay a trace of pods, or your own cluster's, and compare policies by what they get out of the GPUs.
+    Replay(Box<replay::ReplayArgs>),
 }
 
 /// Parses the arguments and does what they say.
@@ -58,6 +60,7 @@ async fn run(command: Command) -> anyhow::Result<bool> {
         Command::E2e(args) => e2e::run(args).await,
         Command::Chaos(args) => chaos::run(args).await,
         Command::Load(args) => load::run(args).await,
+        Command::Replay(args) => replay::run(*args).await,
     }
 }
 

@@ -4,7 +4,7 @@ use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use comfy_table::{ContentArrangement, Table, presets};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 /// Progress and results on standard output, or progress on standard error if the results are for machines.
@@ -105,9 +105,73 @@ impl Console {
         }
     }
 
+    /// Bars for work that is done in parallel, below the live line.
+    pub fn bars(&self) -> Bars {
+        let all = self.bar.as_ref().map(|bar| {
+            let all = MultiProgress::new();
+            all.add(bar.clone());
+            all
+        });
+        Bars { all, began: self.began }
+    }
+
     /// Time since the start.
     pub fn elapsed(&self) -> Duration {
         self.began.elapsed()
+    }
+}
+
+/// Bars on a terminal; elsewhere a line for each piece of work that ends.
+#[derive(Debug)]
+pub struct Bars {
+    all: Option<MultiProgress>,
+    began: Instant,
+}
+
+/// The progress of one piece of work.
+#[derive(Debug)]
+pub struct Bar {
+    shown: Option<ProgressBar>,
+    label: String,
+    began: Instant,
+}
+
+impl Bars {
+    /// A bar for work that begins.
+    pub fn begin(&self, label: &str) -> Bar {
+        let shown = self.all.as_ref().map(|all| {
+            let bar = all.add(ProgressBar::new(0));
+            if let Ok(style) = ProgressStyle::with_template("  {bar:30} {pos:>6}/{len} {eta:>4}  {msg}") {
+                bar.set_style(style);
+            }
+            bar.set_message(label.to_owned());
+            bar
+        });
+        Bar { shown, label: label.to_owned(), began: self.began }
+    }
+}
+
+impl Bar {
+    /// Says how many steps there are.
+    pub fn set_length(&self, n_steps: usize) {
+        if let Some(bar) = &self.shown {
+            bar.set_length(u64::try_from(n_steps).unwrap_or(u64::MAX));
+        }
+    }
+
+    /// A step is done.
+    pub fn advance(&self) {
+        if let Some(bar) = &self.shown {
+            bar.inc(1);
+        }
+    }
+
+    /// The work is done, with this result.
+    pub fn end(&self, result: &str) {
+        match &self.shown {
+            Some(bar) => bar.finish_and_clear(),
+            None => note(&format!("{:6.1}s  {}: {result}", self.began.elapsed().as_secs_f64(), self.label)),
+        }
     }
 }
 

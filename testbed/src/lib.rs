@@ -22,6 +22,7 @@ pub mod observer;
 pub mod pods;
 pub mod printed;
 pub mod rbac;
+pub mod replay;
 pub mod replicas;
 pub mod scenario;
 pub mod vendor_plugin;

@@ -1,0 +1,257 @@
+//! `testbed replay`: places the pods of a trace one by one, by policies that are to be compared, and measures the GPUs.
+//!
+//! The engine's policies run the code of the scheduler's own filter and bind; kube-scheduler's part is a model of it.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use tokio::runtime::Handle;
+
+use crate::console::{Bars, Console};
+use conditions::{Conditions, Named, Overrides, PlainPods, TieBreak};
+use fragment::{Typical, typical_pods};
+use kube::Sampling;
+use plot::Measure;
+use policy::Policy;
+use run::{Job, Outcome};
+use summary::Summary;
+use world::World;
+
+pub mod arrivals;
+pub mod conditions;
+pub mod curve;
+pub mod engine;
+pub mod fragment;
+pub mod kube;
+pub mod objects;
+pub mod occupancy;
+pub mod plot;
+pub mod policy;
+pub mod portion;
+pub mod reference;
+pub mod run;
+pub mod summary;
+pub mod trace;
+pub mod world;
+
+/// `testbed replay`.
+#[derive(Clone, Debug, Args)]
+pub struct ReplayArgs {
+    /// Nodes of the trace, a CSV file with the columns `sn,cpu_milli,memory_mib,gpu,model`.
+    #[arg(long, value_name = "CSV")]
+    nodes: PathBuf,
+    /// Pods of the trace, a CSV file with the columns `name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec`, and
+    /// `creation_time,deletion_time` if it has them; repeat it for several lists.
+    #[arg(long, value_name = "CSV", required = true)]
+    pods: Vec<PathBuf>,
+    /// Policies to compare: the engine's by NODE or NODE/DEVICE, or kube-default, fgd, best-fit, fullest, random.
+    #[arg(long, value_delimiter = ',', default_value = "binpack,kube-default")]
+    policy: Vec<Policy>,
+    /// Conditions: P, A and S, explained in docs/replay.md.
+    #[arg(long, value_delimiter = ',', value_enum, ignore_case = true, default_value = "A,S")]
+    condition: Vec<Named>,
+    /// One run for each of these seeds, such as 42-51 or 1,2,3.
+    #[arg(long, default_value = "42-51", value_parser = seeds)]
+    seeds: Seeds,
+    /// Copy random pods, or leave some out, until they ask for this part of all GPUs; 0 takes the list as it is.
+    #[arg(long, default_value_t = 1.3)]
+    tune: f64,
+    /// Nodes that kube-scheduler looks at, whatever the condition says: stock, all, or a percentage.
+    #[arg(long, value_name = "NODES")]
+    sampling: Option<Sampling>,
+    /// Who wins among equal nodes, whatever the condition says.
+    #[arg(long, value_enum)]
+    ties: Option<TieBreak>,
+    /// Who places pods without GPUs, whatever the condition says.
+    #[arg(long, value_enum)]
+    cpu_pods: Option<PlainPods>,
+    /// Let pods come and go at their `creation_time` and `deletion_time`; offered is then what would be there at the time.
+    #[arg(long)]
+    departures: bool,
+    /// Check every invariant of the engine after so many placements, and at the end.
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
+    check_every: u32,
+    /// Runs at one time; as many as there are processors, if not given.
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=256))]
+    threads: Option<u16>,
+    /// Draw plots into this directory, three SVG files for each list of pods.
+    #[arg(long, value_name = "DIR")]
+    plots: Option<PathBuf>,
+    /// Print the results as JSON, curves and single runs included.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Seeds of runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seeds(Vec<u64>);
+
+fn seeds(text: &str) -> Result<Seeds, String> {
+    let number = |text: &str| text.trim().parse::<u64>().map_err(|_| format!("{text:?} is no seed: write numbers such as 1,2,3 or 42-51"));
+    let mut seeds = Vec::new();
+    for part in text.split(',') {
+        match part.split_once('-') {
+            Some((first, last)) => seeds.extend((number(first)?..=number(last)?).take(10_000)),
+            None => seeds.push(number(part)?),
+        }
+    }
+    if seeds.is_empty() { Err("no seed is given".to_owned()) } else { Ok(Seeds(seeds)) }
+}
+
+/// A list of pods with its nodes.
+struct List {
+    name: String,
+    world: World,
+    typical: Vec<Typical>,
+}
+
+/// Replays; true, as what breaks an invariant is an error.
+pub async fn run(args: ReplayArgs) -> Result<bool> {
+    let console = Console::new(args.json);
+    console.step("reading the trace");
+    let lists = read(&args)?;
+    let overrides = Overrides { sampling: args.sampling, ties: args.ties, plain_pods: args.cpu_pods };
+    let conditions: Vec<Conditions> = args.condition.iter().map(|named| Conditions::of(*named, overrides)).collect();
+    let plots = args.plots.clone();
+    let plan = Plan { lists, conditions, bars: console.bars(), args };
+    let summaries = replay(plan, &console).await;
+    console.finish();
+    let summaries = summaries?;
+    console.result(&summary::render(&summaries));
+    console.json(&summaries);
+    if let Some(dir) = plots {
+        draw(&dir, &summaries, &console)?;
+    }
+    Ok(true)
+}
+
+/// Draws what was measured, three plots for each list of pods.
+fn draw(dir: &Path, summaries: &[Summary], console: &Console) -> Result<()> {
+    std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    let mut lists: Vec<&str> = summaries.iter().map(|summary| summary.list.as_str()).collect();
+    lists.dedup();
+    for list in lists {
+        let of_list: Vec<&Summary> = summaries.iter().filter(|summary| summary.list == list).collect();
+        let offered = of_list.iter().filter_map(|summary| summary.curve.last()).map(|spread| spread.offered).min().unwrap_or(0);
+        let plots = [
+            ("allocated", plot::curves(&format!("Allocated GPUs: {list}"), Measure::Allocated, &of_list)),
+            ("fragmentation", plot::curves(&format!("Fragmentation: {list}"), Measure::Fragment, &of_list)),
+            ("policies", plot::bars(&format!("Policies compared: {list}"), offered, &of_list)),
+        ];
+        for (name, svg) in plots {
+            let path = dir.join(format!("{name}-{list}.svg"));
+            std::fs::write(&path, svg).with_context(|| format!("cannot write {}", path.display()))?;
+            console.say(&format!("drawn: {}", path.display()));
+        }
+    }
+    Ok(())
+}
+
+fn read(args: &ReplayArgs) -> Result<Vec<List>> {
+    let nodes = trace::nodes(&args.nodes)?;
+    let list = |path: &PathBuf| {
+        let world = objects::world(&nodes, &trace::pods(path)?);
+        ensure!(world.capacity() > 0, "{}: no node has a GPU", args.nodes.display());
+        let name = path.file_stem().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        Ok(List { name, typical: typical_pods(&world), world })
+    };
+    args.pods.iter().map(list).collect()
+}
+
+/// Everything that is to be run.
+struct Plan {
+    lists: Vec<List>,
+    conditions: Vec<Conditions>,
+    bars: Bars,
+    args: ReplayArgs,
+}
+
+/// One line of the results, by places in the plan.
+#[derive(Clone, Copy)]
+struct Line<'p> {
+    list: &'p List,
+    policy: &'p Policy,
+    conditions: &'p Conditions,
+}
+
+impl Plan {
+    fn lines(&self) -> Vec<Line<'_>> {
+        let policies = |list| self.args.policy.iter().map(move |policy| (list, policy));
+        let conditions = |(list, policy)| self.conditions.iter().map(move |conditions| Line { list, policy, conditions });
+        self.lists.iter().flat_map(policies).flat_map(conditions).collect()
+    }
+
+    fn run(&self, line: Line<'_>, seed: u64, stop: &AtomicBool) -> Result<Option<Outcome>> {
+        let Line { list, policy, conditions } = line;
+        let label = format!("{} {policy} {} seed {seed}", list.name, conditions.label);
+        let bar = self.bars.begin(&label);
+        let job = Job {
+            world: &list.world,
+            typical: &list.typical,
+            policy,
+            conditions,
+            seed,
+            tune: Some(self.args.tune).filter(|tune| *tune > 0.0),
+            departures: self.args.departures,
+            check_every: self.args.check_every,
+        };
+        let outcome = run::run(job, &bar, stop).with_context(|| label)?;
+        let last = outcome.as_ref().and_then(|outcome| outcome.curve.last());
+        bar.end(&last.map(|point| format!("{:.2} % allocated at {} %", point.allocated, point.offered)).unwrap_or_default());
+        Ok(outcome)
+    }
+}
+
+/// Ends the runs of threads that nobody waits for any more.
+struct StopOnDrop(Arc<AtomicBool>);
+
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+async fn replay(plan: Plan, console: &Console) -> Result<Vec<Summary>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let _guard = StopOnDrop(Arc::clone(&stop));
+    let n_runs = plan.lines().len() * plan.args.seeds.0.len();
+    console.step(&format!("{n_runs} runs"));
+    let handle = Handle::current();
+    tokio::task::spawn_blocking(move || replay_all(&plan, &stop, &handle)).await.context("the replay broke off")?
+}
+
+fn replay_all(plan: &Plan, stop: &AtomicBool, handle: &Handle) -> Result<Vec<Summary>> {
+    let lines = plan.lines();
+    let seeds = &plan.args.seeds.0;
+    let runs: Vec<(usize, u64)> = (0..lines.len()).flat_map(|line| seeds.iter().map(move |seed| (line, *seed))).collect();
+    let next = AtomicUsize::new(0);
+    let done: Mutex<Vec<(usize, Outcome)>> = Mutex::default();
+    let work = || -> Result<()> {
+        let _entered = handle.enter();
+        while let Some((line_at, seed)) = runs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let Some(line) = lines.get(*line_at) else { break };
+            let outcome = plan.run(*line, *seed, stop).inspect_err(|_| stop.store(true, Ordering::Relaxed))?;
+            let Some(outcome) = outcome else { break };
+            done.lock().unwrap_or_else(PoisonError::into_inner).push((*line_at, outcome));
+        }
+        Ok(())
+    };
+    let n_threads = plan.args.threads.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from);
+    let results: Vec<Result<()>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..n_threads.min(runs.len())).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a run broke off")))).collect()
+    });
+    results.into_iter().collect::<Result<()>>()?;
+    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    done.sort_by_key(|(line, outcome)| (*line, outcome.seed));
+    let outcomes = |at: usize| done.iter().filter(move |(line, _)| *line == at).map(|(_, outcome)| outcome.clone()).collect();
+    let summary =
+        |(at, line): (usize, &Line<'_>)| Summary::of(&line.list.name, line.policy.to_string(), &line.conditions.label, outcomes(at));
+    Ok(lines.iter().enumerate().map(summary).collect())
+}
+
+#[cfg(test)]
+mod tests;

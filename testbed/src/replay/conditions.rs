@@ -1,0 +1,130 @@
+//! The circumstances under which a policy works: what kube-scheduler shows it, and what it decides itself.
+
+use std::fmt;
+use std::str::FromStr;
+
+use clap::ValueEnum;
+
+use super::kube::{Sampling, Ties};
+
+/// Circumstances that have a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Named {
+    /// As in the paper: every pod goes through the extender, all nodes are looked at, ties go by an order fixed for the run.
+    #[value(name = "P")]
+    P,
+    /// All pods go through the extender (no managedResources); kube-scheduler looks at a sample of nodes, ties go by chance.
+    #[value(name = "A")]
+    A,
+    /// As attached by default: pods without GPUs are placed by kube-scheduler's own scores; samples and ties as in A.
+    #[value(name = "S")]
+    S,
+}
+
+/// Who places pods that ask for no device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PlainPods {
+    /// The extender sees them too.
+    Extender,
+    /// kube-scheduler alone, by its default scores.
+    KubeScheduler,
+}
+
+/// Ties as the command line names them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TieBreak {
+    /// A random one of the best nodes.
+    Random,
+    /// The first of the best nodes in an order that is drawn once per run.
+    Fixed,
+}
+
+/// Everything that one run depends on besides pods, policy and seed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Conditions {
+    /// What the results call them.
+    pub label: String,
+    /// How many nodes are looked at.
+    pub sampling: Sampling,
+    /// Who wins among equals.
+    pub ties: Ties,
+    /// Who places pods that ask for no device.
+    pub plain_pods: PlainPods,
+}
+
+/// What is to be other than its name says.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Overrides {
+    /// How many nodes are looked at.
+    pub sampling: Option<Sampling>,
+    /// Who wins among equals.
+    pub ties: Option<TieBreak>,
+    /// Who places pods that ask for no device.
+    pub plain_pods: Option<PlainPods>,
+}
+
+impl Conditions {
+    /// Named conditions, with what is to be different.
+    pub fn of(named: Named, overrides: Overrides) -> Self {
+        let (label, sampling, ties, plain_pods) = match named {
+            Named::P => ("P", Sampling::Percent(100), Ties::Fixed, PlainPods::Extender),
+            Named::A => ("A", Sampling::Stock, Ties::Random, PlainPods::Extender),
+            Named::S => ("S", Sampling::Stock, Ties::Random, PlainPods::KubeScheduler),
+        };
+        let mut label = label.to_owned();
+        let mut note = |text: String| label.extend([" ", &text]);
+        if let Some(sampling) = overrides.sampling {
+            note(format!("nodes={sampling}"));
+        }
+        if let Some(ties) = overrides.ties {
+            note(format!("ties={}", name(&ties)));
+        }
+        if let Some(plain_pods) = overrides.plain_pods {
+            note(format!("cpu-pods={}", name(&plain_pods)));
+        }
+        let ties = overrides.ties.map_or(ties, |ties| if ties == TieBreak::Random { Ties::Random } else { Ties::Fixed });
+        Self { label, sampling: overrides.sampling.unwrap_or(sampling), ties, plain_pods: overrides.plain_pods.unwrap_or(plain_pods) }
+    }
+}
+
+fn name(value: &impl ValueEnum) -> String {
+    value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+}
+
+impl fmt::Display for Sampling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Stock => f.write_str("stock"),
+            Self::Percent(100) => f.write_str("all"),
+            Self::Percent(percent) => write!(f, "{percent}%"),
+        }
+    }
+}
+
+impl FromStr for Sampling {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let percent = || text.strip_suffix('%')?.parse().ok().filter(|percent| (1..=100).contains(percent));
+        match text {
+            "stock" => Ok(Self::Stock),
+            "all" => Ok(Self::Percent(100)),
+            _ => percent().map(Self::Percent).ok_or_else(|| "write stock, all, or a percentage of nodes from 1% to 100%".to_owned()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_overridden_is_in_the_label() {
+        let overrides = Overrides { sampling: "5%".parse().ok(), ties: Some(TieBreak::Fixed), plain_pods: Some(PlainPods::Extender) };
+        let conditions = Conditions::of(Named::S, overrides);
+        assert_eq!(conditions.label, "S nodes=5% ties=fixed cpu-pods=extender");
+        assert_eq!((conditions.sampling, conditions.ties, conditions.plain_pods), (Sampling::Percent(5), Ties::Fixed, PlainPods::Extender));
+        assert_eq!(Conditions::of(Named::P, Overrides::default()).label, "P");
+        assert!("0%".parse::<Sampling>().is_err() && "101%".parse::<Sampling>().is_err() && "some".parse::<Sampling>().is_err());
+    }
+}

@@ -1,0 +1,78 @@
+//! How allocation and fragmentation grow with the demand that has come: averages by whole percent of the cluster's GPUs.
+
+use serde::Serialize;
+
+use super::portion::{floor, real};
+
+/// Averages at one percentage of offered demand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Point {
+    /// GPUs that have been asked for, in percent of all.
+    pub offered: usize,
+    /// GPUs that are allocated, in percent of all.
+    pub allocated: f64,
+    /// Idle GPUs that typical pods could not use, in percent of all.
+    pub fragment: f64,
+}
+
+/// Sums of what has been measured, by percent of offered demand.
+#[derive(Clone, Debug, Default)]
+pub struct Curve(Vec<Bin>);
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Bin {
+    n: i64,
+    allocated: f64,
+    fragment: f64,
+}
+
+impl Curve {
+    /// Takes in a measurement; all are in percent.
+    pub fn add(&mut self, offered: f64, allocated: f64, fragment: f64) {
+        let at = usize::try_from(floor(offered + 0.5)).unwrap_or(0);
+        if self.0.len() <= at {
+            self.0.resize(at + 1, Bin::default());
+        }
+        if let Some(bin) = self.0.get_mut(at) {
+            bin.n += 1;
+            bin.allocated += allocated;
+            bin.fragment += fragment;
+        }
+    }
+
+    /// The averages, by growing demand, where something was measured.
+    pub fn points(&self) -> Vec<Point> {
+        let measured = self.0.iter().enumerate().filter(|(_, bin)| bin.n > 0);
+        measured
+            .map(|(offered, bin)| Point { offered, allocated: bin.allocated / real(bin.n), fragment: bin.fragment / real(bin.n) })
+            .collect()
+    }
+}
+
+/// The same points with one at every percentage up to `last`: nothing changes where nothing comes.
+pub fn without_gaps(points: &[Point], last: usize) -> Vec<Point> {
+    let mut filled: Vec<Point> = Vec::with_capacity(last + 1);
+    for offered in 0..=last {
+        let before = filled.last().copied().unwrap_or_default();
+        let measured = points.iter().find(|point| point.offered == offered);
+        filled.push(Point { offered, ..measured.copied().unwrap_or(before) });
+    }
+    filled
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn measurements_are_averaged_by_rounded_percent() {
+        let mut curve = Curve::default();
+        for (offered, allocated) in [(0.4, 0.0), (1.5, 10.0), (2.4, 20.0)] {
+            curve.add(offered, allocated, 2.0 * allocated);
+        }
+        let point = |offered, allocated, fragment| Point { offered, allocated, fragment };
+        assert_eq!(curve.points(), [point(0, 0.0, 0.0), point(2, 15.0, 30.0)]);
+        let filled = [point(0, 0.0, 0.0), point(1, 0.0, 0.0), point(2, 15.0, 30.0), point(3, 15.0, 30.0)];
+        assert_eq!(without_gaps(&curve.points(), 3), filled);
+    }
+}

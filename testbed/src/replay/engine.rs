@@ -1,0 +1,222 @@
+//! gpushare-scheduler in process: the code of its filter, prioritize and bind verbs over its index, without HTTP and
+//! without an API server, whose part in it (watches, the stored pod) is played here.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use placement::Policies;
+use proto::device::TYPE_GPU;
+use proto::extender::Name;
+use proto::quantity::Quantity;
+use proto::record::{DeviceAllocation, Record};
+use proto::resource::{GPU_CORE, GPU_MEMORY_RATIO};
+use scheduler::bind::PodId;
+use scheduler::extender::{Extender, filter, prioritize};
+use scheduler::offline;
+use scheduler::watch::Follow;
+use serde::Deserialize;
+
+use super::arrivals::Arrival;
+use super::occupancy::{Occupancy, Part, Use};
+use super::trace::PERCENT;
+use super::world::{Pod, World};
+
+/// The scheduler, and the pod that it is busy with.
+#[derive(Debug)]
+pub struct Engine<'w> {
+    world: &'w World,
+    extender: Extender,
+    by_name: HashMap<&'w str, usize>,
+    /// Node names as they stand in requests.
+    quoted: Vec<Box<[u8]>>,
+    pod: proto::pod::Pod,
+    pod_json: Vec<u8>,
+    body: Vec<u8>,
+    n_bound: u64,
+    /// Time spent in the filter verb, and how often.
+    filtered: (Duration, u32),
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct FilterAnswer<'a> {
+    #[serde(borrow)]
+    node_names: Option<Vec<Name<'a>>>,
+    #[serde(borrow)]
+    error: Cow<'a, str>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Priority<'a> {
+    #[serde(borrow)]
+    host: Name<'a>,
+    score: i64,
+}
+
+impl<'w> Engine<'w> {
+    /// A scheduler that has seen the world's nodes, and no pod. Needs a runtime to be entered.
+    pub fn new(world: &'w World, policies: Policies) -> Self {
+        let nodes = world.nodes.iter().map(|node| node.object.clone());
+        let devices = world.nodes.iter().filter_map(|node| node.device.clone());
+        let extender = offline::extender_of(offline::index_with(policies, nodes, devices, std::iter::empty()));
+        Self {
+            world,
+            extender,
+            by_name: world.nodes.iter().enumerate().map(|(at, node)| (&*node.name, at)).collect(),
+            quoted: world.nodes.iter().map(|node| serde_json::Value::from(&*node.name).to_string().into_bytes().into()).collect(),
+            pod: proto::pod::Pod::default(),
+            pod_json: Vec::new(),
+            body: Vec::new(),
+            n_bound: 0,
+            filtered: (Duration::ZERO, 0),
+        }
+    }
+
+    /// A user creates a pod, and the watch shows it.
+    pub fn create(&mut self, pod: &Pod, arrival: &Arrival) -> Result<()> {
+        let Pod { namespace, metadata, spec, .. } = pod;
+        let name = &arrival.name;
+        self.pod_json = format!(
+            r#"{{"metadata":{{"name":"{name}","namespace":"{namespace}","uid":"{name}"{metadata}}},"spec":{spec},"status":{{"phase":"Pending"}}}}"#
+        )
+        .into_bytes();
+        self.pod = serde_json::from_slice(&self.pod_json).with_context(|| format!("pod {name} cannot be read"))?;
+        self.extender.index().write().apply(self.pod.clone());
+        Ok(())
+    }
+
+    /// Which of these nodes the extender lets the pod go to.
+    pub fn filter(&mut self, nodes: &[usize]) -> Result<Vec<usize>> {
+        self.ask_about(nodes);
+        let began = Instant::now();
+        let answer = filter::answer(&self.extender, &self.body, began)?;
+        self.filtered = (self.filtered.0 + began.elapsed(), self.filtered.1 + 1);
+        let FilterAnswer { node_names, error } = serde_json::from_slice(&answer.json).context("filter answers nonsense")?;
+        ensure!(error.is_empty(), "filter fails: {error}");
+        let find = |name: &Name<'_>| self.by_name.get(&*name.0).copied().with_context(|| format!("filter names node {:?}", name.0));
+        node_names.unwrap_or_default().iter().map(find).collect()
+    }
+
+    /// What the extender gives these nodes, from 0 to 10.
+    pub fn prioritize(&mut self, nodes: &[usize]) -> Result<HashMap<usize, i64>> {
+        self.ask_about(nodes);
+        let answer = prioritize::answer(&self.extender, &self.body)?;
+        let priorities: Vec<Priority<'_>> = serde_json::from_slice(&answer).context("prioritize answers nonsense")?;
+        Ok(priorities.iter().filter_map(|priority| Some((*self.by_name.get(&*priority.host.0)?, priority.score))).collect())
+    }
+
+    fn ask_about(&mut self, nodes: &[usize]) {
+        self.body.clear();
+        self.body.extend_from_slice(br#"{"Pod":"#);
+        self.body.extend_from_slice(&self.pod_json);
+        self.body.extend_from_slice(br#","Nodes":null,"NodeNames":["#);
+        for (nth, name) in nodes.iter().filter_map(|node| self.quoted.get(*node)).enumerate() {
+            if nth > 0 {
+                self.body.push(b',');
+            }
+            self.body.extend_from_slice(name);
+        }
+        self.body.extend_from_slice(b"]}");
+    }
+
+    /// kube-scheduler asks for the pod to be bound to a node; the parts of GPUs that the scheduler decides on.
+    pub fn bind(&mut self, node: usize) -> Result<Vec<Part>> {
+        let metadata = &self.pod.metadata;
+        let text = |text: &Option<String>| text.clone().unwrap_or_default();
+        let pod = PodId { namespace: text(&metadata.namespace), name: text(&metadata.name), uid: text(&metadata.uid) };
+        let name = self.name(node)?;
+        self.n_bound += 1;
+        let order = offline::bind(&self.extender, &pod, name, self.n_bound, Instant::now());
+        let order = order.with_context(|| format!("pod {} is not bound to node {name}, which filter had named", pod.name))?;
+        self.write(node, order.annotations)
+    }
+
+    /// Somebody else binds the pod to a node, with these parts of its GPUs.
+    pub fn bind_elsewhere(&mut self, node: usize, parts: &[Part]) -> Result<()> {
+        let mut annotations = BTreeMap::new();
+        if !parts.is_empty() {
+            let minors = &self.world.nodes.get(node).context("there is no such node")?.minors;
+            let allocations = parts.iter().filter_map(|part| Some(allocation(*minors.get(part.gpu)?, part.milli))).collect();
+            self.n_bound += 1;
+            let record =
+                Record { allocations: [(TYPE_GPU.to_owned(), allocations)].into(), assumed_at: Some(self.n_bound), gpushare: None };
+            annotations = record.annotations();
+        }
+        self.write(node, annotations).map(drop)
+    }
+
+    /// The API server stores the binding, and the watch shows the pod with it.
+    fn write(&mut self, node: usize, annotations: BTreeMap<String, String>) -> Result<Vec<Part>> {
+        let name = self.name(node)?.to_owned();
+        let minors = &self.world.nodes.get(node).context("there is no such node")?.minors;
+        let record = Record::read(&annotations)?.unwrap_or_default();
+        let gpus = record.allocations.get(TYPE_GPU).map(Vec::as_slice).unwrap_or_default();
+        let part = |allocation: &DeviceAllocation| {
+            let gpu = minors.iter().position(|minor| *minor == allocation.minor)?;
+            Some(Part { gpu, milli: milli(allocation) })
+        };
+        let parts = gpus.iter().map(part).collect::<Option<Vec<Part>>>().context("a record names a GPU that the node does not have")?;
+        self.pod.metadata.annotations.get_or_insert_default().extend(annotations);
+        self.pod.spec.node_name = Some(name);
+        self.extender.index().write().apply(self.pod.clone());
+        Ok(parts)
+    }
+
+    /// A pod is deleted, and the watch shows that.
+    pub fn delete(&mut self, name: &str) {
+        let metadata = ObjectMeta { uid: Some(name.to_owned()), ..ObjectMeta::default() };
+        let gone = proto::pod::Pod { metadata, ..proto::pod::Pod::default() };
+        Follow::<proto::pod::Pod>::delete(&mut *self.extender.index().write(), &gone);
+    }
+
+    /// Finds every invariant of the engine that does not hold, and every GPU that it counts otherwise than the records say.
+    pub fn check(&self, occupancy: &Occupancy) -> Result<()> {
+        let index = self.extender.index().read();
+        let violations = index.fleet().check();
+        if let Some(violation) = violations.first() {
+            bail!("{} invariants of the engine do not hold, the first: {violation:?}", violations.len());
+        }
+        for (node, counted) in self.world.nodes.iter().zip(occupancy.nodes()) {
+            let Some(view) = index.fleet().node_id(&node.name).and_then(|id| index.fleet().view(id)) else { continue };
+            let core: Vec<i64> = view.gpus().iter().map(|gpu| i64::from(gpu.free.core) * PERCENT).collect();
+            ensure!(
+                is_same(&core, counted),
+                "node {}: the engine counts {core:?} thousandths free, its records say {:?}",
+                node.name,
+                counted.gpus
+            );
+        }
+        Ok(())
+    }
+
+    /// Microseconds that the filter verb took on average.
+    pub fn filter_micros(&self) -> f64 {
+        let (time, n) = self.filtered;
+        if n == 0 { 0.0 } else { time.as_secs_f64() * 1e6 / f64::from(n) }
+    }
+
+    fn name(&self, node: usize) -> Result<&'w str> {
+        Ok(&self.world.nodes.get(node).context("there is no such node")?.name)
+    }
+}
+
+fn is_same(core: &[i64], counted: &Use) -> bool {
+    core == &*counted.gpus
+}
+
+/// What a record would say of a part of a GPU.
+fn allocation(minor: i32, milli: i64) -> DeviceAllocation {
+    let percent = Quantity::from_integer(milli / PERCENT);
+    let resources = [GPU_CORE, GPU_MEMORY_RATIO].map(|resource| (resource.to_owned(), percent));
+    DeviceAllocation { minor, resources: resources.into(), id: String::new(), extension: None }
+}
+
+/// The part of a GPU that a record gives a pod: of memory or of computing power, whichever is more.
+fn milli(allocation: &DeviceAllocation) -> i64 {
+    let percent = |resource: &str| allocation.resources.get(resource).and_then(|quantity| quantity.unsigned()).unwrap_or(0);
+    i64::try_from(percent(GPU_CORE).max(percent(GPU_MEMORY_RATIO))).unwrap_or(0) * PERCENT
+}

@@ -1,0 +1,234 @@
+//! How a stock kube-scheduler (1.36) looks for nodes and scores them, besides what extenders say.
+//!
+//! Pure but for its dice. Models the fit of resources, which nodes are looked at, the two scores that a plain pod gets by
+//! default, and ties. Preferences of pods, spreading, images and volumes are not modelled.
+
+use rand::rngs::StdRng;
+use rand::seq::{IndexedRandom, SliceRandom};
+use rand::{RngExt, SeedableRng};
+
+use super::occupancy::{Occupancy, Use};
+use super::portion::{floor, portion};
+use super::world::{Node, Pod, World};
+
+/// Thousandths of a CPU that a container counts as when nodes are scored, if it asks for none.
+pub const DEFAULT_CPU: i64 = 100;
+/// Bytes that a container counts as when nodes are scored, if it asks for none.
+pub const DEFAULT_MEMORY: i64 = 200 << 20;
+/// The best score of a plugin.
+const BEST: i64 = 100;
+/// Below so many nodes all are looked at.
+const MIN_NODES: usize = 100;
+/// The least percentage of nodes that the stock setting comes to.
+const MIN_PERCENT: usize = 5;
+
+/// How many fitting nodes are looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sampling {
+    /// As many as a stock kube-scheduler does: from half of a small cluster to a twentieth of a huge one.
+    Stock,
+    /// A percentage, as `percentageOfNodesToScore` says.
+    Percent(u8),
+}
+
+/// Who wins among nodes that score alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ties {
+    /// Anybody, for every pod anew.
+    Random,
+    /// The first in an order that is drawn once per run.
+    Fixed,
+}
+
+/// The state of a kube-scheduler.
+#[derive(Debug)]
+pub struct KubeScheduler {
+    n_to_find: usize,
+    /// Where the next search begins.
+    start: usize,
+    dice: StdRng,
+    /// By node, its place among equals; empty if that is drawn every time.
+    ranks: Vec<usize>,
+}
+
+/// What one search came to.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// Nodes that fit, in the order in which they were found.
+    pub nodes: Vec<usize>,
+    /// How many were looked at.
+    pub n_seen: usize,
+}
+
+/// How many fitting nodes are looked for among so many.
+pub fn n_to_find(n_nodes: usize, sampling: Sampling) -> usize {
+    if n_nodes < MIN_NODES {
+        return n_nodes;
+    }
+    let percent = match sampling {
+        Sampling::Percent(percent) => usize::from(percent),
+        Sampling::Stock => 50_usize.saturating_sub(n_nodes / 125).max(MIN_PERCENT),
+    };
+    (n_nodes * percent / 100).max(MIN_NODES)
+}
+
+impl KubeScheduler {
+    /// One that has just started, for so many nodes.
+    pub fn new(n_nodes: usize, sampling: Sampling, ties: Ties, seed: u64) -> Self {
+        let mut dice = StdRng::seed_from_u64(seed);
+        let mut ranks: Vec<usize> = if ties == Ties::Fixed { (0..n_nodes).collect() } else { Vec::new() };
+        ranks.shuffle(&mut dice);
+        Self { n_to_find: n_to_find(n_nodes, sampling), start: 0, dice, ranks }
+    }
+
+    /// Looks for nodes with room for a pod, from where the last search ended.
+    pub fn find(&mut self, world: &World, occupancy: &Occupancy, pod: &Pod, found: &mut Found) {
+        found.nodes.clear();
+        found.n_seen = 0;
+        let n_nodes = world.nodes.len();
+        let from_start = (self.start..n_nodes).chain(0..self.start);
+        for node in from_start {
+            if found.nodes.len() == self.n_to_find {
+                break;
+            }
+            found.n_seen += 1;
+            if world.is_eligible(pod.eligible, node) && occupancy.has_room(node, pod) {
+                found.nodes.push(node);
+            }
+        }
+        self.start = (self.start + found.n_seen) % n_nodes.max(1);
+    }
+
+    /// The best of scored nodes.
+    pub fn choose(&mut self, scored: &[(usize, i64)]) -> Option<usize> {
+        let best = scored.iter().map(|(_, score)| *score).max()?;
+        let mut tied = scored.iter().filter(|(_, score)| *score == best).map(|(node, _)| *node);
+        if self.ranks.is_empty() {
+            let tied: Vec<usize> = tied.collect();
+            return tied.choose(&mut self.dice).copied();
+        }
+        let first = tied.next()?;
+        Some(tied.fold(first, |one, other| if self.ranks.get(other) < self.ranks.get(one) { other } else { one }))
+    }
+
+    /// A number below another, by the dice of this scheduler.
+    pub fn below(&mut self, bound: i64) -> i64 {
+        self.dice.random_range(0..bound.max(1))
+    }
+}
+
+/// What `NodeResourcesFit` and `NodeResourcesBalancedAllocation` give a node, each with its default weight of 1.
+pub fn default_score(node: &Node, used: &Use, pod: &Pod) -> i64 {
+    least_allocated(node, used, pod) + balanced(node, used, pod)
+}
+
+fn least_allocated(node: &Node, used: &Use, pod: &Pod) -> i64 {
+    let [cpu, memory] = used.scored;
+    let [pod_cpu, pod_memory] = pod.scored;
+    let resources = [(node.cpu, cpu + pod_cpu), (node.memory, memory + pod_memory)];
+    let (mut sum, mut n) = (0, 0);
+    for (total, taken) in resources.into_iter().filter(|(total, _)| *total > 0) {
+        sum += if taken > total { 0 } else { (total - taken) * BEST / total };
+        n += 1;
+    }
+    if n == 0 { 0 } else { sum / n }
+}
+
+/// Since 1.36 what counts is how the pod changes the balance of CPU and memory.
+fn balanced(node: &Node, used: &Use, pod: &Pod) -> i64 {
+    if pod.cpu == 0 && pod.memory == 0 {
+        return 0;
+    }
+    let (cpu, memory) = (node.cpu - used.cpu_free, node.memory - used.memory_free);
+    let with = balance(node, cpu + pod.cpu, memory + pod.memory);
+    BEST / 2 + (BEST / 2 + with - balance(node, cpu, memory)) / 2
+}
+
+fn balance(node: &Node, cpu: i64, memory: i64) -> i64 {
+    if node.cpu == 0 || node.memory == 0 {
+        return BEST;
+    }
+    let deviation = (portion(cpu, node.cpu).min(1.0) - portion(memory, node.memory).min(1.0)).abs() / 2.0;
+    floor((1.0 - deviation) * 100.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::super::objects;
+    use super::super::trace::{NodeRow, PodRow};
+    use super::*;
+
+    const GIB: i64 = 1024;
+
+    fn node(name: String, model: &str) -> NodeRow {
+        NodeRow { name, cpu_milli: 10_000, memory_mib: 10 * GIB, gpus: 1, model: model.to_owned() }
+    }
+
+    fn pod(cpu_milli: i64, memory_mib: i64) -> PodRow {
+        let (name, models) = ("p".to_owned(), String::new());
+        PodRow { name, cpu_milli, memory_mib, gpus: 0, gpu_milli: 0, models, created: None, deleted: None }
+    }
+
+    #[rstest]
+    #[case::few(99, Sampling::Stock, 99)]
+    #[case::at_least_a_hundred(150, Sampling::Stock, 100)]
+    #[case::the_trace(1213, Sampling::Stock, 497)]
+    #[case::many(5000, Sampling::Stock, 500)]
+    #[case::never_less_than_a_twentieth(15_000, Sampling::Stock, 750)]
+    #[case::all(5000, Sampling::Percent(100), 5000)]
+    #[case::percentage(5000, Sampling::Percent(5), 250)]
+    fn how_many_nodes_are_looked_for(#[case] n_nodes: usize, #[case] sampling: Sampling, #[case] n: usize) {
+        assert_eq!(n_to_find(n_nodes, sampling), n);
+    }
+
+    /// What is free before, what is asked for, and the two scores that kube-scheduler 1.36 gives.
+    #[rstest]
+    #[case::empty((0, 0), (1000, GIB), 90 + 75)]
+    #[case::half_full((5000, 5 * GIB), (1000, GIB), 40 + 75)]
+    #[case::towards_balance((4000, 0), (0, 4 * GIB), 59 + 85)]
+    #[case::out_of_balance((0, 0), (4000, 0), 79 + 65)]
+    #[case::asks_for_nothing((0, 0), (0, 0), 98)]
+    fn the_default_scores(#[case] used: (i64, i64), #[case] asked: (i64, i64), #[case] score: i64) {
+        let world = objects::world(&[node("n".to_owned(), "")], &[pod(asked.0, asked.1)]);
+        let other = objects::world(&[], &[pod(used.0, used.1)]);
+        let node = &world.nodes[0];
+        let mut free = Use::empty(node);
+        free.take(&Pod { scored: [used.0, used.1 << 20], ..other.pods[0].clone() }, &[], 1);
+        let pod = &world.pods[0];
+        let pod = if used.0 == 4000 { &Pod { scored: [100, pod.memory], ..pod.clone() } } else { pod };
+        assert_eq!(default_score(node, &free, pod), score);
+    }
+
+    #[test]
+    fn a_search_goes_on_where_the_last_one_ended() {
+        let nodes: Vec<NodeRow> = (0..200).map(|at| node(format!("n{at}"), if at % 2 == 0 { "even" } else { "odd" })).collect();
+        let world = objects::world(&nodes, &[pod(1, 1), PodRow { models: "odd".to_owned(), ..pod(1, 1) }]);
+        let occupancy = Occupancy::empty(&world);
+        let mut kube = KubeScheduler::new(200, Sampling::Stock, Ties::Random, 0);
+        let mut found = Found::default();
+        let mut find = |pod: usize| {
+            kube.find(&world, &occupancy, &world.pods[pod], &mut found);
+            (found.n_seen, found.nodes[0], found.nodes.len())
+        };
+        assert_eq!((find(0), find(0), find(1), find(0)), ((100, 0, 100), (100, 100, 100), (200, 1, 100), (100, 0, 100)));
+    }
+
+    #[test]
+    fn ties_go_by_chance_or_by_an_order_that_stays() {
+        let scored: Vec<(usize, i64)> = (0..50).map(|node| (node, i64::from(node > 3))).collect();
+        let choices = |ties, seed| {
+            let mut kube = KubeScheduler::new(50, Sampling::Stock, ties, seed);
+            (0..20).filter_map(|_| kube.choose(&scored)).collect::<Vec<usize>>()
+        };
+        let fixed = choices(Ties::Fixed, 1);
+        assert!(fixed.len() == 20 && fixed.iter().all(|node| *node == fixed[0] && *node > 3), "{fixed:?}");
+        assert!((2..12).any(|seed| choices(Ties::Fixed, seed) != fixed), "each run has an order of its own");
+        let mut random = choices(Ties::Random, 1);
+        assert_eq!(random, choices(Ties::Random, 1));
+        random.sort_unstable();
+        random.dedup();
+        assert!(random.len() > 10 && random[0] > 3, "{random:?}");
+    }
+}

@@ -1,0 +1,131 @@
+//! The lines of a trace as users, kubelets and plugins would write them: nodes, Device objects and pods.
+
+use proto::device::GPU_MODEL_LABEL;
+use proto::resource::{GPU_CORE, GPU_COUNT, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
+use serde_json::{Map, Value, json};
+
+use super::kube::{DEFAULT_CPU, DEFAULT_MEMORY};
+use super::trace::{NodeRow, PERCENT, PodRow};
+use super::world::{Node, Numbers, Pod, Stay, World};
+
+const MIB: i64 = 1 << 20;
+/// Memory of every GPU: pods of a trace ask for parts, so that it makes no difference.
+const GIB_OF_GPU: usize = 16;
+/// `gpu.shared`, ratio and core of one GPU.
+const PER_GPU: i64 = 100;
+const NAMESPACE: &str = "default";
+/// The columns of a world that comes from a trace.
+const COLUMNS: [&str; 3] = [GPU_SHARED, GPU_MEMORY_RATIO, GPU_CORE];
+
+/// The world of a trace. Pods are in the order of their names.
+pub fn world(nodes: &[NodeRow], pods: &[PodRow]) -> World {
+    let mut sets = Numbers::default();
+    let mut eligible = Vec::new();
+    let mut set_of = |models: &str| {
+        (!models.is_empty()).then(|| {
+            let (set, is_new) = sets.of(models);
+            if is_new {
+                eligible.push(nodes.iter().map(|node| models.split('|').any(|model| model == node.model)).collect());
+            }
+            set
+        })
+    };
+    let mut pods: Vec<Pod> = pods.iter().map(|row| Pod { eligible: set_of(&row.models), ..pod(row) }).collect();
+    pods.sort_by(|one, other| one.name.cmp(&other.name));
+    World { nodes: nodes.iter().map(node).collect(), pods, columns: COLUMNS.map(str::to_owned).to_vec(), eligible }
+}
+
+fn node(row: &NodeRow) -> Node {
+    let n_gpus = i64::try_from(row.gpus).unwrap_or(0);
+    let percents = (n_gpus * PER_GPU).to_string();
+    let amounts = json!({
+        "cpu": format!("{}m", row.cpu_milli), "memory": format!("{}Mi", row.memory_mib), "pods": "1000",
+        GPU_COUNT: row.gpus.to_string(), GPU_MEMORY: format!("{}Gi", row.gpus * GIB_OF_GPU),
+        GPU_SHARED: percents, GPU_MEMORY_RATIO: percents, GPU_CORE: percents,
+    });
+    let labels = json!({GPU_MODEL_LABEL: row.model});
+    let gpu = |minor: usize| {
+        json!({
+            "type": "gpu", "id": format!("GPU-{}-{minor}", row.name), "minor": minor, "health": true,
+            "resources": {GPU_MEMORY: format!("{GIB_OF_GPU}Gi"), GPU_CORE: "100", GPU_MEMORY_RATIO: "100"},
+        })
+    };
+    let devices: Vec<Value> = (0..row.gpus).map(gpu).collect();
+    Node {
+        name: row.name.as_str().into(),
+        cpu: row.cpu_milli,
+        memory: row.memory_mib * MIB,
+        extended: [n_gpus * PER_GPU; COLUMNS.len()].into(),
+        minors: (0..i32::try_from(row.gpus).unwrap_or(0)).collect(),
+        object: json!({"metadata": {"name": row.name, "labels": labels}, "status": {"capacity": amounts, "allocatable": amounts}}),
+        device: Some(json!({"metadata": {"name": row.name, "labels": labels}, "spec": {"devices": devices}})),
+    }
+}
+
+fn pod(row: &PodRow) -> Pod {
+    let (cpu, memory) = (row.cpu_milli, row.memory_mib * MIB);
+    let n_gpus = i64::try_from(row.gpus).unwrap_or(0);
+    let percent = n_gpus * row.gpu_milli / PERCENT;
+    let extended: Vec<(usize, i64)> = if row.gpus == 0 { Vec::new() } else { (0..).zip([n_gpus, percent, percent]).collect() };
+    Pod {
+        name: row.name.as_str().into(),
+        namespace: NAMESPACE.into(),
+        metadata: String::new().into(),
+        spec: spec(row, &extended).to_string().into(),
+        cpu,
+        memory,
+        scored: [if cpu > 0 { cpu } else { DEFAULT_CPU }, if memory > 0 { memory } else { DEFAULT_MEMORY }],
+        extended: extended.into(),
+        gpus: row.gpus,
+        milli: row.gpu_milli,
+        eligible: None,
+        stay: Stay { from: row.created, to: row.deleted },
+    }
+}
+
+fn spec(row: &PodRow, extended: &[(usize, i64)]) -> Value {
+    let named = extended.iter().filter_map(|(column, amount)| Some(((*COLUMNS.get(*column)?).to_owned(), json!(amount.to_string()))));
+    let limits: Map<String, Value> = named.collect();
+    let mut requests = limits.clone();
+    let amounts = [("cpu", row.cpu_milli, "m"), ("memory", row.memory_mib, "Mi")];
+    requests.extend(
+        amounts
+            .iter()
+            .filter(|(_, amount, _)| *amount > 0)
+            .map(|(name, amount, unit)| ((*name).to_owned(), json!(format!("{amount}{unit}")))),
+    );
+    let mut spec =
+        json!({"containers": [{"name": "main", "image": "busybox:1.36", "resources": {"limits": limits, "requests": requests}}]});
+    if !row.models.is_empty() {
+        let models: Vec<&str> = row.models.split('|').collect();
+        let term = json!({"matchExpressions": [{"key": GPU_MODEL_LABEL, "operator": "In", "values": models}]});
+        let affinity = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}});
+        if let Some(spec) = spec.as_object_mut() {
+            spec.insert("affinity".to_owned(), affinity);
+        }
+    }
+    spec
+}
+
+#[cfg(test)]
+mod tests {
+    use insta::assert_snapshot;
+
+    use super::super::trace::{nodes_of, pods_of};
+    use super::*;
+
+    #[test]
+    fn a_pod_says_what_its_user_would() {
+        let nodes = nodes_of("sn,cpu_milli,memory_mib,gpu,model\na,64000,262144,2,P100\nb,64000,262144,2,T4\n").unwrap();
+        let pods = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\np2,4000,8192,2,1000,T4|V100\np1,500,0,1,460,\np0,1000,64,0,0,\n";
+        let world = world(&nodes, &pods_of(pods).unwrap());
+        let specs: Vec<String> = world.pods.iter().map(|pod| format!("{} {:?} {}", pod.name, pod.eligible, pod.spec)).collect();
+        assert_snapshot!(specs.join("\n"), @r#"
+        p0 None {"containers":[{"image":"busybox:1.36","name":"main","resources":{"limits":{},"requests":{"cpu":"1000m","memory":"64Mi"}}}]}
+        p1 None {"containers":[{"image":"busybox:1.36","name":"main","resources":{"limits":{"koordinator.sh/gpu-core":"46","koordinator.sh/gpu-memory-ratio":"46","koordinator.sh/gpu.shared":"1"},"requests":{"cpu":"500m","koordinator.sh/gpu-core":"46","koordinator.sh/gpu-memory-ratio":"46","koordinator.sh/gpu.shared":"1"}}}]}
+        p2 Some(0) {"affinity":{"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"node.koordinator.sh/gpu-model","operator":"In","values":["T4","V100"]}]}]}}},"containers":[{"image":"busybox:1.36","name":"main","resources":{"limits":{"koordinator.sh/gpu-core":"200","koordinator.sh/gpu-memory-ratio":"200","koordinator.sh/gpu.shared":"2"},"requests":{"cpu":"4000m","koordinator.sh/gpu-core":"200","koordinator.sh/gpu-memory-ratio":"200","koordinator.sh/gpu.shared":"2","memory":"8192Mi"}}}]}
+        "#);
+        assert_eq!(world.eligible, [[false, true].into()]);
+        assert_eq!((world.capacity(), world.pods.iter().map(Pod::demand).sum::<i64>()), (4000, 2460));
+    }
+}

@@ -1,0 +1,127 @@
+//! What is free on every node: counted from what has been bound, and from nothing that the engine believes.
+
+use super::trace::WHOLE;
+use super::world::{Node, Pod, World};
+
+/// Every node's free room.
+#[derive(Clone, Debug)]
+pub struct Occupancy {
+    nodes: Vec<Use>,
+    n_allocated: i64,
+}
+
+/// One node's free room.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Use {
+    /// Thousandths of a CPU.
+    pub cpu_free: i64,
+    /// Bytes.
+    pub memory_free: i64,
+    /// CPU and memory that kube-scheduler counts as used when it scores.
+    pub scored: [i64; 2],
+    /// By column.
+    pub extended_free: Box<[i64]>,
+    /// Thousandths of every GPU, in the order of the node's minors.
+    pub gpus: Box<[i64]>,
+    /// Changes whenever the rest does.
+    pub version: u32,
+}
+
+/// Thousandths of one of a node's GPUs, by its place among them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Which.
+    pub gpu: usize,
+    /// How much.
+    pub milli: i64,
+}
+
+impl Use {
+    /// An empty node.
+    pub fn empty(node: &Node) -> Self {
+        Self {
+            cpu_free: node.cpu,
+            memory_free: node.memory,
+            scored: [0; 2],
+            extended_free: node.extended.clone(),
+            gpus: vec![WHOLE; node.minors.len()].into(),
+            version: 1,
+        }
+    }
+
+    /// GPU thousandths that are free in all.
+    pub fn gpu_free(&self) -> i64 {
+        self.gpus.iter().sum()
+    }
+
+    /// How many GPUs have so much free.
+    pub fn n_with(&self, milli: i64) -> usize {
+        self.gpus.iter().filter(|free| **free >= milli).count()
+    }
+
+    /// Takes what a pod asks for, and these parts of GPUs; gives it back for a `sign` of -1.
+    pub fn take(&mut self, pod: &Pod, parts: &[Part], sign: i64) {
+        self.cpu_free -= sign * pod.cpu;
+        self.memory_free -= sign * pod.memory;
+        for (sum, amount) in self.scored.iter_mut().zip(pod.scored) {
+            *sum += sign * amount;
+        }
+        for (column, amount) in &pod.extended {
+            if let Some(free) = self.extended_free.get_mut(*column) {
+                *free -= sign * amount;
+            }
+        }
+        for part in parts {
+            if let Some(free) = self.gpus.get_mut(part.gpu) {
+                *free -= sign * part.milli;
+            }
+        }
+        self.version = self.version.wrapping_add(1);
+    }
+}
+
+impl Occupancy {
+    /// An empty cluster.
+    pub fn empty(world: &World) -> Self {
+        Self { nodes: world.nodes.iter().map(Use::empty).collect(), n_allocated: 0 }
+    }
+
+    /// One node.
+    pub fn node(&self, node: usize) -> Option<&Use> {
+        self.nodes.get(node)
+    }
+
+    /// Every node, in the world's order.
+    pub fn nodes(&self) -> &[Use] {
+        &self.nodes
+    }
+
+    /// GPU thousandths that are taken in all.
+    pub fn n_allocated(&self) -> i64 {
+        self.n_allocated
+    }
+
+    /// Whether kube-scheduler finds room for a pod: it knows sums only, and no device.
+    pub fn has_room(&self, node: usize, pod: &Pod) -> bool {
+        let Some(free) = self.nodes.get(node) else { return false };
+        let fits = |(column, amount): &(usize, i64)| free.extended_free.get(*column).is_some_and(|free| free >= amount);
+        (pod.cpu == 0 || free.cpu_free >= pod.cpu) && (pod.memory == 0 || free.memory_free >= pod.memory) && pod.extended.iter().all(fits)
+    }
+
+    /// A pod comes to a node.
+    pub fn put(&mut self, node: usize, pod: &Pod, parts: &[Part]) {
+        self.change(node, pod, parts, 1);
+    }
+
+    /// A pod leaves a node.
+    pub fn remove(&mut self, node: usize, pod: &Pod, parts: &[Part]) {
+        self.change(node, pod, parts, -1);
+    }
+
+    fn change(&mut self, node: usize, pod: &Pod, parts: &[Part], sign: i64) {
+        self.n_allocated += sign * parts.iter().map(|part| part.milli).sum::<i64>();
+        if let Some(free) = self.nodes.get_mut(node) {
+            free.take(pod, parts, sign);
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! What is compared: the engine's own policies by their names, and reference policies from elsewhere.
+
+use std::fmt;
+use std::str::FromStr;
+
+use placement::{DevicePolicy, NodePolicy, Policies};
+
+/// Who chooses nodes and devices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// The engine.
+    Engine(Policies),
+    /// A policy that is here to compare with.
+    Reference(Reference),
+}
+
+/// A policy that is not ours. Unless it says otherwise, a pod of one GPU gets the tightest device with room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reference {
+    /// kube-scheduler's default scores choose the node.
+    KubeDefault,
+    /// Fragmentation gradient descent: node and device that make fragmentation grow least, in whole scores.
+    Fgd,
+    /// The node with least CPU and GPU left.
+    BestFit,
+    /// The node with least GPU left.
+    Fullest,
+    /// Any node and device with room.
+    Random,
+}
+
+/// Names of reference policies.
+const REFERENCES: [(&str, Reference); 5] = [
+    ("kube-default", Reference::KubeDefault),
+    ("fgd", Reference::Fgd),
+    ("best-fit", Reference::BestFit),
+    ("fullest", Reference::Fullest),
+    ("random", Reference::Random),
+];
+
+impl FromStr for Policy {
+    type Err = String;
+
+    /// A reference, or the engine's policy for nodes, and after a slash that for devices.
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some((_, reference)) = REFERENCES.iter().find(|(name, _)| *name == text) {
+            return Ok(Self::Reference(*reference));
+        }
+        let (node, device) = text.split_once('/').map_or((text, None), |(node, device)| (node, Some(device)));
+        let references = REFERENCES.map(|(name, _)| name).join(", ");
+        let node_policy: NodePolicy = node.parse().map_err(|error| format!("{error}; or, to compare with, one of {references}"))?;
+        let device_policy = match device {
+            Some(device) => device.parse().map_err(|error: placement::PolicyError| error.to_string())?,
+            None => node.parse::<DevicePolicy>().unwrap_or_default(),
+        };
+        Ok(Self::Engine(Policies { node: node_policy, device: device_policy }))
+    }
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Engine(Policies { node, device }) => {
+                let (node, device) = (node.to_string(), device.to_string());
+                let usual = node.parse::<DevicePolicy>().unwrap_or_default().to_string();
+                if device == usual { f.write_str(&node) } else { write!(f, "{node}/{device}") }
+            }
+            Self::Reference(reference) => {
+                let name = REFERENCES.iter().find(|(_, other)| other == reference).map_or("", |(name, _)| name);
+                f.write_str(name)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case::ours("binpack", "binpack")]
+    #[case::same_device("spread/spread", "spread")]
+    #[case::other_device("spread/binpack", "spread/binpack")]
+    #[case::reference("kube-default", "kube-default")]
+    fn names_are_read_and_shown(#[case] text: &str, #[case] shown: &str) {
+        assert_eq!(text.parse::<Policy>().unwrap().to_string(), shown);
+    }
+
+    #[test]
+    fn an_unknown_name_is_told_of_with_all_that_there_are() {
+        let error = "nonsense".parse::<Policy>().unwrap_err();
+        assert!(error.contains("binpack") && error.contains("kube-default"), "{error}");
+    }
+}

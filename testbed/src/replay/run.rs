@@ -1,0 +1,264 @@
+//! One run: a policy, a seed, and pods that come one by one, each placed before the next.
+//!
+//! A pod that fits nowhere is deleted; nobody waits, and nobody is preempted.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use placement::Policies;
+use serde::Serialize;
+
+use super::arrivals::{Arrival, by_time, shuffled};
+use super::conditions::{Conditions, PlainPods};
+use super::curve::{Curve, Point, without_gaps};
+use super::engine::Engine;
+use super::fragment::{Typical, fragment};
+use super::kube::{Found, KubeScheduler, default_score};
+use super::occupancy::{Occupancy, Part};
+use super::policy::Policy;
+use super::portion::{floor, percent, real};
+use super::reference::Chooser;
+use super::world::{Pod, World};
+use crate::console::Bar;
+
+/// What an extender's point is worth to kube-scheduler, whose plugins give up to 100, with the weight that we ship.
+const PER_POINT: i64 = 10;
+
+/// What one run is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Job<'w> {
+    /// Nodes and pods.
+    pub world: &'w World,
+    /// What fragmentation is measured by.
+    pub typical: &'w [Typical],
+    /// Who chooses.
+    pub policy: &'w Policy,
+    /// Under which circumstances.
+    pub conditions: &'w Conditions,
+    /// Decides everything that is random.
+    pub seed: u64,
+    /// Demand to bring the pods to, as a part of the cluster's GPUs; as they are without it.
+    pub tune: Option<f64>,
+    /// Whether pods come and go at their times.
+    pub departures: bool,
+    /// How many placements there are between two checks of every invariant.
+    pub check_every: u32,
+}
+
+/// What one run came to.
+#[derive(Clone, Debug, Serialize)]
+pub struct Outcome {
+    /// The run's seed.
+    pub seed: u64,
+    /// Pods that came.
+    pub pods: usize,
+    /// Pods that fit nowhere.
+    pub unplaced: usize,
+    /// Placements that were checked.
+    pub checks: u32,
+    /// What became of the GPUs.
+    pub curve: Vec<Point>,
+    /// Microseconds of one filter.
+    pub filter_micros: f64,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+/// Places all pods of a job; `None` if it was stopped.
+///
+/// # Errors
+/// An invariant that does not hold, or an answer of the scheduler that makes no sense.
+pub fn run(job: Job<'_>, bar: &Bar, stop: &AtomicBool) -> Result<Option<Outcome>> {
+    let began = Instant::now();
+    let capacity = job.world.capacity();
+    let demand = job.tune.map(|part| floor(part * real(capacity)));
+    let mut arrivals = shuffled(job.world, job.seed, demand);
+    if job.departures {
+        by_time(job.world, &mut arrivals);
+    }
+    bar.set_length(arrivals.len());
+    let mut run = Run::new(job);
+    for (at, arrival) in arrivals.iter().enumerate() {
+        if stop.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        run.arrive(&arrivals, arrival, at).with_context(|| format!("{} of {} pods", at + 1, arrivals.len()))?;
+        bar.advance();
+    }
+    run.check()?;
+    let (pods, seconds) = (arrivals.len(), began.elapsed().as_secs_f64());
+    let Run { unplaced, checks, curve, engine, .. } = run;
+    // Pods are coarse: the last ones may come a little below the demand that they were brought to.
+    let last = demand.map(|demand| usize::try_from(floor(percent(demand, capacity))).unwrap_or(0));
+    let curve = match last.filter(|_| !job.departures) {
+        Some(last) => without_gaps(&curve.points(), last),
+        None => curve.points(),
+    };
+    Ok(Some(Outcome { seed: job.seed, pods, unplaced, checks, curve, filter_micros: engine.filter_micros(), seconds }))
+}
+
+struct Run<'w> {
+    job: Job<'w>,
+    engine: Engine<'w>,
+    chooser: Option<Chooser<'w>>,
+    kube: KubeScheduler,
+    found: Found,
+    occupancy: Occupancy,
+    /// Every node's fragmentation, and the sum.
+    fragments: Vec<f64>,
+    fragment: f64,
+    /// GPU thousandths that have been asked for, and are still.
+    offered: i64,
+    /// When pods go, which arrivals they are, and where they are.
+    stays: BinaryHeap<Reverse<(i64, usize)>>,
+    places: Vec<Option<(usize, Vec<Part>)>>,
+    curve: Curve,
+    unplaced: usize,
+    placed: u32,
+    checks: u32,
+}
+
+impl<'w> Run<'w> {
+    fn new(job: Job<'w>) -> Self {
+        let Job { world, typical, policy, conditions, seed, .. } = job;
+        let (policies, chooser) = match policy {
+            Policy::Engine(policies) => (*policies, None),
+            Policy::Reference(reference) => (Policies::default(), Some(Chooser::new(world, *reference, typical))),
+        };
+        let occupancy = Occupancy::empty(world);
+        let fragments: Vec<f64> = occupancy.nodes().iter().enumerate().map(|(at, free)| fragment(world, at, free, typical)).collect();
+        Self {
+            job,
+            engine: Engine::new(world, policies),
+            chooser,
+            kube: KubeScheduler::new(world.nodes.len(), conditions.sampling, conditions.ties, seed),
+            found: Found::default(),
+            occupancy,
+            fragment: fragments.iter().sum(),
+            fragments,
+            offered: 0,
+            stays: BinaryHeap::new(),
+            places: Vec::new(),
+            curve: Curve::default(),
+            unplaced: 0,
+            placed: 0,
+            checks: 0,
+        }
+    }
+
+    fn arrive(&mut self, arrivals: &[Arrival], arrival: &Arrival, at: usize) -> Result<()> {
+        let pod = self.job.world.pods.get(arrival.pod).context("there is no such pod")?;
+        if self.job.departures {
+            self.depart(arrivals, pod.stay.from.unwrap_or(i64::MIN));
+            self.stays.extend(pod.stay.to.map(|to| Reverse((to, at))));
+        }
+        self.engine.create(pod, arrival)?;
+        let place = self.place(arrival.pod, pod).with_context(|| format!("pod {}", arrival.name))?;
+        if let Some((node, parts)) = &place {
+            self.occupancy.put(*node, pod, parts);
+            self.measure(*node);
+            self.placed += 1;
+            if self.placed.is_multiple_of(self.job.check_every) {
+                self.check()?;
+            }
+        } else {
+            self.unplaced += 1;
+            self.engine.delete(&arrival.name);
+        }
+        self.places.push(place);
+        self.offered += pod.demand();
+        let capacity = self.job.world.capacity();
+        let fragment = 100.0 * self.fragment / real(capacity.max(1));
+        self.curve.add(percent(self.offered, capacity), percent(self.occupancy.n_allocated(), capacity), fragment);
+        Ok(())
+    }
+
+    /// Pods go whose time has come.
+    fn depart(&mut self, arrivals: &[Arrival], now: i64) {
+        while let Some(Reverse((_, at))) = self.stays.peek().copied().filter(|Reverse((to, _))| *to <= now) {
+            self.stays.pop();
+            let Some(arrival) = arrivals.get(at) else { continue };
+            let Some(pod) = self.job.world.pods.get(arrival.pod) else { continue };
+            self.offered -= pod.demand();
+            if let Some((node, parts)) = self.places.get_mut(at).and_then(Option::take) {
+                self.occupancy.remove(node, pod, &parts);
+                self.engine.delete(&arrival.name);
+                self.measure(node);
+            }
+        }
+    }
+
+    /// Finds a place for a pod and binds it there.
+    ///
+    /// kube-scheduler tries a pod again that the extender refused, and goes on where it had stopped: a pod fits nowhere
+    /// once all nodes have been looked at.
+    fn place(&mut self, pod_at: usize, pod: &Pod) -> Result<Option<(usize, Vec<Part>)>> {
+        let mut n_seen = 0;
+        while n_seen < self.job.world.nodes.len() {
+            let mut found = std::mem::take(&mut self.found);
+            self.kube.find(self.job.world, &self.occupancy, pod, &mut found);
+            n_seen += found.n_seen;
+            let place = if found.nodes.is_empty() { Ok(None) } else { self.place_among(pod_at, pod, &found.nodes) };
+            self.found = found;
+            if let Some(place) = place? {
+                return Ok(Some(place));
+            }
+        }
+        Ok(None)
+    }
+
+    fn place_among(&mut self, pod_at: usize, pod: &Pod, nodes: &[usize]) -> Result<Option<(usize, Vec<Part>)>> {
+        if pod.gpus == 0 && self.job.conditions.plain_pods == PlainPods::KubeScheduler {
+            let scored: Vec<(usize, i64)> = nodes.iter().map(|node| (*node, self.default_score(*node, pod))).collect();
+            let Some(node) = self.kube.choose(&scored) else { return Ok(None) };
+            self.engine.bind_elsewhere(node, &[])?;
+            return Ok(Some((node, Vec::new())));
+        }
+        if let Some(chooser) = &mut self.chooser {
+            let scored = chooser.score(pod_at, nodes, &self.occupancy, &mut self.kube);
+            let Some(node) = self.kube.choose(&scored) else { return Ok(None) };
+            let free = self.occupancy.node(node).context("there is no such node")?;
+            let parts = chooser.parts(node, free, pod, &mut self.kube);
+            self.engine.bind_elsewhere(node, &parts)?;
+            return Ok(Some((node, parts)));
+        }
+        let Some(node) = self.choose_with_extender(pod, nodes)? else { return Ok(None) };
+        let parts = self.engine.bind(node)?;
+        if parts.len() != pod.gpus {
+            bail!("it is given {} GPUs and asks for {}", parts.len(), pod.gpus);
+        }
+        Ok(Some((node, parts)))
+    }
+
+    /// As kube-scheduler does: one node that is left needs no scores.
+    fn choose_with_extender(&mut self, pod: &Pod, nodes: &[usize]) -> Result<Option<usize>> {
+        let fitting = self.engine.filter(nodes)?;
+        if fitting.len() < 2 {
+            return Ok(fitting.first().copied());
+        }
+        let points = self.engine.prioritize(&fitting)?;
+        let score = |node: &usize| (*node, self.default_score(*node, pod) + PER_POINT * points.get(node).copied().unwrap_or(0));
+        let scored: Vec<(usize, i64)> = fitting.iter().map(score).collect();
+        Ok(self.kube.choose(&scored))
+    }
+
+    fn default_score(&self, node: usize, pod: &Pod) -> i64 {
+        let found = self.job.world.nodes.get(node).zip(self.occupancy.node(node));
+        found.map_or(0, |(node, used)| default_score(node, used, pod))
+    }
+
+    fn measure(&mut self, node: usize) {
+        let (Some(free), Some(known)) = (self.occupancy.node(node), self.fragments.get_mut(node)) else { return };
+        let now = fragment(self.job.world, node, free, self.job.typical);
+        self.fragment += now - *known;
+        *known = now;
+    }
+
+    fn check(&mut self) -> Result<()> {
+        self.checks += 1;
+        self.engine.check(&self.occupancy).with_context(|| format!("after {} placements", self.placed))
+    }
+}

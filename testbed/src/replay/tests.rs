@@ -1,0 +1,80 @@
+//! Whole replays of a trace that is made here.
+
+use insta::assert_snapshot;
+
+use super::*;
+
+/// Nodes of two kinds, and pods whose sizes repeat.
+pub(super) fn list(n_nodes: usize, n_pods: usize) -> List {
+    let node = |at: usize| format!("n{at:03},{},262144,{},{}\n", 16_000 * (1 + at % 3), 1 + at % 4, ["T4", "V100"][at % 2]);
+    let nodes = (0..n_nodes).map(node).collect::<Vec<_>>().concat();
+    let sizes =
+        [(4000, 1, 500, ""), (2000, 1, 250, "T4"), (1000, 0, 0, ""), (8000, 1, 1000, "V100|T4"), (8000, 2, 1000, ""), (3000, 1, 810, "")];
+    let pod = |at: usize| {
+        let (cpu, gpus, milli, models) = sizes[at * 7 % 11 % sizes.len()];
+        format!("p{at:04},{cpu},4096,{gpus},{milli},{models},{},{}\n", at * 10, at * 10 + 700)
+    };
+    let pods = (0..n_pods).map(pod).collect::<Vec<_>>().concat();
+    let nodes = trace::nodes_of(&format!("sn,cpu_milli,memory_mib,gpu,model\n{nodes}")).unwrap();
+    let pods =
+        trace::pods_of(&format!("name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,creation_time,deletion_time\n{pods}")).unwrap();
+    let world = objects::world(&nodes, &pods);
+    List { name: "made".to_owned(), typical: typical_pods(&world), world }
+}
+
+#[derive(clap::Parser)]
+struct Parsed {
+    #[command(flatten)]
+    args: ReplayArgs,
+}
+
+fn args(text: &str) -> ReplayArgs {
+    let words = "replay --nodes none --pods none --check-every 20".split(' ').chain(text.split(' '));
+    <Parsed as clap::Parser>::try_parse_from(words).unwrap().args
+}
+
+/// Results without what depends on the machine.
+async fn replayed(text: &str) -> Vec<Summary> {
+    let args = args(text);
+    let conditions = args.condition.iter().map(|named| Conditions::of(*named, Overrides::default())).collect();
+    let console = Console::new(true);
+    let plan = Plan { lists: vec![list(20, 90)], conditions, bars: console.bars(), args };
+    let mut summaries = replay(plan, &console).await.unwrap();
+    for run in summaries.iter_mut().flat_map(|summary| &mut summary.runs) {
+        assert!(run.checks > 2, "invariants are checked all along");
+        (run.seconds, run.filter_micros) = (0.0, 0.0);
+    }
+    summaries
+}
+
+#[tokio::test]
+async fn policies_are_compared_under_each_condition() {
+    let summaries = replayed("--policy kube-default,fgd,best-fit,fullest,random --condition P,A,S --seeds 1,2").await;
+    assert_snapshot!(summary::render(&summaries));
+    let svg = plot::bars("Policies", 130, &summaries.iter().filter(|summary| summary.conditions == "A").collect::<Vec<_>>());
+    assert_snapshot!(svg);
+}
+
+#[tokio::test]
+async fn a_seed_says_it_all() {
+    let [one, other] = ["--threads 1", "--threads 4"].map(|threads| format!("--policy binpack --condition A --seeds 4,5 {threads}"));
+    let (one, other) = (replayed(&one).await, replayed(&other).await);
+    assert_eq!(one[0].curve, other[0].curve);
+    assert_ne!(one[0].runs[0].curve, one[0].runs[1].curve);
+}
+
+/// Pods stay for 700 seconds and come every 10: no more than 70 are there together.
+#[tokio::test]
+async fn pods_that_leave_make_room() {
+    let staying = replayed("--policy binpack --condition A --seeds 1 --tune 0").await;
+    let leaving = replayed("--policy binpack --condition A --seeds 1 --tune 0 --departures").await;
+    let last = |summary: &Summary| summary.curve.iter().map(|spread| spread.offered).max().unwrap();
+    assert!(last(&leaving[0]) < last(&staying[0]), "{} {}", last(&leaving[0]), last(&staying[0]));
+    assert!(leaving[0].runs[0].unplaced < staying[0].runs[0].unplaced);
+}
+
+#[test]
+fn seeds_are_numbers_and_ranges() {
+    assert_eq!(seeds("42-44,7"), Ok(Seeds(vec![42, 43, 44, 7])));
+    assert_eq!(seeds("x").unwrap_err(), r#""x" is no seed: write numbers such as 1,2,3 or 42-51"#);
+}

@@ -1,0 +1,193 @@
+//! A trace as it is published: nodes and pods, a line each, of comma-separated columns that the first line names.
+//!
+//! Reads and checks; what the lines mean to Kubernetes is said elsewhere. Cells have no quotes and no commas.
+
+use std::path::Path;
+use std::str::FromStr;
+
+use anyhow::{Context, Result, ensure};
+
+/// GPU thousandths of a whole device.
+pub const WHOLE: i64 = 1000;
+/// Thousandths in one percent: what a pod can ask for has this grain.
+pub const PERCENT: i64 = 10;
+/// More GPUs than any node has.
+const MAX_GPUS: usize = 1024;
+
+/// A node of the trace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeRow {
+    /// Its name.
+    pub name: String,
+    /// Thousandths of a CPU.
+    pub cpu_milli: i64,
+    /// Memory.
+    pub memory_mib: i64,
+    /// Number of GPUs.
+    pub gpus: usize,
+    /// What they are.
+    pub model: String,
+}
+
+/// A pod of the trace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodRow {
+    /// Its name.
+    pub name: String,
+    /// Thousandths of a CPU.
+    pub cpu_milli: i64,
+    /// Memory.
+    pub memory_mib: i64,
+    /// Number of GPUs.
+    pub gpus: usize,
+    /// Thousandths of each of them.
+    pub gpu_milli: i64,
+    /// The models that it can do with, as the trace writes them; empty if any will do.
+    pub models: String,
+    /// When it came, in seconds, if the trace says so.
+    pub created: Option<i64>,
+    /// When it went, in seconds, if the trace says so.
+    pub deleted: Option<i64>,
+}
+
+/// Reads a file of nodes.
+///
+/// # Errors
+/// The file, the line and the column that cannot be read.
+pub fn nodes(path: &Path) -> Result<Vec<NodeRow>> {
+    rows(path, nodes_of)
+}
+
+/// Reads a file of pods.
+///
+/// # Errors
+/// The file, the line and the column that cannot be read.
+pub fn pods(path: &Path) -> Result<Vec<PodRow>> {
+    rows(path, pods_of)
+}
+
+fn rows<T>(path: &Path, parse: impl Fn(&str) -> Result<Vec<T>>) -> Result<Vec<T>> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    parse(&text).with_context(|| path.display().to_string())
+}
+
+/// The nodes that a text lists.
+///
+/// # Errors
+/// The line and the column that cannot be read.
+pub fn nodes_of(text: &str) -> Result<Vec<NodeRow>> {
+    parse(text, |row| {
+        let gpus = row.number("gpu")?;
+        ensure!(gpus <= MAX_GPUS, "gpu is {gpus}, which is absurd");
+        Ok(NodeRow {
+            name: row.text("sn")?.to_owned(),
+            cpu_milli: row.number("cpu_milli")?,
+            memory_mib: row.number("memory_mib")?,
+            gpus,
+            model: row.text("model")?.to_owned(),
+        })
+    })
+}
+
+/// The pods that a text lists.
+///
+/// # Errors
+/// The line and the column that cannot be read.
+pub fn pods_of(text: &str) -> Result<Vec<PodRow>> {
+    parse(text, |row| {
+        let pod = PodRow {
+            name: row.text("name")?.to_owned(),
+            cpu_milli: row.number("cpu_milli")?,
+            memory_mib: row.number("memory_mib")?,
+            gpus: row.number("num_gpu")?,
+            gpu_milli: row.number("gpu_milli")?,
+            models: row.text("gpu_spec")?.to_owned(),
+            created: row.time("creation_time")?,
+            deleted: row.time("deletion_time")?,
+        };
+        let (gpus, milli) = (pod.gpus, pod.gpu_milli);
+        ensure!(gpus <= MAX_GPUS, "num_gpu is {gpus}, which is absurd");
+        let is_amount = gpus == 0 || ((PERCENT..=WHOLE).contains(&milli) && milli % PERCENT == 0);
+        ensure!(is_amount, "gpu_milli is {milli}: a pod asks for whole percents of a GPU, 10 to 1000 thousandths in steps of 10");
+        Ok(PodRow { gpu_milli: if gpus == 0 { 0 } else { milli }, ..pod })
+    })
+}
+
+fn parse<T>(text: &str, parse: impl Fn(Row<'_>) -> Result<T>) -> Result<Vec<T>> {
+    let mut lines = text.lines();
+    let heads: Vec<&str> =
+        lines.next().context("the file is empty: its first line must name the columns")?.split(',').map(str::trim).collect();
+    let filled = (2..).zip(lines).filter(|(_, line)| !line.trim().is_empty());
+    let rows = filled.map(|(number, line)| {
+        let cells = line.split(',').map(str::trim).collect();
+        parse(Row { heads: &heads, cells }).with_context(|| format!("line {number}"))
+    });
+    rows.collect()
+}
+
+struct Row<'a> {
+    heads: &'a [&'a str],
+    cells: Vec<&'a str>,
+}
+
+impl Row<'_> {
+    fn cell(&self, column: &str) -> Option<&str> {
+        let at = self.heads.iter().position(|head| *head == column)?;
+        Some(self.cells.get(at).copied().unwrap_or_default())
+    }
+
+    fn text(&self, column: &str) -> Result<&str> {
+        self.cell(column).with_context(|| format!("there is no column {column}"))
+    }
+
+    /// Whole numbers that are not negative; traces write some of them as `8.0`.
+    fn number<T: FromStr>(&self, column: &str) -> Result<T> {
+        let text = self.text(column)?;
+        let whole = text.strip_suffix(".0").unwrap_or(text);
+        let number = whole.parse().ok().filter(|_| !whole.starts_with(['-', '+']));
+        number.with_context(|| format!("{column} is {text:?}, not a whole number"))
+    }
+
+    fn time(&self, column: &str) -> Result<Option<i64>> {
+        match self.cell(column) {
+            None | Some("") => Ok(None),
+            Some(_) => self.number(column).map(Some),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[test]
+    fn columns_are_found_by_name() {
+        let nodes = nodes_of("model,sn,gpu,memory_mib,cpu_milli\nT4,n1,2,1024,8000\n\n").unwrap();
+        let model = "T4".to_owned();
+        assert_eq!(nodes, [NodeRow { name: "n1".to_owned(), cpu_milli: 8000, memory_mib: 1024, gpus: 2, model }]);
+        let pods =
+            pods_of("name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,deletion_time\np1,500,64,1,460,A|B,7.0\np2,500,64,0,1000,,\n")
+                .unwrap();
+        assert_eq!(
+            pods.iter().map(|pod| (pod.gpu_milli, &*pod.models, pod.created, pod.deleted)).collect::<Vec<_>>(),
+            [(460, "A|B", None, Some(7)), (0, "", None, None),]
+        );
+    }
+
+    #[rstest]
+    #[case::empty("", "the file is empty: its first line must name the columns")]
+    #[case::column("name\np", "line 2: there is no column cpu_milli")]
+    #[case::negative(
+        "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\np,-5,1,0,0,",
+        r#"line 2: cpu_milli is "-5", not a whole number"#
+    )]
+    #[case::grain(
+        "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\np,5,1,1,455,",
+        "line 2: gpu_milli is 455: a pod asks for whole percents of a GPU, 10 to 1000 thousandths in steps of 10"
+    )]
+    fn what_cannot_be_read_is_named(#[case] text: &str, #[case] message: &str) {
+        assert_eq!(format!("{:#}", pods_of(text).unwrap_err()), message);
+    }
+}

@@ -1,0 +1,112 @@
+//! The nodes and pods of a replay, wherever they come from, as the replay counts them and as Kubernetes would show them.
+
+use std::collections::HashMap;
+
+use serde_json::Value;
+
+/// The nodes, the pods, and which of the two may go together.
+#[derive(Clone, Debug, Default)]
+pub struct World {
+    /// In the order in which kube-scheduler has come to know them.
+    pub nodes: Vec<Node>,
+    /// All that there are to place; a replay may place some twice, and some never.
+    pub pods: Vec<Pod>,
+    /// Extended resources that nodes offer and pods ask for.
+    pub columns: Vec<String>,
+    /// By number, a set of nodes that pods of some kind may go to, whatever is free there.
+    pub eligible: Vec<Box<[bool]>>,
+}
+
+/// A node.
+#[derive(Clone, Debug)]
+pub struct Node {
+    /// Its name.
+    pub name: Box<str>,
+    /// Thousandths of a CPU that pods may have.
+    pub cpu: i64,
+    /// Bytes that pods may have.
+    pub memory: i64,
+    /// What pods may have of each column.
+    pub extended: Box<[i64]>,
+    /// The minors of its GPUs.
+    pub minors: Box<[i32]>,
+    /// As the API server would show it.
+    pub object: Value,
+    /// Its Device object, if it has one.
+    pub device: Option<Value>,
+}
+
+/// A pod.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pod {
+    /// Its name.
+    pub name: Box<str>,
+    /// Its namespace.
+    pub namespace: Box<str>,
+    /// JSON fields of its metadata besides names, each with a comma before it.
+    pub metadata: Box<str>,
+    /// Its specification in JSON, without a node.
+    pub spec: Box<str>,
+    /// Thousandths of a CPU.
+    pub cpu: i64,
+    /// Bytes.
+    pub memory: i64,
+    /// CPU and memory as kube-scheduler scores them: containers that ask for none count as if they did.
+    pub scored: [i64; 2],
+    /// Column and amount of each extended resource.
+    pub extended: Box<[(usize, i64)]>,
+    /// How many GPUs.
+    pub gpus: usize,
+    /// Thousandths of each of them.
+    pub milli: i64,
+    /// The set of nodes that it may go to; every node, if there is none.
+    pub eligible: Option<usize>,
+    /// When it comes and goes, in seconds.
+    pub stay: Stay,
+}
+
+/// When a pod comes and goes, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stay {
+    /// When it comes.
+    pub from: Option<i64>,
+    /// When it goes.
+    pub to: Option<i64>,
+}
+
+impl Pod {
+    /// GPU thousandths in all.
+    pub fn demand(&self) -> i64 {
+        i64::try_from(self.gpus).unwrap_or(i64::MAX).saturating_mul(self.milli)
+    }
+}
+
+impl World {
+    /// GPU thousandths of all nodes.
+    pub fn capacity(&self) -> i64 {
+        let gpus: usize = self.nodes.iter().map(|node| node.minors.len()).sum();
+        i64::try_from(gpus).unwrap_or(0) * super::trace::WHOLE
+    }
+
+    /// Whether a node is in a set of nodes.
+    pub fn is_eligible(&self, set: Option<usize>, node: usize) -> bool {
+        let Some(set) = set else { return true };
+        self.eligible.get(set).and_then(|set| set.get(node)).copied().unwrap_or(false)
+    }
+}
+
+/// Gives numbers to texts, and tells which are new.
+#[derive(Debug, Default)]
+pub struct Numbers(HashMap<Box<str>, usize>);
+
+impl Numbers {
+    /// The number of a text, and whether it is a new one.
+    pub fn of(&mut self, text: &str) -> (usize, bool) {
+        if let Some(number) = self.0.get(text) {
+            return (*number, false);
+        }
+        let number = self.0.len();
+        self.0.insert(text.into(), number);
+        (number, true)
+    }
+}
