@@ -28,6 +28,7 @@ pub use amounts::{AmountError, Amounts};
 pub use configuration::{Configuration, ConfigurationError, ExtenderConfiguration, ManagedResource};
 pub use diagnosis::{Diagnosis, Refusal};
 pub use extender::{Extender, ExtenderError, Filtered};
+pub use fit::repels;
 
 mod amounts;
 mod binding;

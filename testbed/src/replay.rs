@@ -15,17 +15,19 @@ use conditions::{Conditions, Named, Overrides, PlainPods, TieBreak};
 use fragment::{Typical, typical_pods};
 use kube::Sampling;
 use plot::Measure;
-use policy::Policy;
+use policy::{Policy, Reference};
 use run::{Job, Outcome};
 use summary::Summary;
 use world::World;
 
+pub mod affinity;
 pub mod arrivals;
 pub mod conditions;
 pub mod curve;
 pub mod engine;
 pub mod fragment;
 pub mod kube;
+pub mod live;
 pub mod objects;
 pub mod occupancy;
 pub mod plot;
@@ -41,14 +43,18 @@ pub mod world;
 #[derive(Clone, Debug, Args)]
 pub struct ReplayArgs {
     /// Nodes of the trace, a CSV file with the columns `sn,cpu_milli,memory_mib,gpu,model`.
-    #[arg(long, value_name = "CSV")]
-    nodes: PathBuf,
+    #[arg(long, value_name = "CSV", required_unless_present = "kubeconfig")]
+    nodes: Option<PathBuf>,
+    /// Your own cluster in place of a trace's nodes: its nodes, Device objects and pods are listed, and nothing is written.
+    /// With --pods these come on top of what is there; without, the cluster's own pods are placed again, oldest first.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["nodes", "departures"])]
+    kubeconfig: Option<PathBuf>,
     /// Pods of the trace, a CSV file with the columns `name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec`, and
     /// `creation_time,deletion_time` if it has them; repeat it for several lists.
-    #[arg(long, value_name = "CSV", required = true)]
+    #[arg(long, visible_alias = "arrivals", value_name = "CSV", required_unless_present = "kubeconfig")]
     pods: Vec<PathBuf>,
     /// Policies to compare: the engine's by NODE or NODE/DEVICE, or kube-default, fgd, best-fit, fullest, random.
-    #[arg(long, value_delimiter = ',', default_value = "binpack,kube-default")]
+    #[arg(long, value_delimiter = ',', default_values_t = [Policy::default(), Policy::Reference(Reference::KubeDefault)])]
     policy: Vec<Policy>,
     /// Conditions: P, A and S, explained in docs/replay.md.
     #[arg(long, value_delimiter = ',', value_enum, ignore_case = true, default_value = "A,S")]
@@ -112,7 +118,7 @@ struct List {
 pub async fn run(args: ReplayArgs) -> Result<bool> {
     let console = Console::new(args.json);
     console.step("reading the trace");
-    let lists = read(&args)?;
+    let lists = read(&args).await?;
     let overrides = Overrides { sampling: args.sampling, ties: args.ties, plain_pods: args.cpu_pods };
     let conditions: Vec<Conditions> = args.condition.iter().map(|named| Conditions::of(*named, overrides)).collect();
     let plots = args.plots.clone();
@@ -150,15 +156,23 @@ fn draw(dir: &Path, summaries: &[Summary], console: &Console) -> Result<()> {
     Ok(())
 }
 
-fn read(args: &ReplayArgs) -> Result<Vec<List>> {
-    let nodes = trace::nodes(&args.nodes)?;
-    let list = |path: &PathBuf| {
-        let world = objects::world(&nodes, &trace::pods(path)?);
-        ensure!(world.capacity() > 0, "{}: no node has a GPU", args.nodes.display());
+async fn read(args: &ReplayArgs) -> Result<Vec<List>> {
+    let named = |path: &Path, world: World| {
         let name = path.file_stem().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        Ok(List { name, typical: typical_pods(&world), world })
+        List { name, typical: typical_pods(&world), world }
     };
-    args.pods.iter().map(list).collect()
+    if let Some(kubeconfig) = &args.kubeconfig {
+        let seen = live::read(kubeconfig).await?;
+        if args.pods.is_empty() {
+            return Ok(vec![named(Path::new("cluster"), live::world(&seen, None)?)]);
+        }
+        let list = |path: &PathBuf| Ok(named(path, live::world(&seen, Some(&trace::pods(path)?))?));
+        return args.pods.iter().map(list).collect();
+    }
+    let path = args.nodes.as_deref().context("--nodes is missing")?;
+    let nodes = trace::nodes(path)?;
+    ensure!(nodes.iter().any(|node| node.gpus > 0), "{}: no node has a GPU", path.display());
+    args.pods.iter().map(|pods| Ok(named(pods, objects::world(&nodes, &trace::pods(pods)?)))).collect()
 }
 
 /// Everything that is to be run.
@@ -178,6 +192,11 @@ struct Line<'p> {
 }
 
 impl Plan {
+    /// Whether a cluster's own pods are placed again.
+    fn is_again(&self) -> bool {
+        self.args.kubeconfig.is_some() && self.args.pods.is_empty()
+    }
+
     fn lines(&self) -> Vec<Line<'_>> {
         let policies = |list| self.args.policy.iter().map(move |policy| (list, policy));
         let conditions = |(list, policy)| self.conditions.iter().map(move |conditions| Line { list, policy, conditions });
@@ -196,6 +215,7 @@ impl Plan {
             seed,
             tune: Some(self.args.tune).filter(|tune| *tune > 0.0),
             departures: self.args.departures,
+            in_order: self.is_again(),
             check_every: self.args.check_every,
         };
         let outcome = run::run(job, &bar, stop).with_context(|| label)?;
@@ -248,9 +268,10 @@ fn replay_all(plan: &Plan, stop: &AtomicBool, handle: &Handle) -> Result<Vec<Sum
     let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
     done.sort_by_key(|(line, outcome)| (*line, outcome.seed));
     let outcomes = |at: usize| done.iter().filter(move |(line, _)| *line == at).map(|(_, outcome)| outcome.clone()).collect();
+    let as_it_is = plan.lists.iter().filter(|_| plan.is_again()).map(|list| Summary::as_it_is(&list.name, &list.world, &list.typical));
     let summary =
         |(at, line): (usize, &Line<'_>)| Summary::of(&line.list.name, line.policy.to_string(), &line.conditions.label, outcomes(at));
-    Ok(lines.iter().enumerate().map(summary).collect())
+    Ok(as_it_is.chain(lines.iter().enumerate().map(summary)).collect())
 }
 
 #[cfg(test)]

@@ -35,8 +35,13 @@ impl Amounts {
         Ok(total)
     }
 
+    /// Thousandths of every resource but CPU and memory.
+    pub fn besides_cpu_and_memory(&self) -> impl Iterator<Item = (&str, i128)> {
+        self.0.iter().filter(|(name, _)| *name != "cpu" && *name != "memory").map(|(name, amount)| (name.as_str(), *amount))
+    }
+
     /// What a node offers to pods; what does not parse is not offered.
-    pub(super) fn allocatable(node: &Node) -> Self {
+    pub fn allocatable(node: &Node) -> Self {
         let offered = node.status.iter().filter_map(|status| status.allocatable.as_ref()).flatten();
         Self(offered.filter_map(|(name, quantity)| Some((name.clone(), thousandths(name, quantity).ok()?))).collect())
     }

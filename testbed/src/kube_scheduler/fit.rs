@@ -14,20 +14,27 @@ const UNSCHEDULABLE_TAINT: &str = "node.kubernetes.io/unschedulable";
 
 /// Why a node cannot take a pod; `None` if it can.
 pub(super) fn refusal(pod: &Pod, request: &Amounts, view: &NodeView, ignored: &BTreeSet<String>) -> Option<Refusal> {
-    let node = &*view.node;
-    let for_good = |reason: String| Some(Refusal { reasons: vec![reason], unresolvable: true });
-    if is_cordoned(node) && !tolerates_cordon(pod) {
-        return for_good("node(s) were unschedulable".to_owned());
-    }
-    if let Some(taint) = untolerated(pod, node) {
-        let value = taint.value.as_deref().unwrap_or_default();
-        return for_good(format!("node(s) had untolerated taint {{{}: {value}}}", taint.key));
-    }
-    if !selects(pod, node) {
-        return for_good("node(s) didn't match Pod's node affinity/selector".to_owned());
+    if let Some(reason) = repulsion(pod, &view.node) {
+        return Some(Refusal { reasons: vec![reason], unresolvable: true });
     }
     let (reasons, unresolvable) = request.shortages(&view.allocatable, &view.used, ignored);
     (!reasons.is_empty()).then_some(Refusal { reasons, unresolvable })
+}
+
+/// Whether a pod cannot go to a node, whatever is free there.
+pub fn repels(pod: &Pod, node: &Node) -> bool {
+    repulsion(pod, node).is_some()
+}
+
+fn repulsion(pod: &Pod, node: &Node) -> Option<String> {
+    if is_cordoned(node) && !tolerates_cordon(pod) {
+        return Some("node(s) were unschedulable".to_owned());
+    }
+    if let Some(taint) = untolerated(pod, node) {
+        let value = taint.value.as_deref().unwrap_or_default();
+        return Some(format!("node(s) had untolerated taint {{{}: {value}}}", taint.key));
+    }
+    (!selects(pod, node)).then(|| "node(s) didn't match Pod's node affinity/selector".to_owned())
 }
 
 fn is_cordoned(node: &Node) -> bool {

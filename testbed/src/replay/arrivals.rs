@@ -44,6 +44,11 @@ pub fn shuffled(world: &World, seed: u64, demand: Option<i64>) -> Vec<Arrival> {
     arrivals
 }
 
+/// The world's pods as they are, once each.
+pub fn recorded(world: &World) -> Vec<Arrival> {
+    (0..).zip(&world.pods).map(|(pod, of)| Arrival { pod, name: of.name.clone() }).collect()
+}
+
 /// Puts pods into the order of the times at which they came; equal times stay as they are, and so do pods without one.
 pub fn by_time(world: &World, arrivals: &mut [Arrival]) {
     arrivals.sort_by_key(|arrival| world.pods.get(arrival.pod).and_then(|pod| pod.stay.from));

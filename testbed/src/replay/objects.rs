@@ -14,25 +14,33 @@ const GIB_OF_GPU: usize = 16;
 /// `gpu.shared`, ratio and core of one GPU.
 const PER_GPU: i64 = 100;
 const NAMESPACE: &str = "default";
-/// The columns of a world that comes from a trace.
-const COLUMNS: [&str; 3] = [GPU_SHARED, GPU_MEMORY_RATIO, GPU_CORE];
+/// The columns of a world that comes from a trace, and the first ones of any other.
+pub const COLUMNS: [&str; 3] = [GPU_SHARED, GPU_MEMORY_RATIO, GPU_CORE];
 
-/// The world of a trace. Pods are in the order of their names.
+/// The world of a trace.
 pub fn world(nodes: &[NodeRow], pods: &[PodRow]) -> World {
+    let models: Vec<&str> = nodes.iter().map(|node| node.model.as_str()).collect();
+    let (pods, eligible) = self::pods(pods, &models);
+    let columns = COLUMNS.map(str::to_owned).to_vec();
+    World { nodes: nodes.iter().map(node).collect(), pods, columns, eligible, is_exact: true, ..World::default() }
+}
+
+/// Pods in the order of their names, and the sets of nodes that they may go to, for nodes of these models.
+pub fn pods(rows: &[PodRow], models: &[&str]) -> (Vec<Pod>, Vec<Box<[bool]>>) {
     let mut sets = Numbers::default();
     let mut eligible = Vec::new();
-    let mut set_of = |models: &str| {
-        (!models.is_empty()).then(|| {
-            let (set, is_new) = sets.of(models);
+    let mut set_of = |wanted: &str| {
+        (!wanted.is_empty()).then(|| {
+            let (set, is_new) = sets.of(wanted);
             if is_new {
-                eligible.push(nodes.iter().map(|node| models.split('|').any(|model| model == node.model)).collect());
+                eligible.push(models.iter().map(|model| wanted.split('|').any(|wanted| wanted == *model)).collect());
             }
             set
         })
     };
-    let mut pods: Vec<Pod> = pods.iter().map(|row| Pod { eligible: set_of(&row.models), ..pod(row) }).collect();
+    let mut pods: Vec<Pod> = rows.iter().map(|row| Pod { eligible: set_of(&row.models), ..pod(row) }).collect();
     pods.sort_by(|one, other| one.name.cmp(&other.name));
-    World { nodes: nodes.iter().map(node).collect(), pods, columns: COLUMNS.map(str::to_owned).to_vec(), eligible }
+    (pods, eligible)
 }
 
 fn node(row: &NodeRow) -> Node {
@@ -76,6 +84,7 @@ fn pod(row: &PodRow) -> Pod {
         memory,
         scored: [if cpu > 0 { cpu } else { DEFAULT_CPU }, if memory > 0 { memory } else { DEFAULT_MEMORY }],
         extended: extended.into(),
+        is_managed: row.gpus > 0,
         gpus: row.gpus,
         milli: row.gpu_milli,
         eligible: None,

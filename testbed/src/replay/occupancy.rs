@@ -1,7 +1,7 @@
 //! What is free on every node: counted from what has been bound, and from nothing that the engine believes.
 
 use super::trace::WHOLE;
-use super::world::{Node, Pod, World};
+use super::world::{Node, Pod, Present, World};
 
 /// Every node's free room.
 #[derive(Clone, Debug)]
@@ -84,6 +84,26 @@ impl Occupancy {
     /// An empty cluster.
     pub fn empty(world: &World) -> Self {
         Self { nodes: world.nodes.iter().map(Use::empty).collect(), n_allocated: 0 }
+    }
+
+    /// The cluster with the pods that are there from the start.
+    pub fn at_start(world: &World) -> Self {
+        let mut occupancy = Self::empty(world);
+        for Present { pod, node, parts, .. } in &world.present {
+            occupancy.put(*node, pod, parts);
+        }
+        occupancy
+    }
+
+    /// The cluster as it is: nothing has been placed anew.
+    pub fn as_it_is(world: &World) -> Self {
+        let mut occupancy = Self::at_start(world);
+        for (pod, node, parts) in &world.as_it_is {
+            if let Some(pod) = world.pods.get(*pod) {
+                occupancy.put(*node, pod, parts);
+            }
+        }
+        occupancy
     }
 
     /// One node.

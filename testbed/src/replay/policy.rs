@@ -14,6 +14,13 @@ pub enum Policy {
     Reference(Reference),
 }
 
+impl Default for Policy {
+    /// What the scheduler does unless told otherwise.
+    fn default() -> Self {
+        Self::Engine(Policies::default())
+    }
+}
+
 /// A policy that is not ours. Unless it says otherwise, a pod of one GPU gets the tightest device with room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reference {

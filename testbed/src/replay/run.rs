@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use placement::Policies;
 use serde::Serialize;
 
-use super::arrivals::{Arrival, by_time, shuffled};
+use super::arrivals::{Arrival, by_time, recorded, shuffled};
 use super::conditions::{Conditions, PlainPods};
 use super::curve::{Curve, Point, without_gaps};
 use super::engine::Engine;
@@ -44,6 +44,8 @@ pub struct Job<'w> {
     pub tune: Option<f64>,
     /// Whether pods come and go at their times.
     pub departures: bool,
+    /// Whether pods come once each, in the order in which they were made.
+    pub in_order: bool,
     /// How many placements there are between two checks of every invariant.
     pub check_every: u32,
 }
@@ -74,11 +76,8 @@ pub struct Outcome {
 pub fn run(job: Job<'_>, bar: &Bar, stop: &AtomicBool) -> Result<Option<Outcome>> {
     let began = Instant::now();
     let capacity = job.world.capacity();
-    let demand = job.tune.map(|part| floor(part * real(capacity)));
-    let mut arrivals = shuffled(job.world, job.seed, demand);
-    if job.departures {
-        by_time(job.world, &mut arrivals);
-    }
+    let demand = job.tune.filter(|_| !job.in_order).map(|part| floor(part * real(capacity)));
+    let arrivals = arrivals(job, demand);
     bar.set_length(arrivals.len());
     let mut run = Run::new(job);
     for (at, arrival) in arrivals.iter().enumerate() {
@@ -98,6 +97,15 @@ pub fn run(job: Job<'_>, bar: &Bar, stop: &AtomicBool) -> Result<Option<Outcome>
         None => curve.points(),
     };
     Ok(Some(Outcome { seed: job.seed, pods, unplaced, checks, curve, filter_micros: engine.filter_micros(), seconds }))
+}
+
+fn arrivals(job: Job<'_>, demand: Option<i64>) -> Vec<Arrival> {
+    let to_come = demand.map(|demand| (demand - job.world.present_demand()).max(0));
+    let mut arrivals = if job.in_order { recorded(job.world) } else { shuffled(job.world, job.seed, to_come) };
+    if job.departures || job.in_order {
+        by_time(job.world, &mut arrivals);
+    }
+    arrivals
 }
 
 struct Run<'w> {
@@ -128,7 +136,7 @@ impl<'w> Run<'w> {
             Policy::Engine(policies) => (*policies, None),
             Policy::Reference(reference) => (Policies::default(), Some(Chooser::new(world, *reference, typical))),
         };
-        let occupancy = Occupancy::empty(world);
+        let occupancy = Occupancy::at_start(world);
         let fragments: Vec<f64> = occupancy.nodes().iter().enumerate().map(|(at, free)| fragment(world, at, free, typical)).collect();
         Self {
             job,
@@ -139,7 +147,7 @@ impl<'w> Run<'w> {
             occupancy,
             fragment: fragments.iter().sum(),
             fragments,
-            offered: 0,
+            offered: world.present_demand(),
             stays: BinaryHeap::new(),
             places: Vec::new(),
             curve: Curve::default(),
@@ -166,7 +174,7 @@ impl<'w> Run<'w> {
             }
         } else {
             self.unplaced += 1;
-            self.engine.delete(&arrival.name);
+            self.engine.delete(pod, arrival);
         }
         self.places.push(place);
         self.offered += pod.demand();
@@ -185,7 +193,7 @@ impl<'w> Run<'w> {
             self.offered -= pod.demand();
             if let Some((node, parts)) = self.places.get_mut(at).and_then(Option::take) {
                 self.occupancy.remove(node, pod, &parts);
-                self.engine.delete(&arrival.name);
+                self.engine.delete(pod, arrival);
                 self.measure(node);
             }
         }
@@ -211,7 +219,7 @@ impl<'w> Run<'w> {
     }
 
     fn place_among(&mut self, pod_at: usize, pod: &Pod, nodes: &[usize]) -> Result<Option<(usize, Vec<Part>)>> {
-        if pod.gpus == 0 && self.job.conditions.plain_pods == PlainPods::KubeScheduler {
+        if !pod.is_managed && self.job.conditions.plain_pods == PlainPods::KubeScheduler {
             let scored: Vec<(usize, i64)> = nodes.iter().map(|node| (*node, self.default_score(*node, pod))).collect();
             let Some(node) = self.kube.choose(&scored) else { return Ok(None) };
             self.engine.bind_elsewhere(node, &[])?;
@@ -227,7 +235,7 @@ impl<'w> Run<'w> {
         }
         let Some(node) = self.choose_with_extender(pod, nodes)? else { return Ok(None) };
         let parts = self.engine.bind(node)?;
-        if parts.len() != pod.gpus {
+        if self.job.world.is_exact && parts.len() != pod.gpus {
             bail!("it is given {} GPUs and asks for {}", parts.len(), pod.gpus);
         }
         Ok(Some((node, parts)))

@@ -3,14 +3,19 @@
 use serde::Serialize;
 
 use super::curve::Point;
-use super::portion::real;
+use super::fragment::{self, Typical};
+use super::occupancy::Occupancy;
+use super::portion::{floor, percent, real};
 use super::run::Outcome;
+use super::world::{Pod, World};
 use crate::console::table;
 
-/// Percentages of offered demand at which allocation is told.
-const ALLOCATED_AT: [usize; 2] = [100, 130];
+/// The percentage of offered demand at which allocation is told besides the end.
+const ALLOCATED_AT: usize = 100;
 /// Percentages of offered demand at which fragmentation is told.
 const FRAGMENT_AT: [usize; 2] = [80, 100];
+/// What is told of a cluster that nothing was placed anew in.
+const AS_IT_IS: &str = "as it is";
 
 /// A policy under some conditions, over all seeds.
 #[derive(Clone, Debug, Serialize)]
@@ -62,6 +67,33 @@ impl Summary {
         self.curve.iter().find(|spread| spread.offered == offered)
     }
 
+    /// A cluster with its pods where they are today.
+    pub fn as_it_is(list: &str, world: &World, typical: &[Typical]) -> Self {
+        let occupancy = Occupancy::as_it_is(world);
+        let capacity = world.capacity();
+        let fragments: f64 = occupancy.nodes().iter().enumerate().map(|(at, free)| fragment::fragment(world, at, free, typical)).sum();
+        let demand = world.present_demand() + world.pods.iter().map(Pod::demand).sum::<i64>();
+        let end = Spread {
+            offered: usize::try_from(floor(percent(demand, capacity) + 0.5)).unwrap_or(0),
+            allocated: percent(occupancy.n_allocated(), capacity),
+            allocated_sd: 0.0,
+            fragment: 100.0 * fragments / real(capacity.max(1)),
+            fragment_sd: 0.0,
+        };
+        Self { list: list.to_owned(), policy: AS_IT_IS.to_owned(), conditions: absent(), curve: vec![end], runs: Vec::new() }
+    }
+
+    /// Pods that found no place, microseconds of a filter, seconds of a run.
+    fn work(&self) -> [String; 3] {
+        if self.runs.is_empty() {
+            return [absent(), absent(), absent()];
+        }
+        let unplaced = self.mean(|run| real(i64::try_from(run.unplaced).unwrap_or(0)));
+        let micros = self.mean(|run| run.filter_micros);
+        let micros = if micros > 0.0 { format!("{micros:.0}") } else { absent() };
+        [format!("{unplaced:.0}"), micros, format!("{:.1}", self.mean(|run| run.seconds))]
+    }
+
     fn mean(&self, value: fn(&Outcome) -> f64) -> f64 {
         mean_and_deviation(&self.runs.iter().map(value).collect::<Vec<f64>>()).0
     }
@@ -74,26 +106,44 @@ fn mean_and_deviation(values: &[f64]) -> (f64, f64) {
     (mean, (squares / (n - 1.0).max(1.0)).sqrt())
 }
 
-/// A line for each.
+/// A line for each; allocation and fragmentation at the end, and on the way there.
 pub fn render(summaries: &[Summary]) -> String {
-    let heads = ["PODS", "POLICY", "COND", "RUNS", "ALLOC@100", "ALLOC@130", "FRAG@80", "FRAG@100", "UNPLACED", "FILTER us", "RUN s"];
+    let heads = [
+        "PODS",
+        "POLICY",
+        "COND",
+        "RUNS",
+        "OFFERED",
+        "ALLOC",
+        "FRAG",
+        "ALLOC@100",
+        "FRAG@80",
+        "FRAG@100",
+        "UNPLACED",
+        "FILTER us",
+        "RUN s",
+    ];
     let mut results = table(heads);
     for summary in summaries {
-        let cell = |at: usize, value: fn(&Spread) -> (f64, f64)| {
-            let text = |spread| {
-                let (mean, deviation) = value(spread);
-                format!("{mean:.2} ±{deviation:.2}")
-            };
-            summary.at(at).map_or_else(|| "-".to_owned(), text)
-        };
-        let allocated = ALLOCATED_AT.map(|at| cell(at, |spread| (spread.allocated, spread.allocated_sd)));
-        let fragment = FRAGMENT_AT.map(|at| cell(at, |spread| (spread.fragment, spread.fragment_sd)));
-        let unplaced = summary.mean(|run| real(i64::try_from(run.unplaced).unwrap_or(0)));
-        let micros = summary.mean(|run| run.filter_micros);
+        let end = summary.curve.last();
         let named = [summary.list.clone(), summary.policy.clone(), summary.conditions.clone(), summary.runs.len().to_string()];
-        let micros = if micros > 0.0 { format!("{micros:.0}") } else { "-".to_owned() };
-        let rest = [format!("{unplaced:.0}"), micros, format!("{:.1}", summary.mean(|run| run.seconds))];
-        results.add_row(named.into_iter().chain(allocated).chain(fragment).chain(rest));
+        let offered = end.map_or_else(absent, |spread| spread.offered.to_string());
+        let measured = [allocated(end), fragment(end), allocated(summary.at(ALLOCATED_AT))];
+        let on_the_way = FRAGMENT_AT.map(|at| fragment(summary.at(at)));
+        let cells = named.into_iter().chain([offered]).chain(measured).chain(on_the_way).chain(summary.work());
+        results.add_row(cells);
     }
     results.to_string()
+}
+
+fn absent() -> String {
+    "-".to_owned()
+}
+
+fn allocated(spread: Option<&Spread>) -> String {
+    spread.map_or_else(absent, |spread| format!("{:.2} ±{:.2}", spread.allocated, spread.allocated_sd))
+}
+
+fn fragment(spread: Option<&Spread>) -> String {
+    spread.map_or_else(absent, |spread| format!("{:.2} ±{:.2}", spread.fragment, spread.fragment_sd))
 }

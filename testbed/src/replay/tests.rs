@@ -29,19 +29,32 @@ struct Parsed {
 }
 
 fn args(text: &str) -> ReplayArgs {
-    let words = "replay --nodes none --pods none --check-every 20".split(' ').chain(text.split(' '));
+    let words = ["replay"].into_iter().chain(text.split(' '));
     <Parsed as clap::Parser>::try_parse_from(words).unwrap().args
 }
 
-/// Results without what depends on the machine.
+/// Results of the trace that is made here.
 async fn replayed(text: &str) -> Vec<Summary> {
+    let args = args(&format!("--nodes none --pods none --check-every 20 {text}"));
+    let summaries = results(args, vec![list(20, 90)]).await;
+    assert!(summaries.iter().flat_map(|summary| &summary.runs).all(|run| run.checks > 2), "invariants are checked all along");
+    summaries
+}
+
+/// Results of a whole command.
+pub(super) async fn replayed_with(text: &str) -> Vec<Summary> {
     let args = args(text);
+    let lists = read(&args).await.unwrap();
+    results(args, lists).await
+}
+
+/// Results without what depends on the machine.
+async fn results(args: ReplayArgs, lists: Vec<List>) -> Vec<Summary> {
     let conditions = args.condition.iter().map(|named| Conditions::of(*named, Overrides::default())).collect();
     let console = Console::new(true);
-    let plan = Plan { lists: vec![list(20, 90)], conditions, bars: console.bars(), args };
+    let plan = Plan { lists, conditions, bars: console.bars(), args };
     let mut summaries = replay(plan, &console).await.unwrap();
     for run in summaries.iter_mut().flat_map(|summary| &mut summary.runs) {
-        assert!(run.checks > 2, "invariants are checked all along");
         (run.seconds, run.filter_micros) = (0.0, 0.0);
     }
     summaries

@@ -4,6 +4,9 @@ use std::collections::HashMap;
 
 use serde_json::Value;
 
+use super::occupancy::Part;
+use super::trace::WHOLE;
+
 /// The nodes, the pods, and which of the two may go together.
 #[derive(Clone, Debug, Default)]
 pub struct World {
@@ -15,6 +18,26 @@ pub struct World {
     pub columns: Vec<String>,
     /// By number, a set of nodes that pods of some kind may go to, whatever is free there.
     pub eligible: Vec<Box<[bool]>>,
+    /// Pods that are on their nodes from the start, and stay.
+    pub present: Vec<Present>,
+    /// Where those of `pods` are that are on nodes today, by their place in it.
+    pub as_it_is: Vec<(usize, usize, Vec<Part>)>,
+    /// Whether records say of every GPU exactly what the engine counts: pods ask for percents, alike of memory and of
+    /// computing power.
+    pub is_exact: bool,
+}
+
+/// A pod that is on its node from the start.
+#[derive(Clone, Debug)]
+pub struct Present {
+    /// As the API server shows it.
+    pub object: Value,
+    /// What it asks for.
+    pub pod: Pod,
+    /// Its node.
+    pub node: usize,
+    /// What it holds there.
+    pub parts: Vec<Part>,
 }
 
 /// A node.
@@ -55,6 +78,8 @@ pub struct Pod {
     pub scored: [i64; 2],
     /// Column and amount of each extended resource.
     pub extended: Box<[(usize, i64)]>,
+    /// Whether it asks for a resource that the extender manages.
+    pub is_managed: bool,
     /// How many GPUs.
     pub gpus: usize,
     /// Thousandths of each of them.
@@ -85,7 +110,12 @@ impl World {
     /// GPU thousandths of all nodes.
     pub fn capacity(&self) -> i64 {
         let gpus: usize = self.nodes.iter().map(|node| node.minors.len()).sum();
-        i64::try_from(gpus).unwrap_or(0) * super::trace::WHOLE
+        i64::try_from(gpus).unwrap_or(0) * WHOLE
+    }
+
+    /// GPU thousandths that pods ask for which are there from the start.
+    pub fn present_demand(&self) -> i64 {
+        self.present.iter().map(|present| present.pod.demand()).sum()
     }
 
     /// Whether a node is in a set of nodes.

@@ -1,0 +1,79 @@
+//! Whether a node is one that a pod's required node affinity names. Pure.
+
+use k8s_openapi::api::core::v1::{Node, NodeSelectorRequirement, NodeSelectorTerm, Pod};
+
+/// The only field of nodes that terms may speak of.
+const NAME: &str = "metadata.name";
+
+/// Whether a pod may go to a node, by its required node affinity: one of its terms has to hold, if there are any.
+pub fn allows(pod: &Pod, node: &Node) -> bool {
+    let affinity = pod.spec.as_ref().and_then(|spec| spec.affinity.as_ref()).and_then(|affinity| affinity.node_affinity.as_ref());
+    let required = affinity.and_then(|affinity| affinity.required_during_scheduling_ignored_during_execution.as_ref());
+    required.is_none_or(|required| required.node_selector_terms.iter().any(|term| holds(term, node)))
+}
+
+/// A term without requirements holds for no node.
+fn holds(term: &NodeSelectorTerm, node: &Node) -> bool {
+    let (expressions, fields) = (term.match_expressions.as_deref().unwrap_or_default(), term.match_fields.as_deref().unwrap_or_default());
+    let label = |key: &str| node.metadata.labels.as_ref()?.get(key).map(String::as_str);
+    let field = |key: &str| node.metadata.name.as_deref().filter(|_| key == NAME);
+    !(expressions.is_empty() && fields.is_empty())
+        && expressions.iter().all(|requirement| is_met(requirement, label(&requirement.key)))
+        && fields.iter().all(|requirement| is_met(requirement, field(&requirement.key)))
+}
+
+fn is_met(requirement: &NodeSelectorRequirement, value: Option<&str>) -> bool {
+    let values = requirement.values.as_deref().unwrap_or_default();
+    let is_listed = value.is_some_and(|value| values.iter().any(|listed| listed == value));
+    let number = |text: Option<&str>| text.and_then(|text| text.parse::<i64>().ok());
+    let numbers = || number(value).zip(number(values.first().map(String::as_str)));
+    match requirement.operator.as_str() {
+        "In" => is_listed,
+        "NotIn" => !is_listed,
+        "Exists" => value.is_some(),
+        "DoesNotExist" => value.is_none(),
+        "Gt" => numbers().is_some_and(|(value, bound)| value > bound),
+        "Lt" => numbers().is_some_and(|(value, bound)| value < bound),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn with(key: &str, operator: &str, values: &[&str]) -> Value {
+        json!({"matchExpressions": [{"key": key, "operator": operator, "values": values}]})
+    }
+
+    #[rstest]
+    #[case::listed(&[with("model", "In", &["A", "T4"])], true)]
+    #[case::not_listed(&[with("model", "In", &["A"])], false)]
+    #[case::unwanted(&[with("model", "NotIn", &["T4"])], false)]
+    #[case::without_the_label(&[with("other", "NotIn", &["T4"])], true)]
+    #[case::there(&[with("model", "Exists", &[])], true)]
+    #[case::not_there(&[with("model", "DoesNotExist", &[])], false)]
+    #[case::greater(&[with("count", "Gt", &["3"])], true)]
+    #[case::not_less(&[with("count", "Lt", &["4"])], false)]
+    #[case::no_number(&[with("model", "Gt", &["3"])], false)]
+    #[case::one_of_two_terms(&[with("model", "In", &["A"]), with("count", "Exists", &[])], true)]
+    #[case::unknown_operator(&[with("model", "Like", &["T4"])], false)]
+    #[case::empty_term(&[json!({})], false)]
+    #[case::by_name(&[json!({"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n"]}]})], true)]
+    #[case::by_other_name(&[json!({"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["m"]}]})], false)]
+    fn one_term_has_to_hold(#[case] terms: &[Value], #[case] allowed: bool) {
+        let node = serde_json::from_value(json!({"metadata": {"name": "n", "labels": {"model": "T4", "count": "4"}}})).unwrap();
+        let affinity = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}});
+        let pod = serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": {"containers": [], "affinity": affinity}})).unwrap();
+        assert_eq!(allows(&pod, &node), allowed);
+    }
+
+    #[test]
+    fn a_pod_without_affinity_may_go_anywhere() {
+        let pod = serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": {"containers": []}})).unwrap();
+        assert!(allows(&pod, &Node::default()));
+    }
+}
