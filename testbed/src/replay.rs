@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use scheduler::config::AnswerNodes;
 use tokio::runtime::Handle;
 
 use crate::console::{Bars, Console};
@@ -39,8 +40,22 @@ pub mod summary;
 pub mod trace;
 pub mod world;
 
+/// What the end of `--help` says.
+const EXAMPLES: &str = "\
+Examples:
+  Compare the default policy with others on a trace, ten runs each, and draw plots:
+    testbed replay --nodes nodes.csv --pods pods.csv --policy binpack,spread,fgd,kube-default --plots plots
+  What would another policy have made of my cluster?
+    testbed replay --kubeconfig ~/.kube/config --policy binpack,spread --condition S
+  How many of these pods would my cluster take besides those it has?
+    testbed replay --kubeconfig ~/.kube/config --arrivals pods.csv --tune 0
+
+The table: OFFERED, ALLOC and FRAG are percents of all GPUs at the end: asked for, allocated, and idle where typical pods
+cannot use them; ALLOC@100 and the like are on the way there. UNPLACED pods fitted nowhere. docs/replay.md explains it.";
+
 /// `testbed replay`.
 #[derive(Clone, Debug, Args)]
+#[command(after_help = EXAMPLES)]
 pub struct ReplayArgs {
     /// Nodes of the trace, a CSV file with the columns `sn,cpu_milli,memory_mib,gpu,model`.
     #[arg(long, value_name = "CSV", required_unless_present = "kubeconfig")]
@@ -74,6 +89,9 @@ pub struct ReplayArgs {
     /// Who places pods without GPUs, whatever the condition says.
     #[arg(long, value_enum)]
     cpu_pods: Option<PlainPods>,
+    /// How many of the nodes that fit the extender answers with, 1 to 11 or all, as for the scheduler's flag.
+    #[arg(long, default_value = "1")]
+    answer_nodes: AnswerNodes,
     /// Let pods come and go at their `creation_time` and `deletion_time`; offered is then what would be there at the time.
     #[arg(long)]
     departures: bool,
@@ -214,6 +232,7 @@ impl Plan {
             conditions,
             seed,
             tune: Some(self.args.tune).filter(|tune| *tune > 0.0),
+            answer_nodes: self.args.answer_nodes,
             departures: self.args.departures,
             in_order: self.is_again(),
             check_every: self.args.check_every,

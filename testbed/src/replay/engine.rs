@@ -14,13 +14,14 @@ use proto::quantity::Quantity;
 use proto::record::{DeviceAllocation, Record};
 use proto::resource::{GPU_CORE, GPU_MEMORY_RATIO};
 use scheduler::bind::PodId;
+use scheduler::config::AnswerNodes;
 use scheduler::extender::{Extender, filter, prioritize};
 use scheduler::offline;
 use scheduler::watch::Follow;
 use serde::Deserialize;
 
 use super::arrivals::Arrival;
-use super::occupancy::{Occupancy, Part, Use};
+use super::occupancy::{Occupancy, Part};
 use super::trace::PERCENT;
 use super::world::{Pod, World};
 
@@ -62,11 +63,11 @@ struct Priority<'a> {
 impl<'w> Engine<'w> {
     /// A scheduler that has seen the world's nodes, and the pods that are there from the start. Needs a runtime to be
     /// entered.
-    pub fn new(world: &'w World, policies: Policies) -> Self {
+    pub fn new(world: &'w World, policies: Policies, answer_nodes: AnswerNodes) -> Self {
         let nodes = world.nodes.iter().map(|node| node.object.clone());
         let devices = world.nodes.iter().filter_map(|node| node.device.clone());
         let present = world.present.iter().map(|present| present.object.clone());
-        let extender = offline::extender_of(offline::index_with(policies, nodes, devices, present));
+        let extender = offline::extender_of(offline::index_with(policies, nodes, devices, present)).answering(answer_nodes);
         let n_broken = extender.index().read().fleet().check().len();
         Self {
             world,
@@ -193,7 +194,7 @@ impl<'w> Engine<'w> {
             let Some(view) = index.fleet().node_id(&node.name).and_then(|id| index.fleet().view(id)) else { continue };
             let core: Vec<i64> = view.gpus().iter().map(|gpu| i64::from(gpu.free.core) * PERCENT).collect();
             ensure!(
-                is_same(&core, counted),
+                *core == *counted.gpus,
                 "node {}: the engine counts {core:?} thousandths free, its records say {:?}",
                 node.name,
                 counted.gpus
@@ -216,10 +217,6 @@ impl<'w> Engine<'w> {
 /// Unlike names, UIDs are unique in the cluster.
 fn uid(pod: &Pod, arrival: &Arrival) -> String {
     format!("{}_{}", pod.namespace, arrival.name)
-}
-
-fn is_same(core: &[i64], counted: &Use) -> bool {
-    core == &*counted.gpus
 }
 
 /// What a record would say of a part of a GPU.

@@ -7,7 +7,10 @@ use super::summary::{Spread, Summary};
 const COLOURS: [&str; 8] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f3c8d", "#4d4d4d"];
 const INK: &str = "#333333";
 const PANEL: (f64, f64) = (380.0, 260.0);
+/// Room for labels left of the first panel.
 const LEFT: f64 = 56.0;
+/// The same where policies are named there.
+const BARS_LEFT: f64 = 120.0;
 const TOP: f64 = 76.0;
 const GAP: f64 = 34.0;
 const BOTTOM: f64 = 48.0;
@@ -15,7 +18,7 @@ const RIGHT: f64 = 20.0;
 /// Width of a character of the legend, about.
 const CHARACTER: f64 = 7.2;
 /// Curves begin where this part of the greatest demand is offered: before that all policies place everything.
-const FROM: f64 = 0.5;
+const FROM: f64 = 0.6;
 const BAR: f64 = 18.0;
 
 /// What a curve shows.
@@ -73,7 +76,7 @@ pub fn curves(title: &str, measure: Measure, summaries: &[&Summary]) -> String {
     let highest = shown().map(|(mean, deviation)| mean + deviation).fold(1.0, f64::max).min(100.0);
     let step = step_of(highest - lowest);
     let y = ((lowest / step).floor() * step, (highest / step).ceil() * step);
-    let mut drawing = Drawing::new(title, conditions.len(), PANEL.1);
+    let mut drawing = Drawing::new(title, conditions.len(), LEFT, PANEL.1);
     drawing.legend(&policies);
     drawing.y_label(measure.label());
     for (nth, condition) in (0..).zip(&conditions) {
@@ -96,10 +99,10 @@ pub fn bars(title: &str, offered: usize, summaries: &[&Summary]) -> String {
     let most = summaries.iter().filter_map(|summary| idle(summary)).map(|(mean, deviation)| mean + deviation).fold(0.1, f64::max);
     let step = step_of(most);
     let height = number(policies.len()) * BAR * 1.5;
-    let mut drawing = Drawing::new(title, conditions.len(), height);
+    let mut drawing = Drawing::new(title, conditions.len(), BARS_LEFT, height);
     let x_label = format!("GPUs unallocated at {offered} % offered, % (shorter is better)");
     for (nth, condition) in (0..).zip(&conditions) {
-        let panel = Panel { left: LEFT + 60.0 + real(nth) * (PANEL.0 + GAP), x: (0.0, (most * 1.2 / step).ceil() * step), y: (0.0, 1.0) };
+        let panel = Panel { left: BARS_LEFT + real(nth) * (PANEL.0 + GAP), x: (0.0, (most * 1.2 / step).ceil() * step), y: (0.0, 1.0) };
         drawing.bar_axis(&panel, step, condition, height, &x_label);
         for summary in summaries.iter().filter(|summary| summary.conditions == *condition) {
             let (Some(at), Some(idle)) = (policies.iter().position(|policy| *policy == summary.policy), idle(summary)) else { continue };
@@ -146,9 +149,9 @@ fn escaped(text: &str) -> String {
 struct Drawing(String);
 
 impl Drawing {
-    fn new(title: &str, n_panels: usize, panel_height: f64) -> Self {
+    fn new(title: &str, n_panels: usize, left: f64, panel_height: f64) -> Self {
         let n_panels = number(n_panels.max(1));
-        let width = LEFT + n_panels * PANEL.0 + (n_panels - 1.0) * GAP + RIGHT + 60.0;
+        let width = left + n_panels * PANEL.0 + (n_panels - 1.0) * GAP + RIGHT;
         let height = TOP + panel_height + BOTTOM;
         let mut drawing = Self(String::new());
         drawing.put(&format!(
@@ -181,7 +184,7 @@ impl Drawing {
 
     fn axes(&mut self, panel: &Panel, step: f64, condition: &str, is_first: bool) {
         let (left, right, bottom) = (panel.left, panel.left + PANEL.0, TOP + PANEL.1);
-        self.put(&format!(r#"<text x="{left:.0}" y="{:.0}" font-weight="600">{}</text>"#, TOP - 10.0, escaped(condition)));
+        self.put(&format!(r#"<text x="{left:.0}" y="{:.0}" font-weight="600">condition {}</text>"#, TOP - 10.0, escaped(condition)));
         for tick in ticks(panel.y, step) {
             let y = panel.y(tick);
             self.put(&format!(r##"<line x1="{left:.1}" x2="{right:.1}" y1="{y:.1}" y2="{y:.1}" stroke="#e3e3e3"/>"##));
@@ -219,7 +222,7 @@ impl Drawing {
 
     fn bar_axis(&mut self, panel: &Panel, step: f64, condition: &str, height: f64, label: &str) {
         let (left, bottom) = (panel.left, TOP + height);
-        self.put(&format!(r#"<text x="{left:.0}" y="{:.0}" font-weight="600">{}</text>"#, TOP - 10.0, escaped(condition)));
+        self.put(&format!(r#"<text x="{left:.0}" y="{:.0}" font-weight="600">condition {}</text>"#, TOP - 10.0, escaped(condition)));
         for tick in ticks(panel.x, step) {
             let x = panel.x(tick);
             let decimals = usize::from(step < 1.0);

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use placement::Policies;
+use scheduler::config::AnswerNodes;
 use serde::Serialize;
 
 use super::arrivals::{Arrival, by_time, recorded, shuffled};
@@ -42,6 +43,8 @@ pub struct Job<'w> {
     pub seed: u64,
     /// Demand to bring the pods to, as a part of the cluster's GPUs; as they are without it.
     pub tune: Option<f64>,
+    /// How many nodes the extender answers with.
+    pub answer_nodes: AnswerNodes,
     /// Whether pods come and go at their times.
     pub departures: bool,
     /// Whether pods come once each, in the order in which they were made.
@@ -140,7 +143,7 @@ impl<'w> Run<'w> {
         let fragments: Vec<f64> = occupancy.nodes().iter().enumerate().map(|(at, free)| fragment(world, at, free, typical)).collect();
         Self {
             job,
-            engine: Engine::new(world, policies),
+            engine: Engine::new(world, policies, job.answer_nodes),
             chooser,
             kube: KubeScheduler::new(world.nodes.len(), conditions.sampling, conditions.ties, seed),
             found: Found::default(),
