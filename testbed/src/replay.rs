@@ -78,7 +78,7 @@ pub struct ReplayArgs {
     #[arg(long, default_value = "42-51", value_parser = seeds)]
     seeds: Seeds,
     /// Copy random pods, or leave some out, until they ask for this part of all GPUs; 0 takes the list as it is.
-    #[arg(long, default_value_t = 1.3)]
+    #[arg(long, default_value_t = 1.3, value_parser = factor)]
     tune: f64,
     /// Nodes that kube-scheduler looks at, whatever the condition says: stock, all, or a percentage.
     #[arg(long, value_name = "NODES")]
@@ -95,6 +95,9 @@ pub struct ReplayArgs {
     /// Let pods come and go at their `creation_time` and `deletion_time`; offered is then what would be there at the time.
     #[arg(long)]
     departures: bool,
+    /// With --departures, let pods stay so many times as long, so that more of them are there together.
+    #[arg(long, default_value_t = 1.0, value_parser = factor, requires = "departures")]
+    stretch: f64,
     /// Check every invariant of the engine after so many placements, and at the end.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     check_every: u32,
@@ -123,6 +126,12 @@ fn seeds(text: &str) -> Result<Seeds, String> {
         }
     }
     if seeds.is_empty() { Err("no seed is given".to_owned()) } else { Ok(Seeds(seeds)) }
+}
+
+/// A factor that leaves demands and times countable.
+fn factor(text: &str) -> Result<f64, String> {
+    let factor = text.parse().ok().filter(|factor| (0.0..=1e4).contains(factor));
+    factor.ok_or_else(|| "write a number from 0 to 10000, such as 1.3".to_owned())
 }
 
 /// A list of pods with its nodes.
@@ -234,6 +243,7 @@ impl Plan {
             tune: Some(self.args.tune).filter(|tune| *tune > 0.0),
             answer_nodes: self.args.answer_nodes,
             departures: self.args.departures,
+            stretch: self.args.stretch,
             in_order: self.is_again(),
             check_every: self.args.check_every,
         };

@@ -47,6 +47,8 @@ pub struct Job<'w> {
     pub answer_nodes: AnswerNodes,
     /// Whether pods come and go at their times.
     pub departures: bool,
+    /// How many times as long as recorded pods stay.
+    pub stretch: f64,
     /// Whether pods come once each, in the order in which they were made.
     pub in_order: bool,
     /// How many placements there are between two checks of every invariant.
@@ -164,7 +166,7 @@ impl<'w> Run<'w> {
         let pod = self.job.world.pods.get(arrival.pod).context("there is no such pod")?;
         if self.job.departures {
             self.depart(arrivals, pod.stay.from.unwrap_or(i64::MIN));
-            self.stays.extend(pod.stay.to.map(|to| Reverse((to, at))));
+            self.stays.extend(pod.stay.end(self.job.stretch).map(|end| Reverse((end, at))));
         }
         self.engine.create(pod, arrival)?;
         let place = self.place(arrival.pod, pod).with_context(|| format!("pod {}", arrival.name))?;

@@ -84,6 +84,16 @@ async fn pods_that_leave_make_room() {
     let last = |summary: &Summary| summary.curve.iter().map(|spread| spread.offered).max().unwrap();
     assert!(last(&leaving[0]) < last(&staying[0]), "{} {}", last(&leaving[0]), last(&staying[0]));
     assert!(leaving[0].runs[0].unplaced < staying[0].runs[0].unplaced);
+    let stretched = replayed("--policy binpack --condition A --seeds 1 --tune 0 --departures --stretch 100").await;
+    assert_eq!(last(&stretched[0]), last(&staying[0]), "nobody goes before the last one comes");
+}
+
+#[test]
+fn factors_are_bounded() {
+    assert_eq!(factor("1.3"), Ok(1.3));
+    for text in ["-1", "1e9", "NaN", "much"] {
+        assert!(factor(text).is_err(), "{text}");
+    }
 }
 
 #[test]

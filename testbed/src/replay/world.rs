@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use serde_json::Value;
 
 use super::occupancy::Part;
+use super::portion::{floor, real};
 use super::trace::WHOLE;
 
 /// The nodes, the pods, and which of the two may go together.
@@ -97,6 +98,14 @@ pub struct Stay {
     pub from: Option<i64>,
     /// When it goes.
     pub to: Option<i64>,
+}
+
+impl Stay {
+    /// When a pod goes that stays so many times as long.
+    pub fn end(self, stretch: f64) -> Option<i64> {
+        let (from, to) = (self.from.unwrap_or(0), self.to?);
+        Some(from + floor(real(to - from) * stretch))
+    }
 }
 
 impl Pod {
