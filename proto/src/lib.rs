@@ -8,6 +8,7 @@ pub mod checkpoints;
 pub mod device;
 pub mod exchange;
 pub mod extender;
+pub mod host;
 #[cfg(feature = "kubelet")]
 pub mod kubelet;
 pub mod memory_unit;

@@ -55,6 +55,12 @@ pub struct PodSpec {
     /// The taints that it does not mind.
     #[serde(default, deserialize_with = "null_as_default", skip_serializing)]
     pub tolerations: Vec<Toleration>,
+    /// What the pod as a whole asks for, in place of what its containers ask for together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resources: Option<ResourceRequirements>,
+    /// What running it takes besides.
+    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
+    pub overhead: BTreeMap<String, QuantityText>,
 }
 
 /// One container of a pod.

@@ -10,6 +10,7 @@ use crate::resource::{FPGA, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, 
 
 mod amounts;
 pub mod hints;
+pub mod policy;
 mod rules;
 
 /// Most devices that one pod may share.
@@ -196,6 +197,7 @@ impl PodRequest {
         // Of other resources nobody knows here whether they are devices' at all.
         if let Some(request) = request.as_ref().filter(|request| request.is_for_known_devices()) {
             hints::Hints::of(pod)?.refuse_impossible(pod, request)?;
+            policy::refuse_unknown(pod)?;
         }
         Ok(request)
     }

@@ -7,12 +7,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use placement::{
-    DeviceRef, DeviceType, GpuAsk, GpuRef, GpuUuid, Holdings, Inventory, MemoryAsk, NamedAmounts, Request, ResourceName, Wishes,
+    DevicePolicy, DeviceRef, DeviceType, GpuAsk, GpuRef, GpuUuid, Holdings, HostAmounts, Inventory, MemoryAsk, NamedAmounts, NodePolicy,
+    Policies, Request, ResourceName, Wishes,
 };
 use proto::device::TYPE_GPU;
+use proto::host::HostResources;
 use proto::pod::{Pod, QuantityText};
 use proto::quantity::Quantity;
 use proto::record::{DeviceAllocation, DeviceAllocations, GpushareRecord, Record};
+use proto::request::policy;
 use proto::request::{Dialect, GpuRequest, Memory, PodRequest, RequestError};
 use proto::resource::{
     FPGA, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, HAMI_CORE, HAMI_NODE, ISOLATION_PROVIDER, RDMA, ResourceNames, WHOLE_PERCENT,
@@ -38,10 +41,21 @@ pub struct PodFacts {
     pub ask: Ask,
     /// How its devices are to be chosen, if it says so; or why that cannot be read.
     pub wishes: Result<Option<Arc<Wishes>>, Arc<RequestError>>,
+    /// What it asks of a node's CPU and memory.
+    pub host: HostAmounts,
+    /// By which policies it is placed, where it does not leave that to the cluster.
+    pub preference: Preference,
     /// What is to limit its containers at run time, if it says so.
     pub isolation: Option<Box<str>>,
     /// Where it is bound and what its record says; `None` until it is bound.
     pub bound: Option<Box<Bound>>,
+}
+
+/// Policies that a pod names itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Preference {
+    node: Option<NodePolicy>,
+    device: Option<DevicePolicy>,
 }
 
 /// What a pod asks for.
@@ -148,7 +162,16 @@ impl PodFacts {
         let text = |text: &Option<String>| text.as_deref().unwrap_or_default().into();
         let (namespace, name) = (text(&pod.metadata.namespace), text(&pod.metadata.name));
         let wishes = if bound.is_some() { Ok(wishes::of_placed(pod)) } else { wishes::of(pod) };
-        Some(Self { namespace, name, ask, wishes, isolation, bound })
+        Some(Self {
+            namespace,
+            name,
+            ask,
+            wishes,
+            host: host_amounts(HostResources::of_pod(pod)),
+            preference: Preference::of(pod),
+            isolation,
+            bound,
+        })
     }
 
     /// What must limit its containers on any node that takes it: GPUs that it has to itself need no limit.
@@ -165,6 +188,19 @@ impl PodFacts {
     /// What a bound pod holds; `None` if it is not bound.
     pub fn account(&self, around: Surroundings<'_>) -> Option<Account> {
         Some(self.account_of(&self.bound.as_deref()?.record, around))
+    }
+}
+
+impl Preference {
+    /// Names that do not exist are refused with the request, and passed over here.
+    fn of(pod: &Pod) -> Self {
+        let parsed = |name: &str| name.parse().ok();
+        Self { node: policy::node_policy(pod).and_then(parsed), device: policy::device_policy(pod).and_then(|name| name.parse().ok()) }
+    }
+
+    /// The policies that count, where the cluster has these.
+    pub fn or(self, cluster: Policies) -> Policies {
+        Policies { node: self.node.unwrap_or(cluster.node), device: self.device.unwrap_or(cluster.device) }
     }
 }
 
@@ -284,6 +320,12 @@ fn amount(resource: &str, quantity: Quantity) -> Result<u64, String> {
 
 fn minor(allocation: &DeviceAllocation) -> Result<u32, String> {
     u32::try_from(allocation.minor).map_err(|_| format!("the allocation record names minor {}", allocation.minor))
+}
+
+/// CPU and memory in the engine's terms.
+pub fn host_amounts(resources: HostResources) -> HostAmounts {
+    let HostResources { cpu_milli, memory } = resources;
+    HostAmounts { cpu_milli, memory }
 }
 
 /// The request in the engine's terms.

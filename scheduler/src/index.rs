@@ -8,6 +8,7 @@ mod assume;
 mod census;
 mod given;
 mod hints;
+mod hosts;
 mod nodes;
 mod pods;
 mod stamp;
@@ -29,6 +30,7 @@ use crate::accounting::PodFacts;
 use crate::kinds::Kinds;
 use crate::watch::Follow;
 use hints::HintQueue;
+use hosts::PlainPods;
 use nodes::NodeState;
 use pods::PodEntry;
 use proto::node::Node;
@@ -83,6 +85,10 @@ pub struct Index {
     n_opaque: usize,
     /// Pods that ask for our resources and are not terminal, by UID.
     pods: FxHashMap<OwnerId, PodEntry>,
+    /// Pods that use only CPU and memory of their nodes.
+    plain: PlainPods,
+    /// Changes of the workload that had happened when it was learnt last.
+    n_learnt: u64,
     hints: HintQueue,
     stamps: Stamps,
     node_list: List,
@@ -121,6 +127,8 @@ impl Index {
             soft_taints: FxHashMap::default(),
             n_opaque: 0,
             pods: FxHashMap::default(),
+            plain: PlainPods::default(),
+            n_learnt: 0,
             hints: HintQueue::new(hint_ttl),
             stamps: Stamps::default(),
             node_list: first,

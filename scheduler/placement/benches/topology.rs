@@ -110,7 +110,7 @@ fn decide_one_node(criterion: &mut Criterion) {
     for (what, inventory, used, gpus, nics, wishes) in &cases {
         let (fleet, id) = one(inventory.clone(), used);
         let others = [rdma(*nics)];
-        let ask = Ask { gpus: *gpus, others: &others, wishes: Some(wishes) };
+        let ask = Ask { gpus: *gpus, others: &others, wishes: Some(wishes), ..Ask::default() };
         assert_eq!(fleet.fit(id, ask, Hints::Respect).is_err(), what.ends_with("none fits"), "{what}");
         group.bench_function(*what, |b| b.iter(|| fleet.choose(black_box(id), ask, DevicePolicy::Binpack, Hints::Respect).is_ok()));
     }
@@ -133,7 +133,7 @@ fn filter(criterion: &mut Criterion) {
     for (what, wishes) in
         [("no wishes", None), ("4 and 1 on the same switches", Some(joint(true, true))), ("4 and 1", Some(joint(true, false)))]
     {
-        let ask = Ask { gpus: GpuAsk::Whole(4), others: &others, wishes: wishes.as_ref() };
+        let ask = Ask { gpus: GpuAsk::Whole(4), others: &others, wishes: wishes.as_ref(), ..Ask::default() };
         group.bench_function(format!("fit, {what}"), |b| {
             b.iter(|| {
                 let mut asking = Asking::new(&fleet, ask, Hints::Respect);

@@ -3,13 +3,16 @@
 //! Nodes that were bought together have one shape, and most of them one of few states, so that a question with wishes is
 //! worked out a few times and not thousands of times.
 
+use std::sync::Arc;
+
 use rustc_hash::FxHashMap;
 
 use crate::brief::Brief;
 use crate::fit::Hints;
 use crate::fleet::{Fleet, NodeId};
-use crate::policy::Policies;
-use crate::rank::Score;
+use crate::policy::{DevicePolicy, NodePolicy, Policies};
+use crate::rank::{Order, Score};
+use crate::ranking::Ranking;
 use crate::reason::Reason;
 use crate::request::Ask;
 use crate::state::{State, StateId};
@@ -21,6 +24,10 @@ pub struct Asking<'a> {
     ask: Ask<'a>,
     hints: Hints<'a>,
     known: FxHashMap<Alike, Known>,
+    /// What earlier questions of this kind have brought, and by which policies.
+    ranking: Option<(Policies, Arc<Ranking>)>,
+    /// Index of the node that the asker's own hint is on.
+    own: Option<u32>,
 }
 
 /// What nodes have in common that give the same answer.
@@ -37,12 +44,81 @@ enum Alike {
 struct Known {
     fit: Result<(), Reason>,
     score: Option<(Policies, Score)>,
+    /// The GPUs that are taken.
+    rows: Option<(DevicePolicy, Result<Vec<usize>, Reason>)>,
 }
 
 impl<'a> Asking<'a> {
     /// A question that has not been put to any node.
     pub fn new(fleet: &'a Fleet, ask: impl Into<Ask<'a>>, hints: Hints<'a>) -> Self {
-        Self { fleet, ask: ask.into(), hints, known: FxHashMap::default() }
+        let own = if let Hints::RespectOthers(own) = hints { fleet.hinted.get(own).copied() } else { None };
+        Self { fleet, ask: ask.into(), hints, known: FxHashMap::default(), ranking: None, own }
+    }
+
+    /// What [`Fleet::fit`] and [`Fleet::score`] say of a node: from memory, unless it has changed since the last question of
+    /// this kind.
+    ///
+    /// # Errors
+    /// As [`Fleet::fit`].
+    #[inline]
+    pub fn verdict(&mut self, node: NodeId, policies: Policies) -> Result<Score, Reason> {
+        let brief = self.fleet.brief_of(node).ok_or(Reason::NoDevice)?;
+        if !brief.has_hints
+            && let Some((of, ranking)) = &self.ranking
+            && *of == policies
+            && let Some(verdict) = ranking.get(node.index(), brief.version)
+        {
+            return verdict;
+        }
+        self.find_out(node, *brief, policies)
+    }
+
+    /// The same where something stands in the way of a quick answer.
+    #[inline(never)]
+    fn find_out(&mut self, node: NodeId, brief: Brief, policies: Policies) -> Result<Score, Reason> {
+        // Answers to those who have a hint there, or who do not heed hints, are their own.
+        if brief.has_hints && (self.own == Some(node.index()) || self.hints == Hints::Ignore) {
+            return self.judge(node, &brief, policies);
+        }
+        let ranking = self.ranking(policies);
+        if let Some(verdict) = ranking.get(node.index(), brief.version) {
+            return verdict;
+        }
+        let verdict = self.judge(node, &brief, policies);
+        ranking.put(node.index(), brief.version, verdict);
+        verdict
+    }
+
+    /// What earlier questions of this kind have brought.
+    fn ranking(&mut self, policies: Policies) -> Arc<Ranking> {
+        if let Some((_, ranking)) = self.ranking.as_ref().filter(|(of, _)| *of == policies) {
+            return Arc::clone(ranking);
+        }
+        let fleet = self.fleet;
+        let ranking = fleet.rankings.of(&self.ask, policies, fleet.forecasts.number(), fleet.slots.len());
+        self.ranking = Some((policies, Arc::clone(&ranking)));
+        ranking
+    }
+
+    fn judge(&mut self, node: NodeId, brief: &Brief, policies: Policies) -> Result<Score, Reason> {
+        let fleet = self.fleet;
+        let looks_ahead = fleet.node(node).is_some_and(|node| node.looks_ahead(self.ask));
+        if brief.state.is_none() || looks_ahead {
+            return fleet.verdict(node, self.ask, policies, self.hints);
+        }
+        if policies.node != NodePolicy::Fill {
+            return self.fit(node).map(|()| self.score(node, policies));
+        }
+        // Alike nodes give the same GPUs, but have other CPUs left.
+        let (ask, hints) = (self.ask, self.hints);
+        let order = Order { policy: policies.device, weights: &fleet.weights, outlook: None };
+        let known = self.known(node, brief).ok_or(Reason::NoDevice)?;
+        let at = fleet.node(node).ok_or(Reason::NoDevice)?;
+        let rows = match &mut known.rows {
+            Some((of, rows)) if *of == policies.device => rows,
+            rows => &mut rows.insert((policies.device, at.rows_by_rules(ask, order, hints))).1,
+        };
+        rows.as_ref().map(|rows| Score::from(at.cost_of(ask, rows, fleet.outlook(ask), hints))).map_err(|reason| *reason)
     }
 
     /// What [`Fleet::fit`] says of a node.
@@ -65,8 +141,8 @@ impl<'a> Asking<'a> {
         let (fleet, ask, hints) = (self.fleet, self.ask, self.hints);
         let Some(brief) = fleet.brief_of(node) else { return Score::default() };
         let score = || fleet.score(node, ask, policies, hints);
-        if !self.takes_work(brief) {
-            return score();
+        if !self.takes_work(brief) || policies.node == NodePolicy::Fill {
+            return self.verdict(node, policies).unwrap_or_default();
         }
         let Some(known) = self.known(node, brief) else { return score() };
         match known.score {
@@ -95,7 +171,7 @@ impl<'a> Asking<'a> {
             Some(_) => return None,
             None => Alike::Kept(brief.state?),
         };
-        let fit = || Known { fit: fleet.fit(node, ask, hints), score: None };
+        let fit = || Known { fit: fleet.fit(node, ask, hints), score: None, rows: None };
         Some(self.known.entry(alike).or_insert_with(fit))
     }
 }

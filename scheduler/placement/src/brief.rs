@@ -5,10 +5,8 @@ use crate::state::StateId;
 /// What is quickly told of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Brief {
-    /// As the node's place in the fleet has it.
+    /// That of the node, or of the next one in its place if it is gone.
     pub(crate) generation: u32,
-    /// Whether there is a node at all.
-    pub(crate) is_there: bool,
     /// Grows with every change of the node, also from one node to its successor in the same place.
     pub(crate) version: u64,
     /// Whether somebody is expected to take something of the node.

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 
 use crate::amounts::Dimension;
 use crate::fleet::{Fleet, NodeId, Slot};
+use crate::host::HostAmounts;
 use crate::ident::{DeviceId, DeviceType, FunctionId, GpuUuid, OwnerId, ResourceName};
 use crate::state::StateId;
 use crate::wishes::Kind;
@@ -116,6 +117,7 @@ impl Fleet {
         violations.extend(self.check_owners());
         violations.extend(self.check_hints());
         violations.extend(self.check_states());
+        violations.extend(self.check_hosts());
         let nodes = self.slots.iter().zip(&self.briefs).filter_map(|(slot, brief)| Some((slot.generation, slot.node.as_ref()?, *brief)));
         for (generation, node, brief) in nodes {
             let mut found = recount::check_node(node);
@@ -168,6 +170,22 @@ impl Fleet {
             violations.push(index_error(format!("{} owners are known, {} hold something", self.owners.len(), found.len())));
         }
         violations
+    }
+
+    /// What is used of nodes themselves is what owners use.
+    fn check_hosts(&self) -> Vec<Violation> {
+        let mut sums: BTreeMap<u32, (u32, u128, u128)> = BTreeMap::new();
+        for used in self.running.values() {
+            let sum = sums.entry(used.index).or_default();
+            let HostAmounts { cpu_milli, memory } = used.amounts;
+            *sum = (sum.0 + 1, sum.1 + u128::from(cpu_milli), sum.2 + u128::from(memory));
+        }
+        let counted = (0..).zip(&self.slots).map(|(index, slot)| {
+            let host = slot.node.as_ref().map(|node| node.host).unwrap_or_default();
+            (index, (host.n_owners, u128::from(host.used.cpu_milli), u128::from(host.used.memory)))
+        });
+        let wrong = counted.filter(|(index, counted)| sums.get(index).copied().unwrap_or_default() != *counted);
+        wrong.map(|(index, _)| index_error(format!("CPU and memory used of node {index} are not what owners use"))).collect()
     }
 
     /// Every state is counted for the nodes that are in it, and none is kept that no node is in.

@@ -80,7 +80,7 @@ impl Node {
 
     /// Why there is no room, if so.
     pub(crate) fn miss(&self, ask: Ask<'_>, hints: Hints<'_>) -> Option<Miss> {
-        let order = Order { policy: DevicePolicy::InOrder, weights: &Weights::default() };
+        let order = Order { policy: DevicePolicy::InOrder, weights: &Weights::default(), outlook: None };
         self.decide(ask, order, hints).err()
     }
 

@@ -3,14 +3,18 @@
 use rustc_hash::FxHashMap;
 
 use crate::brief::Brief;
+use crate::fill::{Forecasts, Worth};
 use crate::gpu::{Inventory, InventoryProblem};
 use crate::holding::{Holdings, Origin, Placement};
+use crate::host::HostUse;
 use crate::ident::OwnerId;
 use crate::names::Names;
 use crate::node::{Held, Node};
+use crate::ranking::Rankings;
 use crate::shape::Shapes;
 use crate::state::States;
 use crate::weigh::Weights;
+use crate::workload::Workload;
 
 /// A node's place in a [`Fleet`]; names nothing once the node is gone, even if its place is taken again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -34,6 +38,11 @@ pub struct Fleet {
     pub(crate) hinted: FxHashMap<OwnerId, u32>,
     /// How much each resource counts for the policies that weigh them.
     pub(crate) weights: Weights,
+    /// What owners use of nodes themselves.
+    pub(crate) running: FxHashMap<OwnerId, HostUse>,
+    workload: Workload,
+    pub(crate) forecasts: Forecasts,
+    pub(crate) rankings: Rankings,
     /// What nodes have, apart from names.
     shapes: Shapes,
     /// What of nodes is taken, as far as nodes are compared.
@@ -60,6 +69,21 @@ impl Fleet {
         Self { weights, ..self }
     }
 
+    /// What pods usually ask for; what counts is what has been [learnt](Self::learn) of it.
+    pub fn workload(&self) -> &Workload {
+        &self.workload
+    }
+
+    /// What pods usually ask for, to add to and to take from.
+    pub fn workload_mut(&mut self) -> &mut Workload {
+        &mut self.workload
+    }
+
+    /// Has the policies that look ahead expect pods as they are now; whether that is news.
+    pub fn learn(&mut self) -> bool {
+        self.forecasts.learn(self.workload.sample())
+    }
+
     /// How often something has changed by which a request may fit that did not: grows with every inventory and release.
     pub fn n_openings(&self) -> u64 {
         self.n_openings
@@ -79,6 +103,9 @@ impl Fleet {
         self.n_openings += 1;
         let index = self.index_of(node);
         let shape = self.shapes.of(&inventory);
+        if let Some(model) = inventory.model() {
+            self.forecasts.know(model);
+        }
         let before = self.change(index, |node| node.set_inventory(Some((inventory, shape))));
         self.shapes.drop_unused(before.flatten());
         problems
@@ -163,24 +190,18 @@ impl Fleet {
     /// What is quickly told of a node, unless it is gone.
     #[inline]
     pub(crate) fn brief_of(&self, id: NodeId) -> Option<&Brief> {
-        self.briefs.get(id.index as usize).filter(|brief| brief.generation == id.generation && brief.is_there)
+        self.briefs.get(id.index as usize).filter(|brief| brief.generation == id.generation)
     }
 
     /// Changes a node, and what is told of it.
-    fn change<T>(&mut self, index: u32, change: impl FnOnce(&mut Node) -> T) -> Option<T> {
+    pub(crate) fn change<T>(&mut self, index: u32, change: impl FnOnce(&mut Node) -> T) -> Option<T> {
         let slot = self.slots.get_mut(index as usize)?;
         let node = slot.node.as_mut()?;
         let result = change(node);
+        node.worth = Worth::default();
         // The new state is entered before the old one is left: most often they are the same, or shared with others.
         let state = node.state().map(|state| self.states.enter(state));
-        let brief = Brief {
-            generation: slot.generation,
-            is_there: true,
-            version: 0,
-            has_hints: !node.hints.is_empty(),
-            has_rules: node.has_rules,
-            state,
-        };
+        let brief = Brief { generation: slot.generation, version: 0, has_hints: !node.hints.is_empty(), has_rules: node.has_rules, state };
         self.tell(index, brief);
         Some(result)
     }
@@ -195,7 +216,7 @@ impl Fleet {
     }
 
     /// Index of the node of this name, which is entered if need be.
-    fn index_of(&mut self, name: &str) -> u32 {
+    pub(crate) fn index_of(&mut self, name: &str) -> u32 {
         if let Some(known) = self.names.get(name) {
             return known.index;
         }
@@ -211,7 +232,7 @@ impl Fleet {
         index
     }
 
-    fn vacate_if_idle(&mut self, index: u32) {
+    pub(crate) fn vacate_if_idle(&mut self, index: u32) {
         let Some(slot) = self.slots.get_mut(index as usize) else { return };
         let Some(node) = slot.node.take_if(|node| node.is_idle()) else { return };
         slot.generation = slot.generation.wrapping_add(1);

@@ -4,9 +4,12 @@ use std::sync::Arc;
 
 use crate::amounts::Amounts;
 use crate::class::NamedAmounts;
+use crate::fill::Worth;
 use crate::fit::Hints;
+use crate::forecast::Model;
 use crate::gpu::{Gpu, Inventory};
 use crate::holding::{GpuRef, Holding, Holdings, Origin, Placement};
+use crate::host::Host;
 use crate::ident::OwnerId;
 use crate::rows::{Row, Rows};
 use crate::shape::Shape;
@@ -36,6 +39,11 @@ pub(crate) struct Node {
     pub(crate) inventory: Option<Inventory>,
     /// What the inventory is apart from names; `None` without one.
     pub(crate) shape: Option<Arc<Shape>>,
+    /// CPU and memory of the node itself.
+    pub(crate) host: Host,
+    /// What its GPUs are like; `None` without any.
+    pub(crate) model: Option<Model>,
+    pub(crate) worth: Worth,
     /// Whether some request without wishes may break a rule although there is room: a table binds, or somebody keeps devices.
     pub(crate) has_rules: bool,
     /// One per device of the inventory, in its order.
@@ -58,6 +66,9 @@ impl Node {
             name,
             inventory: None,
             shape: None,
+            host: Host::default(),
+            model: None,
+            worth: Worth::default(),
             has_rules: false,
             rows: Rows::default(),
             marks: Box::default(),
@@ -70,7 +81,7 @@ impl Node {
 
     /// Whether nothing refers to this node any more.
     pub(crate) fn is_idle(&self) -> bool {
-        self.inventory.is_none() && self.held.is_empty() && self.hints.is_empty()
+        self.inventory.is_none() && self.held.is_empty() && self.hints.is_empty() && self.host.is_unknown()
     }
 
     pub(crate) fn gpus(&self) -> &[Gpu] {
@@ -125,6 +136,7 @@ impl Node {
     pub(crate) fn set_inventory(&mut self, inventory: Option<(Inventory, Arc<Shape>)>) -> Option<Arc<Shape>> {
         let (inventory, shape) = inventory.unzip();
         self.inventory = inventory;
+        self.model = self.inventory.as_ref().and_then(Inventory::model);
         let before = std::mem::replace(&mut self.shape, shape);
         self.recount();
         self.locate_hints();

@@ -6,8 +6,10 @@ use std::str::FromStr;
 /// Preference among the devices of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum DevicePolicy {
-    /// The fitting device that will have the least room left.
+    /// The fitting device without which typical pods still fill most of the node.
     #[default]
+    Fill,
+    /// The fitting device that will have the least room left.
     Binpack,
     /// The fitting device that will have the most room left.
     Spread,
@@ -22,8 +24,10 @@ pub enum DevicePolicy {
 /// Preference among nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum NodePolicy {
-    /// The fullest node.
+    /// The node of which typical pods still fill most, with the least left on it.
     #[default]
+    Fill,
+    /// The fullest node.
     Binpack,
     /// The emptiest node.
     Spread,
@@ -74,6 +78,7 @@ macro_rules! named {
 }
 
 named!(DevicePolicy {
+    Fill = "fill",
     Binpack = "binpack",
     Spread = "spread",
     InOrder = "in-order",
@@ -81,6 +86,7 @@ named!(DevicePolicy {
     MostAllocated = "most-allocated"
 });
 named!(NodePolicy {
+    Fill = "fill",
     Binpack = "binpack",
     Spread = "spread",
     LeastAllocated = "least-allocated",

@@ -1,6 +1,7 @@
 //! Which devices of a node to take, and how good a node is once they are taken.
 
 use crate::class::{Device, NamedAmounts};
+use crate::fill::{Cost, Outlook};
 use crate::fit::Hints;
 use crate::fleet::{Fleet, NodeId};
 use crate::gpu::Gpu;
@@ -15,29 +16,50 @@ use crate::topology::Decision;
 use crate::weigh::{BEST, Leaning, Weights};
 use crate::wishes::Kind;
 
-/// How good a node is: 0 to 1,000,000, higher is better.
+/// How good a node is; higher is better, and scores of one policy only compare.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Score(u32);
 
-const SCALE: u32 = 1_000_000;
+/// The best score there is.
+const SCALE: u32 = 134_000_000;
+/// Points to a millionth.
+const POINTS: u32 = SCALE / 1_000_000;
 
 /// How devices are ordered: a policy, and the weights that some policies count with.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Order<'a> {
     pub(crate) policy: DevicePolicy,
     pub(crate) weights: &'a Weights,
+    /// What is expected of nodes; without it nothing looks ahead.
+    pub(crate) outlook: Option<Outlook<'a>>,
 }
 
 impl Score {
-    /// Parts per million, for an order with few ties.
+    /// Parts per million of the best.
     pub const fn parts_per_million(self) -> u32 {
+        self.0 / POINTS
+    }
+
+    /// All that the score tells, in 27 bits.
+    pub(crate) const fn points(self) -> u32 {
         self.0
+    }
+
+    /// The score of so many points, of which the best has 134 million.
+    pub const fn of_points(points: u32) -> Self {
+        Self(points)
     }
 
     /// Steps from 0 to 10, rounded to the nearest.
     pub fn tenths(self) -> u8 {
         let tenth = SCALE / 10;
         u8::try_from((self.0 + tenth / 2) / tenth).unwrap_or(10).min(10)
+    }
+}
+
+impl From<Cost> for Score {
+    fn from(cost: Cost) -> Self {
+        Self(SCALE.saturating_sub(cost.get()))
     }
 }
 
@@ -49,8 +71,9 @@ impl Fleet {
     pub fn choose<'r>(&self, node: NodeId, ask: impl Into<Ask<'r>>, policy: DevicePolicy, hints: Hints<'_>) -> Result<Placement, Reason> {
         let ask = ask.into();
         let node = self.node(node).ok_or(Reason::NoDevice)?;
-        let order = Order { policy, weights: &self.weights };
-        if node.has_rules || ask.wishes.is_some() || node.shape.as_ref().is_some_and(|shape| shape.has_topology) {
+        let outlook = node.looks_ahead(ask).then(|| self.outlook(ask));
+        let order = Order { policy, weights: &self.weights, outlook };
+        if node.chooses_by_rules(ask) {
             let decision = node.decide(ask, order, hints).map_err(|miss| miss.reason())?;
             return node.placement(ask, decision, hints);
         }
@@ -76,18 +99,49 @@ impl Fleet {
     ///
     /// GPU memory alone counts, unless the policy is one that weighs resources.
     pub fn score<'r>(&self, node: NodeId, ask: impl Into<Ask<'r>>, policies: Policies, hints: Hints<'_>) -> Score {
-        self.node(node).map_or(Score::default(), |node| node.score(ask.into(), policies, &self.weights, hints))
+        let ask = ask.into();
+        self.node(node).map_or(Score::default(), |node| node.score(ask, policies, &self.weights, self.outlook(ask), hints))
+    }
+
+    /// Whether a node has room, and how good it would be after the best choice of its devices.
+    pub(crate) fn verdict(&self, node: NodeId, ask: Ask<'_>, policies: Policies, hints: Hints<'_>) -> Result<Score, Reason> {
+        let node = self.node(node).ok_or(Reason::NoDevice)?;
+        node.verdict(ask, policies, &self.weights, self.outlook(ask), hints)
+    }
+
+    /// What choices for a request are judged by.
+    pub(crate) fn outlook(&self, ask: Ask<'_>) -> Outlook<'_> {
+        Outlook { forecasts: &self.forecasts, host: ask.host }
     }
 }
 
 impl Node {
+    /// Whether more than what is free of each device decides which are taken.
+    pub(crate) fn chooses_by_rules(&self, ask: Ask<'_>) -> bool {
+        self.has_rules || ask.wishes.is_some() || self.shape.as_ref().is_some_and(|shape| shape.has_topology)
+    }
+
     /// How good this node would be after the best choice of its devices; 0 if there is no room.
-    pub(crate) fn score(&self, ask: Ask<'_>, policies: Policies, weights: &Weights, hints: Hints<'_>) -> Score {
-        if self.fit_all(ask, hints).is_err() {
-            return Score::default();
+    pub(crate) fn score(&self, ask: Ask<'_>, policies: Policies, weights: &Weights, outlook: Outlook<'_>, hints: Hints<'_>) -> Score {
+        self.verdict(ask, policies, weights, outlook, hints).unwrap_or_default()
+    }
+
+    /// Whether there is room, and how good this node would be after the best choice of its devices.
+    pub(crate) fn verdict(
+        &self,
+        ask: Ask<'_>,
+        policies: Policies,
+        weights: &Weights,
+        outlook: Outlook<'_>,
+        hints: Hints<'_>,
+    ) -> Result<Score, Reason> {
+        let order = Order { policy: policies.device, weights, outlook: self.looks_ahead(ask).then_some(outlook) };
+        if policies.node == NodePolicy::Fill {
+            return self.cost(ask, order, outlook, hints).map(Score::from);
         }
-        let order = Order { policy: policies.device, weights };
+        self.fit_all(ask, hints)?;
         let (part, total) = match policies.node {
+            NodePolicy::Fill => (0, 1),
             NodePolicy::Binpack => {
                 let (left, total) = self.memory_left(ask, order, hints);
                 (total.saturating_sub(left), total)
@@ -96,8 +150,8 @@ impl Node {
             NodePolicy::LeastAllocated => self.part_of_points(ask, weights, Leaning::Least, hints),
             NodePolicy::MostAllocated => self.part_of_points(ask, weights, Leaning::Most, hints),
         };
-        let scaled = (part * u128::from(SCALE)).checked_div(total).unwrap_or(0);
-        Score(u32::try_from(scaled).unwrap_or(SCALE).min(SCALE))
+        let millionths = (part * 1_000_000).checked_div(total).unwrap_or(0);
+        Ok(Score(u32::try_from(millionths).unwrap_or(1_000_000).min(1_000_000) * POINTS))
     }
 
     /// A decision as a placement.
@@ -134,7 +188,17 @@ impl Node {
             let gpu = self.gpus().get(at)?;
             Some(Share { gpu: gpu.uuid.clone(), minor: gpu.minor, amounts: need.on(row.total) })
         };
-        Ok(Ranked::new(self, need, order, hints).take(need.devices).filter_map(share).collect())
+        let chosen = self.chosen_rows(need, order, hints);
+        Ok(chosen.filter_map(share).collect())
+    }
+
+    /// The devices that shares are taken of.
+    pub(crate) fn chosen_rows<'a>(&'a self, need: Need, order: Order<'a>, hints: Hints<'a>) -> impl Iterator<Item = (usize, Row)> + 'a {
+        let looks_ahead = order.outlook.filter(|_| order.policy == DevicePolicy::Fill && need.devices == 1);
+        let cheapest = looks_ahead.and_then(|outlook| self.cheapest(need, &self.costs(outlook, hints), hints));
+        let n_ranked = if looks_ahead.is_some() { 0 } else { need.devices };
+        let cheapest = cheapest.map(|(at, row, _)| (at, row));
+        cheapest.into_iter().chain(Ranked::new(self, need, order, hints).take(n_ranked))
     }
 
     /// Memory of healthy devices that would be free after the best choice, and all of it, in hundredths of a byte.
@@ -151,7 +215,7 @@ impl Node {
     /// Memory that the best choice takes, in hundredths of a byte.
     fn taken_by(&self, request: &Request, order: Order<'_>, hints: Hints<'_>) -> u128 {
         let Ok(need) = self.need(request) else { return 0 };
-        let chosen = Ranked::new(self, need, order, hints).take(need.devices);
+        let chosen = self.chosen_rows(need, order, hints);
         chosen.map(|(_, row)| u128::from(need.on(row.total).memory.hundredths())).sum()
     }
 
@@ -182,7 +246,7 @@ impl Order<'_> {
             vec![u64::from(BEST.saturating_sub(score))]
         };
         match self.policy {
-            DevicePolicy::Binpack => (left().collect(), 0),
+            DevicePolicy::Fill | DevicePolicy::Binpack => (left().collect(), 0),
             DevicePolicy::Spread => (left().map(|left| !left).collect(), 0),
             DevicePolicy::InOrder => (Vec::new(), device.minor),
             DevicePolicy::LeastAllocated => (by_score(Leaning::Least), 0),
@@ -199,7 +263,7 @@ impl Order<'_> {
             (u64::from(BEST.saturating_sub(score)), 0, 0, at)
         };
         match self.policy {
-            DevicePolicy::Binpack => (memory, core, slots, at),
+            DevicePolicy::Fill | DevicePolicy::Binpack => (memory, core, slots, at),
             DevicePolicy::Spread => (!memory, !core, !slots, at),
             DevicePolicy::InOrder => (0, 0, 0, at),
             DevicePolicy::LeastAllocated => by_score(Leaning::Least),

@@ -2,6 +2,7 @@
 
 use crate::amounts::Amounts;
 use crate::class::ClassRequest;
+use crate::host::HostAmounts;
 use crate::memory::Memory;
 use crate::reason::Reason;
 use crate::wishes::Wishes;
@@ -56,6 +57,8 @@ pub struct Ask<'a> {
     pub others: &'a [ClassRequest],
     /// How devices are to be chosen, if that is not left to us.
     pub wishes: Option<&'a Wishes>,
+    /// Of the node itself; no node is refused for it.
+    pub host: HostAmounts,
 }
 
 impl From<&Request> for GpuAsk {

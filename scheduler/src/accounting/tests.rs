@@ -1,12 +1,15 @@
 //! What pods hold by spec and record, and what is said about those whose record is missing, bad or contradicted.
 
-use placement::{Gpu, GpuRef, GpuUuid, HeldMemory, HeldShare, Holding, Holdings, Inventory, Memory, MemoryAsk};
+use placement::{
+    DevicePolicy, Gpu, GpuRef, GpuUuid, HeldMemory, HeldShare, Holding, Holdings, Inventory, Memory, MemoryAsk, NodePolicy, Policies,
+};
 use proto::pod::Pod;
+use proto::request::policy::{DEVICE_POLICIES, DEVICE_POLICY, NODE_POLICIES, NODE_POLICY};
 use proto::resource::ResourceNames;
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::{Account, PodFacts, Surroundings};
+use super::{Account, Ask, PodFacts, Surroundings};
 use crate::kinds::Kinds;
 
 const MIB: u64 = 1 << 20;
@@ -189,7 +192,7 @@ fn zeros_hold_nothing(#[case] limits: Value, #[case] holds: bool) {
             serde_json::from_value(json!({"metadata": {"uid": "u"}, "spec": {"nodeName": node, "containers": containers}})).unwrap();
         PodFacts::of(&pod, &ResourceNames::default())
     };
-    assert!(matches!(facts(Value::Null).unwrap().ask, super::Ask::Invalid(_)), "refused as long as it is not bound");
+    assert!(matches!(facts(Value::Null).unwrap().ask, Ask::Invalid(_)), "refused as long as it is not bound");
     assert_eq!(facts("n1".into()).is_some(), holds);
 }
 
@@ -207,4 +210,31 @@ fn whom_a_bound_pod_keeps_away(#[case] mut annotations: Value, #[case] expected:
         annotations[key] = value.clone();
     }
     assert_eq!(account(&limits, &annotations).holdings.exclusions.len(), expected);
+}
+
+/// The names that a pod may write are those of the engine's policies, and the pod's own word counts.
+#[test]
+fn a_pod_may_name_its_policies() {
+    let preference = |annotations: Value| {
+        let limits = json!({"koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu-memory-ratio": 50});
+        let spec = json!({"containers": [{"name": "c", "resources": {"limits": limits}}]});
+        let pod = serde_json::from_value(json!({"metadata": {"annotations": annotations}, "spec": spec})).unwrap();
+        PodFacts::of(&pod, &ResourceNames::default()).unwrap()
+    };
+    let cluster = Policies { node: NodePolicy::Spread, device: DevicePolicy::InOrder };
+    assert_eq!(preference(json!({})).preference.or(cluster), cluster);
+    for name in NODE_POLICIES {
+        let facts = preference(json!({NODE_POLICY: name}));
+        assert_eq!(facts.preference.or(cluster).node.to_string(), name);
+        assert_eq!(facts.preference.or(cluster).device, cluster.device);
+    }
+    for name in DEVICE_POLICIES {
+        assert_eq!(preference(json!({DEVICE_POLICY: name})).preference.or(cluster).device.to_string(), name);
+    }
+    let facts = preference(json!({NODE_POLICY: "tetris"}));
+    let Ask::Invalid(error) = facts.ask else { panic!("{facts:?}") };
+    insta::assert_snapshot!(
+        error,
+        @r#"annotation gpushare/node-policy is "tetris": choose one of fill, binpack, spread, least-allocated, most-allocated"#
+    );
 }

@@ -15,10 +15,10 @@ const WEIGHTS: &str = "koordinator.sh/gpu-memory-ratio=1,koordinator.sh/gpu-memo
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct PolicyArgs {
     /// Which of the fitting nodes scores best.
-    #[arg(long, env = "GPUSHARE_NODE_POLICY", value_enum, default_value = "binpack")]
+    #[arg(long, env = "GPUSHARE_NODE_POLICY", value_enum, default_value = "fill")]
     node_policy: NodePolicyName,
     /// Which of a node's fitting devices is taken.
-    #[arg(long, env = "GPUSHARE_DEVICE_POLICY", value_enum, default_value = "binpack")]
+    #[arg(long, env = "GPUSHARE_DEVICE_POLICY", value_enum, default_value = "fill")]
     device_policy: DevicePolicyName,
     /// How much each resource counts for the policies least-allocated and most-allocated; one that is not named does not.
     #[arg(long, env = "GPUSHARE_SCORE_WEIGHTS", default_value = WEIGHTS, value_parser = weight, value_delimiter = ',', value_name = "RESOURCE=WEIGHT")]
@@ -27,6 +27,8 @@ pub(super) struct PolicyArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum NodePolicyName {
+    /// The one of which the pods to come still fill most, by what pods have asked for so far.
+    Fill,
     /// The one whose GPU memory is fullest.
     Binpack,
     /// The one whose GPU memory is emptiest.
@@ -39,6 +41,8 @@ enum NodePolicyName {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum DevicePolicyName {
+    /// The one without which the pods to come still fill most of the node.
+    Fill,
     /// The one with least room left.
     Binpack,
     /// The one with most room left.
@@ -54,12 +58,14 @@ enum DevicePolicyName {
 impl PolicyArgs {
     pub(super) fn policies(&self) -> Policies {
         let node = match self.node_policy {
+            NodePolicyName::Fill => NodePolicy::Fill,
             NodePolicyName::Binpack => NodePolicy::Binpack,
             NodePolicyName::Spread => NodePolicy::Spread,
             NodePolicyName::LeastAllocated => NodePolicy::LeastAllocated,
             NodePolicyName::MostAllocated => NodePolicy::MostAllocated,
         };
         let device = match self.device_policy {
+            DevicePolicyName::Fill => DevicePolicy::Fill,
             DevicePolicyName::Binpack => DevicePolicy::Binpack,
             DevicePolicyName::Spread => DevicePolicy::Spread,
             DevicePolicyName::InOrder => DevicePolicy::InOrder,

@@ -42,7 +42,7 @@ fn policies_and_weights_are_taken_over() {
 #[case::pattern(&["--prefix", "/{node}"], "must be / or a path")]
 #[case::double_slash(&["--prefix", "/a//b"], "must be / or a path")]
 #[case::no_domain(&["--memory-resource", "gpu-mem"], "must be a resource name with a domain")]
-#[case::policy(&["--node-policy", "binpak"], "possible values: binpack, spread, least-allocated, most-allocated")]
+#[case::policy(&["--node-policy", "binpak"], "possible values: fill, binpack, spread, least-allocated, most-allocated")]
 #[case::weight(&["--score-weights", "koordinator.sh/rdma"], "write a resource, = and a weight")]
 #[case::great_weight(&["--score-weights", "koordinator.sh/rdma=1000"], "a whole number up to 100")]
 #[case::weight_of_nothing(&["--score-weights", "rdma=1"], "must be a resource name with a domain")]

@@ -73,7 +73,7 @@ pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Answer, 
     // An open decision is repeated, as its write may have got through: its node is the only one for the pod.
     let wanted = match index.assumed_node(uid) {
         Some(node) if nodes.contains(node) => Wanted::Only(node.into()),
-        _ => Wanted::of(&index, uid, facts.as_ref()),
+        _ => Wanted::of(&index, &pod, facts.as_ref()),
     };
     let wanted = match facts.as_ref().filter(|_| extender.denies_overrides).and_then(|facts| overrides(&head, facts, &index)) {
         Some(rule) if matches!(wanted, Wanted::Room(_)) => Wanted::Impossible(rule),
@@ -94,8 +94,9 @@ pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Answer, 
     let missed = if matches!(wanted, Wanted::Only(_)) { Vec::new() } else { missed };
     drop(index);
     // What is kept for later is kept for pods only that the API server can have named.
-    if let Some(facts) = facts.filter(|facts| is_identity(uid, &facts.namespace, &facts.name)) {
-        if is_new {
+    let (namespace, name) = (pod.metadata.namespace.as_deref(), pod.metadata.name.as_deref());
+    if is_identity(uid, namespace.unwrap_or_default(), name.unwrap_or_default()) {
+        if let Some(facts) = facts.filter(|_| is_new) {
             extender.remember(uid, &facts);
         }
         if let Some(left) = left {

@@ -5,7 +5,7 @@ use proto::extender::{ExtenderFilterResult, NodeList, WholeNode};
 
 use super::question::{Names, Nodes};
 use super::standing::{Contest, Order};
-use super::wanted::{Miss, Wanted};
+use super::wanted::{Fit, Miss, Wanted};
 use crate::index::Index;
 
 /// Most bytes that one failed node's entry takes besides its name.
@@ -86,14 +86,14 @@ impl<'n> Judge<'_, 'n> {
     }
 
     #[inline]
-    fn push(&mut self, at: usize, name: &'n str, verdict: Result<Option<NodeId>, Miss>) {
-        let node = match verdict {
-            Ok(node) => node,
+    fn push(&mut self, at: usize, name: &'n str, verdict: Result<Fit, Miss>) {
+        let Fit { node, merit } = match verdict {
+            Ok(fit) => fit,
             Err(miss) => return self.judged.missed.push((at, miss)),
         };
         self.judged.n_fitting += 1;
         match (&mut self.judged.told, &self.order) {
-            (Told::Best(contest), Some(order)) => contest.enter(order.standing(name, node, self.asking.as_mut()), at, node),
+            (Told::Best(contest), Some(order)) => contest.enter(order.standing(name, merit), at, node),
             (Told::All(fitting, last), _) => {
                 fitting.push(at);
                 *last = node;

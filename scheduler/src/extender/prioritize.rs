@@ -20,7 +20,7 @@ pub fn answer(extender: &Extender, body: &[u8]) -> Result<Vec<u8>, RequestFailur
     let index = extender.index.read();
     index.ready().map_err(|reason| RequestFailure::NotReady { reason })?;
     let facts = PodFacts::of(&pod, index.names());
-    let wanted = Wanted::of(&index, pod.uid(), facts.as_ref());
+    let wanted = Wanted::of(&index, &pod, facts.as_ref());
     let failed = extender.attempts().failed_on(pod.uid()).map(str::to_owned);
     let order = Order::new(&index, &pod.spec, failed.as_deref());
     let name = |node: &WholeNode| node.node.metadata.name.clone().unwrap_or_default();
@@ -45,9 +45,9 @@ fn score(index: &Index, wanted: &Wanted<'_>, order: &Order<'_>, names: &[&str]) 
     let mut standings: Vec<Standing<'_>> = Vec::with_capacity(names.len());
     for (at, name) in names.iter().enumerate() {
         let node: Option<NodeId> = index.fleet().node_id(name);
-        if let Ok(node) = wanted.of_found(index, name, node, Some(&mut asking)) {
+        if let Ok(fit) = wanted.of_found(index, name, node, Some(&mut asking)) {
             places.push(at);
-            standings.push(order.standing(name, node, Some(&mut asking)));
+            standings.push(order.standing(name, fit.merit));
         }
     }
     for (at, score) in places.into_iter().zip(scores(&standings)) {

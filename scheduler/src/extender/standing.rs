@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use placement::{Asking, NodeId};
+use placement::{NodeId, Score};
 use proto::pod::PodSpec;
 
 use crate::index::Index;
@@ -17,7 +17,8 @@ pub(super) struct Standing<'a> {
     has_failed: bool,
     /// Whether it has a taint that the pod had better avoid.
     is_avoided: bool,
-    merit: Reverse<u32>,
+    /// How good it is by policy.
+    merit: Reverse<Score>,
     name: &'a str,
 }
 
@@ -45,20 +46,14 @@ impl<'a> Order<'a> {
 
     /// Where a node stands that fits.
     #[inline]
-    pub(super) fn standing<'n>(&self, name: &'n str, node: Option<NodeId>, asking: Option<&mut Asking<'_>>) -> Standing<'n> {
+    pub(super) fn standing<'n>(&self, name: &'n str, merit: Score) -> Standing<'n> {
         Standing {
             has_failed: self.failed == Some(name),
             is_avoided: self.index.soft_taints(name).is_some_and(|taints| self.spec.avoids(taints)),
-            merit: Reverse(node.zip(asking).map_or(0, |(node, asking)| merit(self.index, node, asking))),
+            merit: Reverse(merit),
             name,
         }
     }
-}
-
-/// How good a node is by the configured policy; more is better.
-#[inline]
-fn merit(index: &Index, node: NodeId, asking: &mut Asking<'_>) -> u32 {
-    asking.score(node, index.policies()).parts_per_million()
 }
 
 impl<'a> Contest<'a> {
@@ -138,7 +133,7 @@ mod tests {
     }
 
     fn standing((has_failed, is_avoided, merit, name): &(bool, bool, u32, String)) -> Standing<'_> {
-        Standing { has_failed: *has_failed, is_avoided: *is_avoided, merit: Reverse(*merit), name }
+        Standing { has_failed: *has_failed, is_avoided: *is_avoided, merit: Reverse(Score::of_points(*merit)), name }
     }
 
     proptest! {
@@ -180,7 +175,7 @@ mod tests {
         let names: Vec<String> = (0..101).map(|at| format!("{at:03}")).collect();
         let standings: Vec<Standing<'_>> = (0..101)
             .zip(&names)
-            .map(|(merit, name)| Standing { has_failed: false, is_avoided: false, merit: Reverse(merit), name })
+            .map(|(merit, name)| Standing { has_failed: false, is_avoided: false, merit: Reverse(Score::of_points(merit)), name })
             .collect();
         let scored = scores(&standings);
         let counts: Vec<usize> = (0..=10).map(|score| scored.iter().filter(|other| **other == score).count()).collect();

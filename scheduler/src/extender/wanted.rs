@@ -1,7 +1,8 @@
 //! What a pod wants of every node, and whether a node will do.
 
-use placement::{Asking, Fleet, GpuAsk, NodeId, Reason};
+use placement::{Asking, Fleet, GpuAsk, NodeId, Reason, Score};
 use proto::node::Node;
+use proto::pod::Pod;
 
 use crate::accounting::PodFacts;
 use crate::bind::shorten;
@@ -11,14 +12,23 @@ use crate::inventory;
 /// What a pod wants of every node.
 #[derive(Clone, Debug)]
 pub(super) enum Wanted<'a> {
-    /// Nothing: every node will do.
+    /// Nothing that is weighed here: every node will do.
     Nothing,
-    /// This.
+    /// This; of a pod without devices no more than CPU and memory, by which nodes differ and none is refused.
     Room(NodeAsk<'a>),
     /// Something that no node can give, by this rule.
     Impossible(Box<str>),
     /// This very node, which a decision names that is open still.
     Only(Box<str>),
+}
+
+/// A node that will do.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Fit {
+    /// Its place in the fleet, if that matters.
+    pub(super) node: Option<NodeId>,
+    /// How good it is by policy.
+    pub(super) merit: Score,
 }
 
 /// Why a node does not do.
@@ -39,10 +49,10 @@ impl<'a> Wanted<'a> {
     }
 
     /// What a pod wants.
-    pub(super) fn of(index: &Index, uid: &'a str, facts: Option<&PodFacts>) -> Self {
-        let Some(facts) = facts else { return Self::Nothing };
-        match index.ask(uid, facts) {
-            Ok(None) => Self::Nothing,
+    pub(super) fn of(index: &Index, pod: &'a Pod, facts: Option<&PodFacts>) -> Self {
+        let ask = facts.map_or(Ok(None), |facts| index.ask(pod.uid(), facts));
+        match ask {
+            Ok(None) => index.host_ask(pod).map_or(Self::Nothing, Self::Room),
             Ok(Some(ask)) => Self::Room(ask),
             Err(error) => Self::Impossible(shorten(&error.to_string()).into()),
         }
@@ -56,7 +66,7 @@ impl<'a> Wanted<'a> {
         }
     }
 
-    /// Whether a node will do that has been looked up already; its place in the fleet, if that matters.
+    /// Whether a node will do that has been looked up already.
     #[inline]
     pub(super) fn of_found(
         &self,
@@ -64,22 +74,23 @@ impl<'a> Wanted<'a> {
         name: &str,
         node: Option<NodeId>,
         asking: Option<&mut Asking<'_>>,
-    ) -> Result<Option<NodeId>, Miss> {
+    ) -> Result<Fit, Miss> {
         match (self, asking) {
             (Self::Room(ask), Some(asking)) => index
-                .fit_found(name, node, ask, asking)
+                .judge(name, node, ask, asking)
+                .map(|found| found.map_or_else(Fit::default, |(node, merit)| Fit { node: Some(node), merit }))
                 .map_err(|reason| Miss { reason, unknown: reason == Reason::NoDevice && !index.knows_node(name) }),
-            (Self::Nothing | Self::Room(_), _) => Ok(None),
-            (Self::Only(only), _) if **only == *name => Ok(None),
+            (Self::Nothing | Self::Room(_), _) => Ok(Fit::default()),
+            (Self::Only(only), _) if **only == *name => Ok(Fit::default()),
             (Self::Only(_), _) => Err(Miss { reason: Reason::NoDevice, unknown: false }),
             (Self::Impossible(_), _) => Err(Miss { reason: Reason::InvalidRequest, unknown: false }),
         }
     }
 
     /// Whether a node will do that was sent whole.
-    pub(super) fn of_whole(&self, index: &Index, name: &str, node: &Node, asking: Option<&mut Asking<'_>>) -> Result<Option<NodeId>, Miss> {
+    pub(super) fn of_whole(&self, index: &Index, name: &str, node: &Node, asking: Option<&mut Asking<'_>>) -> Result<Fit, Miss> {
         match self {
-            Self::Room(ask) if !index.knows_node(name) => of_template(index, node, ask).map(|()| None),
+            Self::Room(ask) if !index.knows_node(name) => of_template(index, node, ask).map(|()| Fit::default()),
             _ => self.of_found(index, name, index.fleet().node_id(name), asking),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use placement::{Ask, Asking, ClassRequest, GpuAsk, Hints, Kind, NodeId, Reason, Wishes};
+use placement::{Ask, Asking, ClassRequest, GpuAsk, Hints, HostAmounts, Kind, NodeId, Policies, Reason, Score, Wishes};
 use proto::request::{Dialect, Memory, RequestError};
 use proto::resource::ISOLATION_PROVIDER;
 
@@ -24,13 +24,17 @@ pub struct NodeAsk<'a> {
     pub in_units: bool,
     /// What must limit containers on the node.
     pub isolation: Option<Box<str>>,
+    /// By which policies nodes and devices are preferred for it.
+    pub policies: Policies,
+    /// What it asks of the node's CPU and memory, which refuses no node.
+    pub host: HostAmounts,
 }
 
 impl NodeAsk<'_> {
     /// The question in the engine's terms.
     #[inline]
     pub fn devices(&self) -> Ask<'_> {
-        Ask { gpus: self.gpus, others: &self.others, wishes: self.wishes.as_deref() }
+        Ask { gpus: self.gpus, others: &self.others, wishes: self.wishes.as_deref(), host: self.host }
     }
 
     /// Whether only nodes do that are known to have devices.
@@ -73,7 +77,16 @@ impl Index {
         let counts_bytes = gpus.is_some_and(|gpus| gpus.dialect == Dialect::Koordinator && !matches!(gpus.memory, Memory::Units(_)));
         let gpus = gpus.map(accounting::gpu_ask).unwrap_or_default();
         let isolation = facts.needs_isolation().map(Into::into);
-        Ok(Some(NodeAsk { uid, gpus, others, wishes, in_units: !counts_bytes, isolation }))
+        Ok(Some(NodeAsk {
+            uid,
+            gpus,
+            others,
+            wishes,
+            in_units: !counts_bytes,
+            isolation,
+            policies: facts.preference.or(self.policies),
+            host: facts.host,
+        }))
     }
 
     /// Whether a pod asks for devices, or for something that breaks a rule.
@@ -113,6 +126,25 @@ impl Index {
         };
         self.refuse_unserved(name, ask)?;
         asking.fit(node).map(|()| Some(node))
+    }
+
+    /// The same, with how good the node is for what is asked: both from memory, if nothing has changed there.
+    ///
+    /// # Errors
+    /// The reason why not.
+    #[inline]
+    pub fn judge(
+        &self,
+        name: &str,
+        node: Option<NodeId>,
+        ask: &NodeAsk<'_>,
+        asking: &mut Asking<'_>,
+    ) -> Result<Option<(NodeId, Score)>, Reason> {
+        let Some(node) = node else {
+            return if ask.needs_known_devices() { Err(Reason::NoDevice) } else { Ok(None) };
+        };
+        self.refuse_unserved(name, ask)?;
+        asking.verdict(node, ask.policies).map(|score| Some((node, score)))
     }
 
     /// Refuses amounts that cannot be compared with units of unknown size, and nodes without the pod's isolation.

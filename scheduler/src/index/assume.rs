@@ -148,6 +148,8 @@ impl Index {
         let entry = self.pods.entry(OwnerId::from(pod.uid.as_str())).or_insert_with(|| PodEntry::new(facts.clone()));
         entry.assumption = Some(Box::new(assumption));
         self.hints.remove(&pod.uid);
+        let owner = self.owner(&pod.uid);
+        self.fleet.run(&owner, node, facts.host);
         Ok(Assumed::Write { order, stamp, repeated: false })
     }
 
@@ -158,7 +160,7 @@ impl Index {
         let Some(id) = self.fit_somehow(node, ask).map_err(|reason| no_room(self, reason))? else {
             return Ok(self.hold_unknown(&owner, ask, node));
         };
-        let choose = |hints| self.fleet.choose(id, ask.devices(), self.policies.device, hints);
+        let choose = |hints| self.fleet.choose(id, ask.devices(), ask.policies.device, hints);
         let placement = choose(Hints::RespectOthers(ask.uid)).or_else(|_| choose(Hints::Ignore)).map_err(|reason| no_room(self, reason))?;
         if placement == Placement::default() {
             return Ok(placement);
@@ -255,8 +257,9 @@ impl Index {
         entry.problem = None;
         let unseen = entry.list == 0;
         self.fleet.release(uid);
+        self.fleet.end(uid);
         if unseen {
-            self.pods.remove(uid);
+            self.remove_pod(uid);
         }
     }
 

@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use placement::{Hints, NodeId, OwnerId};
+use placement::{Hints, NodeId, OwnerId, Placement};
 use rustc_hash::FxHashMap;
 
 use super::{Index, NodeAsk};
@@ -112,8 +112,11 @@ impl Index {
         let end = self.hints.end_of(ask.uid, now);
         let is_renewed = self.is_hinted(ask.uid);
         self.unhint(ask.uid);
-        let choice = self.fleet.choose(node, ask.devices(), self.policies.device, Hints::RespectOthers(ask.uid));
+        let choice = self.fleet.choose(node, ask.devices(), ask.policies.device, Hints::RespectOthers(ask.uid));
         let (Ok(placement), Some(end)) = (choice, end) else { return };
+        if placement == Placement::default() {
+            return;
+        }
         let owner = self.owner(ask.uid);
         if self.fleet.hint(&owner, node, placement) {
             self.hints.insert(owner, end, is_renewed);

@@ -74,6 +74,8 @@ impl Follow<Node> for Index {
         let Some(name) = node.metadata.name.as_deref() else { return };
         let state = self.nodes.entry(name.into()).or_default();
         state.node_list = self.node_list.number;
+        self.see_host(name, &node);
+        let state = self.nodes.entry(name.into()).or_default();
         let trimmed = inventory::trim(&node, &self.names);
         // Nodes report their health every few seconds; most of that changes nothing here.
         if state.node.as_ref() != Some(&trimmed) {
@@ -163,6 +165,7 @@ impl Index {
 
     fn forget_node(&mut self, name: &str) {
         self.note_taints(name, &[]);
+        self.fleet.set_host(name, None);
         if let Some(state) = self.nodes.get_mut(name) {
             state.node = None;
             self.refresh_node(name);

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use placement::{NodeView, OwnerId};
+use placement::{NodeView, OwnerId, Spec};
 use proto::pod::Pod;
 use tracing::warn;
 
@@ -19,6 +19,8 @@ pub(super) struct PodEntry {
     pub(super) assumption: Option<Box<Assumption>>,
     /// Why it is counted conservatively.
     pub(super) problem: Option<Box<str>>,
+    /// What it is counted for among what pods usually ask for.
+    pub(super) counted: Option<Spec>,
     /// Number of the list that named it last; 0 if no watch has shown it yet.
     pub(super) list: u32,
 }
@@ -31,19 +33,28 @@ impl Follow<Pod> for Index {
         if uid.is_empty() {
             return;
         }
-        match PodFacts::of(&pod, &self.names) {
-            Some(facts) if !pod.is_terminal() => self.put_pod(uid, facts),
+        let facts = PodFacts::of(&pod, &self.names);
+        let asked = facts.as_ref().map(|facts| facts.host);
+        match facts {
+            Some(facts) if !pod.is_terminal() => {
+                self.put_pod(uid, facts);
+                self.count_ask(uid);
+            }
             Some(_) => {
                 self.remove_pod(uid);
                 self.ended.insert(OwnerId::from(uid), self.pod_list.number);
             }
             None => self.remove_pod(uid),
         }
+        self.see_use(&pod, asked);
         self.account_given(uid);
+        self.learn_if_news();
     }
 
     fn delete(&mut self, pod: &Pod) {
         self.remove_pod(pod.uid());
+        self.see_no_use(pod.uid());
+        self.learn_if_news();
         self.ended.remove(pod.uid());
         self.account_given(pod.uid());
     }
@@ -66,6 +77,7 @@ impl Follow<Pod> for Index {
             self.remove_pod(uid.as_str());
             self.account_given(uid.as_str());
         }
+        self.end_plain_list();
         let forgotten = self.ended.extract_if(|_, list| *list != number).map(|(uid, _)| uid);
         for uid in forgotten.collect::<Vec<_>>() {
             self.account_given(uid.as_str());
@@ -74,6 +86,7 @@ impl Follow<Pod> for Index {
             self.began_with_pending = self.pods.values().any(|entry| entry.facts.bound.is_none() && self.concerns(&entry.facts));
         }
         self.pod_list.synced = true;
+        self.learn();
     }
 }
 
@@ -115,7 +128,11 @@ impl Index {
     pub(super) fn remove_pod(&mut self, uid: &str) {
         self.hints.remove(uid);
         self.fleet.release(uid);
-        self.pods.remove(uid);
+        let Some(entry) = self.pods.remove(uid) else { return };
+        self.fleet.end(uid);
+        if let Some(spec) = entry.counted {
+            self.fleet.workload_mut().remove(&spec);
+        }
     }
 
     /// Works out what a pod holds that is bound, or will be once its decision is written.
@@ -154,7 +171,7 @@ impl Index {
 
 impl PodEntry {
     pub(super) fn new(facts: PodFacts) -> Self {
-        Self { facts, assumption: None, problem: None, list: 0 }
+        Self { facts, assumption: None, problem: None, counted: None, list: 0 }
     }
 
     /// Where the pod is and what its record says: as a watch has shown it, or as a decision will write it.

@@ -44,6 +44,7 @@ fn fleet() -> Fleet {
     let placement = Placement { shares: vec![Share { gpu: "n-0".into(), minor: 0, amounts }], ..Placement::default() };
     let id = fleet.node_id("n").unwrap();
     assert!(fleet.hint(&"h".into(), id, placement));
+    fleet.run(&"a".into(), "n", crate::host::HostAmounts { cpu_milli: 5, memory: 6 });
     assert_eq!(fleet.check(), []);
     fleet
 }
@@ -109,6 +110,8 @@ fn m(fleet: &mut Fleet) -> &mut Node {
     },
     &["OwnerOnSeveralNodes", "RowDiffers"]
 )]
+#[case::host_use_lost(|fleet: &mut Fleet| fleet.running.clear(), &["Index"])]
+#[case::host_use_uncounted(|fleet: &mut Fleet| n(fleet).host.used.cpu_milli += 1, &["Index"])]
 #[case::hint_not_told(|fleet: &mut Fleet| fleet.briefs[0].has_hints = false, &["RowDiffers"])]
 #[case::rule_not_told(|fleet: &mut Fleet| fleet.briefs[1].has_rules = true, &["RowDiffers"])]
 #[case::generation_not_told(|fleet: &mut Fleet| fleet.briefs[1].generation += 1, &["RowDiffers"])]

@@ -2,14 +2,17 @@
 
 use crate::amounts::Amounts;
 use crate::class::{Class, ClassRequest, Device, NamedAmounts, is_within};
+use crate::fill::taken_part;
 use crate::fit::Hints;
 use crate::gpu::Inventory;
 use crate::ident::FunctionId;
 use crate::miss::{Miss, Tally};
 use crate::node::Node;
+use crate::policy::DevicePolicy;
 use crate::rank::Order;
 use crate::reason::Reason;
 use crate::request::GpuAsk;
+use crate::rows::Row;
 use crate::shape::Shape;
 use crate::topology::groups::{gpu_losses, losses};
 use crate::topology::pool::Pool;
@@ -97,7 +100,10 @@ impl<'a> Scene<'a> {
                 let need = self.node.need(&request).map_err(Miss::Plain)?;
                 let rows = self.node.rows_under(self.hints).enumerate();
                 let fitting = rows.filter(|(at, row)| passes(*at, need.on(row.total).within(row.free)));
-                let key = |(at, row)| (at, spot(at), (self.order.preference(need, at, &row), loss(at)));
+                let looks_ahead = self.order.outlook.filter(|_| self.order.policy == DevicePolicy::Fill && need.devices == 1);
+                let costs = looks_ahead.map(|outlook| self.node.costs(outlook, self.hints));
+                let cost = |at, row: &Row| costs.as_ref().map(|costs| costs.of([(at, taken_part(need.on(row.total), row.total))]));
+                let key = |(at, row)| (at, spot(at), (cost(at, &row), self.order.preference(need, at, &row), loss(at)));
                 (need.devices, Pool::new(Kind::Gpu, need.devices, &fitting.map(key).collect::<Vec<_>>()))
             }
             GpuAsk::Whole(_) if !self.inventory.serves_vendor => return Ok(None),

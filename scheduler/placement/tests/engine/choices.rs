@@ -77,7 +77,8 @@ fn fine_scores_tell_near_equals_apart() {
         fleet.set_inventory(name, inventory(name, &[10000]));
         fill(&mut fleet, name, &[free]);
     }
-    let score = |name| fleet.score(fleet.node_id(name).unwrap(), &units(1), Policies::default(), Hints::Respect);
+    let policies = Policies { node: NodePolicy::Binpack, device: DevicePolicy::Binpack };
+    let score = |name| fleet.score(fleet.node_id(name).unwrap(), &units(1), policies, Hints::Respect);
     assert_eq!(score("a").tenths(), score("b").tenths());
     assert!(score("a") < score("b"));
 }
@@ -113,6 +114,7 @@ fn what_does_not_fit_scores_nothing() {
 }
 
 #[rstest]
+#[case::fill("fill")]
 #[case::binpack("binpack")]
 #[case::spread("spread")]
 #[case::least_allocated("least-allocated")]
@@ -128,8 +130,8 @@ fn policies_are_named_as_written(#[case] text: &str) {
 #[case::empty("")]
 fn other_policies_are_refused_with_the_choices(#[case] text: &str) {
     let error = text.parse::<DevicePolicy>().unwrap_err().to_string();
-    let choices = "binpack, spread, in-order, least-allocated, most-allocated";
+    let choices = "fill, binpack, spread, in-order, least-allocated, most-allocated";
     assert_eq!(error, format!("{text:?} is no policy: choose one of {choices}"));
     let error = text.parse::<NodePolicy>().unwrap_err().to_string();
-    assert!(error.ends_with("choose one of binpack, spread, least-allocated, most-allocated"), "{error}");
+    assert!(error.ends_with("choose one of fill, binpack, spread, least-allocated, most-allocated"), "{error}");
 }

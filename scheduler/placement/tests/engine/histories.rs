@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use placement::{
-    DevicePolicy, Fleet, Gpu, GpuRef, HeldMemory, HeldShare, Hints, Holding, Inventory, Memory, MemoryAsk, NodePolicy, OwnerId, Placement,
-    Policies, Reason, Request, Violation,
+    Ask, Asking, DevicePolicy, Fleet, Gpu, GpuRef, HeldMemory, HeldShare, Hints, Holding, HostAmounts, Inventory, Memory, MemoryAsk,
+    NodePolicy, OwnerId, Placement, Policies, Reason, Request, Spec, Violation,
 };
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -28,6 +28,12 @@ enum Step {
     Misplace(&'static str, &'static str, Placement),
     Hint(&'static str, &'static str, Request),
     Unhint(&'static str),
+    /// CPU and memory: what a node has, what an owner uses of it, and the end of that.
+    Host(&'static str, Option<HostAmounts>),
+    Run(&'static str, &'static str, HostAmounts),
+    End(&'static str),
+    /// A pod of this kind has come, and is expected to come again.
+    Learn(Request, HostAmounts),
 }
 
 /// A fleet and its model, driven together.
@@ -35,6 +41,9 @@ enum Step {
 struct Pair {
     fleet: Fleet,
     model: Model,
+    /// What nodes have of CPU and memory, and where owners use some.
+    hosts: BTreeMap<String, HostAmounts>,
+    running: BTreeMap<String, String>,
 }
 
 impl Pair {
@@ -61,6 +70,25 @@ impl Pair {
             Step::Misplace(owner, node, placement) => self.reserve(owner, node, placement),
             Step::Hint(owner, node, request) => self.hint(owner, node, request),
             Step::Unhint(owner) => assert_eq!(self.fleet.unhint(owner), self.model.hints.remove(*owner).is_some()),
+            Step::Host(node, host) => {
+                self.fleet.set_host(node, *host);
+                match host {
+                    Some(host) => self.hosts.insert((*node).to_owned(), *host),
+                    None => self.hosts.remove(*node),
+                };
+            }
+            Step::Run(owner, node, host) => {
+                self.fleet.run(&OwnerId::from(*owner), node, *host);
+                self.running.insert((*owner).to_owned(), (*node).to_owned());
+            }
+            Step::End(owner) => {
+                self.fleet.end(owner);
+                self.running.remove(*owner);
+            }
+            Step::Learn(request, host) => {
+                self.fleet.workload_mut().add(Spec { gpus: request.into(), host: *host });
+                self.fleet.learn();
+            }
         }
     }
 
@@ -70,8 +98,11 @@ impl Pair {
         let choice = self.fleet.choose(id, request, policy, hints);
         assert_eq!(choice.as_ref().map(drop).map_err(|reason| *reason), self.model.fit(node, request, hints));
         let Ok(placement) = choice else { return };
-        let minors: Vec<u32> = placement.shares.iter().map(|share| share.minor).collect();
-        assert_eq!(Some(minors), self.model.choose(node, request, policy, hints));
+        // What looks ahead is compared with a model of its own, elsewhere.
+        if policy != DevicePolicy::Fill {
+            let minors: Vec<u32> = placement.shares.iter().map(|share| share.minor).collect();
+            assert_eq!(Some(minors), self.model.choose(node, request, policy, hints));
+        }
         self.reserve(owner, node, &placement);
     }
 
@@ -106,7 +137,9 @@ impl Pair {
             let id = self.fleet.node_id(node);
             let is_mentioned = self.model.inventories.contains_key(node)
                 || self.model.holdings.values().any(|(at, _)| at == node)
-                || self.model.hints.values().any(|(at, _)| at == node);
+                || self.model.hints.values().any(|(at, _)| at == node)
+                || self.hosts.contains_key(node)
+                || self.running.values().any(|at| at == node);
             assert_eq!(id.is_some(), is_mentioned, "{node}");
             let Some(id) = id else { continue };
             for hints in HINTS {
@@ -124,6 +157,23 @@ impl Pair {
                 }
             }
             self.views_agree(node);
+        }
+        self.memory_agrees(request);
+    }
+
+    /// What is remembered of earlier questions is what is worked out anew.
+    fn memory_agrees(&self, request: &Request) {
+        let host = HostAmounts { cpu_milli: 1000, memory: 1 };
+        let ask = Ask { host, ..request.into() };
+        for hints in HINTS {
+            for policies in [Policies::default(), Policies { node: NodePolicy::Spread, device: DevicePolicy::Binpack }] {
+                let mut asking = Asking::new(&self.fleet, ask, hints);
+                for id in NODES.iter().filter_map(|node| self.fleet.node_id(node)) {
+                    let fresh = self.fleet.fit(id, ask, hints).map(|()| self.fleet.score(id, ask, policies, hints));
+                    assert_eq!(asking.verdict(id, policies), fresh, "{request:?} {hints:?} {policies:?}");
+                    assert_eq!(asking.verdict(id, policies), fresh, "asked again");
+                }
+            }
         }
     }
 
@@ -233,7 +283,11 @@ fn misplacement(node: &'static str) -> impl Strategy<Value = Placement> {
 }
 
 fn policy() -> impl Strategy<Value = DevicePolicy> {
-    select(vec![DevicePolicy::Binpack, DevicePolicy::Spread])
+    select(vec![DevicePolicy::Binpack, DevicePolicy::Spread, DevicePolicy::Fill])
+}
+
+fn host() -> impl Strategy<Value = HostAmounts> {
+    (0_u64..4000, 0_u64..4).prop_map(|(cpu_milli, memory)| HostAmounts { cpu_milli, memory })
 }
 
 /// Only what the scheduler itself decides.
@@ -246,6 +300,9 @@ fn decision() -> impl Strategy<Value = Step> {
         2 => owner().prop_map(Step::Release),
         2 => (owner(), node(), request()).prop_map(|(owner, node, request)| Step::Hint(owner, node, request)),
         1 => owner().prop_map(Step::Unhint),
+        1 => (owner(), node(), host()).prop_map(|(owner, node, host)| Step::Run(owner, node, host)),
+        1 => owner().prop_map(Step::End),
+        1 => (request(), host()).prop_map(|(request, host)| Step::Learn(request, host)),
     ]
 }
 
@@ -257,6 +314,7 @@ fn event() -> impl Strategy<Value = Step> {
         6 => decision(),
         2 => node().prop_flat_map(|node| inventory(node, true).prop_map(move |inventory| Step::Inventory(node, inventory))),
         1 => node().prop_map(Step::Remove),
+        1 => (node(), proptest::option::of(host())).prop_map(|(node, host)| Step::Host(node, host)),
         3 => (owner(), node()).prop_flat_map(|(owner, node)| holding(node).prop_map(move |holding| Step::Hold(owner, node, holding))),
     ]
 }

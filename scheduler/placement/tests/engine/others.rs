@@ -53,7 +53,7 @@ fn cards(cores: u64, gib: u64) -> ClassRequest {
 }
 
 fn choose(fleet: &Fleet, requests: &[ClassRequest]) -> Result<Placement, Reason> {
-    let ask = Ask { gpus: GpuAsk::Nothing, others: requests, wishes: None };
+    let ask = Ask { gpus: GpuAsk::Nothing, others: requests, wishes: None, ..Ask::default() };
     let id = fleet.node_id("n").unwrap();
     let choice = fleet.choose(id, ask, DevicePolicy::Binpack, Hints::Respect);
     assert_eq!(choice.as_ref().map(drop).map_err(|reason| *reason), fleet.fit(id, ask, Hints::Respect));
@@ -104,7 +104,7 @@ fn one_decision_for_all_devices() {
     fleet.set_inventory("n", inventory);
     let id = fleet.node_id("n").unwrap();
     let requests = [percent(60)];
-    let ask = Ask { gpus: GpuAsk::Share(units(1000)), others: &requests, wishes: None };
+    let ask = Ask { gpus: GpuAsk::Share(units(1000)), others: &requests, wishes: None, ..Ask::default() };
     let placement = fleet.choose(id, ask, DevicePolicy::Binpack, Hints::Respect).unwrap();
     fleet.reserve(&"a".into(), id, &placement).unwrap();
     assert_eq!(fleet.reserve(&"a".into(), id, &placement), Ok(()), "again");
@@ -261,7 +261,7 @@ fn take(fleet: &mut Fleet, model: &mut Model, step: &Step) {
 
 fn place(fleet: &mut Fleet, model: &mut Model, owner: u8, request: &ClassRequest, spread: bool) {
     let Some(id) = fleet.node_id("n") else { return };
-    let ask = Ask { gpus: GpuAsk::Nothing, others: std::slice::from_ref(request), wishes: None };
+    let ask = Ask { gpus: GpuAsk::Nothing, others: std::slice::from_ref(request), wishes: None, ..Ask::default() };
     let policy = if spread { DevicePolicy::Spread } else { DevicePolicy::Binpack };
     let own = name(owner);
     let choice = fleet.choose(id, ask, policy, Hints::RespectOthers(&own));
@@ -279,7 +279,7 @@ fn place(fleet: &mut Fleet, model: &mut Model, owner: u8, request: &ClassRequest
 
 fn hint(fleet: &mut Fleet, model: &mut Model, owner: u8, request: ClassRequest) {
     let Some(id) = fleet.node_id("n") else { return };
-    let ask = Ask { gpus: GpuAsk::Nothing, others: &[request], wishes: None };
+    let ask = Ask { gpus: GpuAsk::Nothing, others: &[request], wishes: None, ..Ask::default() };
     let Ok(placement) = fleet.choose(id, ask, DevicePolicy::Binpack, Hints::Respect) else { return };
     model.hints.remove(&owner);
     if fleet.hint(&name(owner).as_str().into(), id, placement.clone()) {

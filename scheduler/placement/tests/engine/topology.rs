@@ -57,7 +57,7 @@ fn wish_of(kind: Kind, wish: Wish) -> Wishes {
 
 fn try_choose(fleet: &Fleet, gpus: GpuAsk, others: &[ClassRequest], wishes: Option<&Wishes>) -> Result<Placement, Reason> {
     let id = fleet.node_id("n").ok_or(Reason::NoDevice)?;
-    let ask = Ask { gpus, others, wishes };
+    let ask = Ask { gpus, others, wishes, ..Ask::default() };
     let choice = fleet.choose(id, ask, DevicePolicy::Binpack, Hints::Respect);
     assert_eq!(choice.as_ref().map(drop).map_err(|reason| *reason), fleet.fit(id, ask, Hints::Respect));
     choice
@@ -73,7 +73,7 @@ fn chosen(choice: Result<Placement, Reason>) -> Result<(Vec<u32>, Vec<u32>), Rea
 
 fn why(fleet: &Fleet, gpus: GpuAsk, others: &[ClassRequest], wishes: &Wishes) -> String {
     let id = fleet.node_id("n");
-    let miss = id.and_then(|id| fleet.miss(id, Ask { gpus, others, wishes: Some(wishes) }, Hints::Respect));
+    let miss = id.and_then(|id| fleet.miss(id, Ask { gpus, others, wishes: Some(wishes), ..Ask::default() }, Hints::Respect));
     miss.map_or_else(|| "fits".to_owned(), |miss| miss.to_string())
 }
 
@@ -434,7 +434,7 @@ fn one_answer_for_nodes_that_are_alike() {
     }
     let (wishes, others) = (joint(true), [rdma(1)]);
     for hints in [Hints::Ignore, Hints::Respect, Hints::RespectOthers("h5")] {
-        let ask = Ask { gpus: GpuAsk::Whole(3), others: &others, wishes: Some(&wishes) };
+        let ask = Ask { gpus: GpuAsk::Whole(3), others: &others, wishes: Some(&wishes), ..Ask::default() };
         let mut asking = placement::Asking::new(&fleet, ask, hints);
         let ids: Vec<_> = fleet.nodes().map(placement::NodeView::id).collect();
         for id in ids {

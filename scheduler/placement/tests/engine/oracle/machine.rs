@@ -260,6 +260,6 @@ impl Question {
             Some((n, percent)) if percent > 100 => GpuAsk::Whole(n),
             Some((n, percent)) => GpuAsk::from(&ask(n, MemoryAsk::Ratio(percent))),
         };
-        Ask { gpus, others: requests, wishes: self.wishes.as_ref() }
+        Ask { gpus, others: requests, wishes: self.wishes.as_ref(), ..Ask::default() }
     }
 }

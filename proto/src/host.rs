@@ -1,0 +1,133 @@
+//! What pods ask of a node's CPU and memory, and what a node has of them: as kube-scheduler counts.
+//!
+//! Kubernetes' rule (`resourcehelper.PodRequests`): containers and sidecars are summed, or the largest init container
+//! counts with the sidecars that were started before it, if that is more; what the pod as a whole asks for counts in place
+//! of that, and its overhead besides. A quantity that does not parse counts as nothing: kube-scheduler is the judge.
+
+use std::collections::BTreeMap;
+
+use crate::node::Node;
+use crate::pod::{Pod, QuantityText, ResourceRequirements};
+
+const CPU: &str = "cpu";
+const MEMORY: &str = "memory";
+
+/// CPU and memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct HostResources {
+    /// Thousandths of a CPU.
+    pub cpu_milli: u64,
+    /// Bytes.
+    pub memory: u64,
+}
+
+impl HostResources {
+    /// What a pod asks for.
+    pub fn of_pod(pod: &Pod) -> Self {
+        let (mut sidecars, mut apps, mut inits) = (Self::default(), Self::default(), Self::default());
+        for container in &pod.spec.init_containers {
+            let asked = Self::of_container(&container.resources);
+            if container.is_sidecar() {
+                sidecars = sidecars.plus(asked);
+                inits = inits.most(sidecars);
+            } else {
+                inits = inits.most(sidecars.plus(asked));
+            }
+        }
+        for container in &pod.spec.containers {
+            apps = apps.plus(Self::of_container(&container.resources));
+        }
+        let mut asked = apps.plus(sidecars).most(inits);
+        if let Some(whole) = &pod.spec.resources {
+            let whole = (amount(whole, CPU).map(thousandths), amount(whole, MEMORY).map(units));
+            asked = Self { cpu_milli: whole.0.unwrap_or(asked.cpu_milli), memory: whole.1.unwrap_or(asked.memory) };
+        }
+        asked.plus(Self::of_amounts(&pod.spec.overhead))
+    }
+
+    /// What a node has for pods; `None` if it does not say.
+    pub fn of_node(node: &Node) -> Option<Self> {
+        let amounts = &node.status.allocatable;
+        (amounts.contains_key(CPU) && amounts.contains_key(MEMORY)).then(|| Self::of_amounts(amounts))
+    }
+
+    fn of_amounts(amounts: &BTreeMap<String, QuantityText>) -> Self {
+        let or_none = |resource| amounts.get(resource);
+        Self { cpu_milli: or_none(CPU).map_or(0, thousandths), memory: or_none(MEMORY).map_or(0, units) }
+    }
+
+    fn of_container(resources: &ResourceRequirements) -> Self {
+        Self { cpu_milli: amount(resources, CPU).map_or(0, thousandths), memory: amount(resources, MEMORY).map_or(0, units) }
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self { cpu_milli: self.cpu_milli.saturating_add(other.cpu_milli), memory: self.memory.saturating_add(other.memory) }
+    }
+
+    fn most(self, other: Self) -> Self {
+        Self { cpu_milli: self.cpu_milli.max(other.cpu_milli), memory: self.memory.max(other.memory) }
+    }
+}
+
+/// What is requested; the API server requests what is limited and not requested.
+fn amount<'a>(resources: &'a ResourceRequirements, resource: &str) -> Option<&'a QuantityText> {
+    resources.requests.get(resource).or_else(|| resources.limits.get(resource))
+}
+
+fn thousandths(text: &QuantityText) -> u64 {
+    text.quantity().ok().and_then(|quantity| u64::try_from(quantity.thousandths()).ok()).unwrap_or(0)
+}
+
+fn units(text: &QuantityText) -> u64 {
+    text.quantity().ok().and_then(|quantity| u64::try_from(quantity.thousandths()).ok()).unwrap_or(0).div_ceil(1000)
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    use super::HostResources;
+
+    fn asks(cpu: &str, memory: &str) -> Value {
+        json!({"resources": {"requests": {"cpu": cpu, "memory": memory}}})
+    }
+
+    #[rstest]
+    #[case::nothing(json!({"containers": [{}]}), 0, 0)]
+    #[case::sum(json!({"containers": [asks("1", "1Ki"), asks("500m", "1Ki")]}), 1500, 2048)]
+    #[case::limits_only(json!({"containers": [{"resources": {"limits": {"cpu": 2, "memory": "1k"}}}]}), 2000, 1000)]
+    #[case::larger_init(json!({"initContainers": [asks("3", "1")], "containers": [asks("1", "9")]}), 3000, 9)]
+    #[case::sidecar_beside_both(
+        json!({
+            "initContainers": [{"restartPolicy": "Always", "resources": {"requests": {"cpu": "1"}}}, asks("3", "1")],
+            "containers": [asks("2", "9")],
+        }),
+        4000,
+        9
+    )]
+    #[case::sidecar_after_an_init(
+        json!({
+            "initContainers": [asks("3", "1"), {"restartPolicy": "Always", "resources": {"requests": {"cpu": "1"}}}],
+            "containers": [asks("1", "9")],
+        }),
+        3000,
+        9
+    )]
+    #[case::of_the_pod(json!({"resources": {"requests": {"cpu": "7"}}, "containers": [asks("1", "9")]}), 7000, 9)]
+    #[case::overhead(json!({"overhead": {"cpu": "250m", "memory": "1"}, "containers": [asks("1", "9")]}), 1250, 10)]
+    #[case::nonsense(json!({"containers": [asks("much", "-1"), asks("1", "0.5")]}), 1000, 1)]
+    fn pods_ask_as_kube_scheduler_counts(#[case] spec: Value, #[case] cpu_milli: u64, #[case] memory: u64) {
+        let pod = serde_json::from_value(json!({"spec": spec})).unwrap();
+        assert_eq!(HostResources::of_pod(&pod), HostResources { cpu_milli, memory });
+    }
+
+    #[rstest]
+    #[case::usual(json!({"cpu": "95500m", "memory": "1Gi", "pods": "110"}), Some((95_500, 1 << 30)))]
+    #[case::silent(json!({"pods": "110"}), None)]
+    fn nodes_have_what_is_allocatable(#[case] allocatable: Value, #[case] expected: Option<(u64, u64)>) {
+        let node = serde_json::from_value(json!({"status": {"allocatable": allocatable}})).unwrap();
+        let expected = expected.map(|(cpu_milli, memory)| HostResources { cpu_milli, memory });
+        assert_eq!(HostResources::of_node(&node), expected);
+    }
+}

@@ -1,0 +1,243 @@
+//! What a choice of GPUs costs: how much less of its node the pods to come would fill, beyond what the choice itself takes.
+//!
+//! Of two choices the one that costs less is better; of equals, the one that leaves less on its node.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustc_hash::FxHashMap;
+
+use crate::amounts::Amounts;
+use crate::fit::Hints;
+use crate::forecast::{Forecast, Lanes, Model, N_SEQUENCES, Part, WHOLE, thousandths_down, thousandths_up};
+use crate::gpu::Inventory;
+use crate::host::HostAmounts;
+use crate::node::Node;
+use crate::policy::DevicePolicy;
+use crate::rank::Order;
+use crate::reason::Reason;
+use crate::request::{Ask, GpuAsk, Need, Request};
+use crate::rows::Row;
+use crate::workload::Sample;
+
+/// Thousandths of a GPU that do not count as a difference.
+const STEP: i64 = 10;
+
+/// Thousandths of a CPU that weigh as much as a thousandth of a GPU, where two choices cost the same.
+const CPU_PER_GPU: u64 = 16;
+
+/// The cost that is counted from, as a choice may even cost less than nothing.
+const NOTHING: i64 = 1024;
+
+/// Bits of what is left.
+const LEFT_BITS: u32 = 15;
+
+/// What a choice costs; less is better. 27 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Cost(u32);
+
+impl Cost {
+    /// Costs are less than this.
+    pub(crate) const END: u32 = 1 << 27;
+
+    fn new(loss: i64, left: u64) -> Self {
+        // Rounded up: a loss of less than a step is a loss.
+        let steps = -(-loss).div_euclid(STEP * i64::from(N_SEQUENCES));
+        let steps = u32::try_from((steps + NOTHING).clamp(0, i64::from(Self::END >> LEFT_BITS) - 1)).unwrap_or(0);
+        let left = u32::try_from(left / 2).unwrap_or(u32::MAX).min((1 << LEFT_BITS) - 1);
+        Self(steps << LEFT_BITS | left)
+    }
+
+    pub(crate) const fn get(self) -> u32 {
+        self.0
+    }
+}
+
+/// What is expected of all nodes, by what their GPUs are like.
+#[derive(Debug, Default)]
+pub(crate) struct Forecasts {
+    sample: Sample,
+    /// Tells these forecasts from earlier ones; 0 as long as there are none.
+    number: u32,
+    by_model: FxHashMap<Model, Forecast>,
+}
+
+impl Forecasts {
+    /// Takes a sample on, unless it is the one that there is; whether it did.
+    pub(crate) fn learn(&mut self, sample: Sample) -> bool {
+        if sample == self.sample {
+            return false;
+        }
+        self.sample = sample;
+        self.number = self.number.wrapping_add(1).max(1);
+        let models: Vec<Model> = self.by_model.keys().copied().collect();
+        self.by_model = models.into_iter().map(|model| (model, Forecast::of(&self.sample, model))).collect();
+        true
+    }
+
+    /// Prepares for nodes with such GPUs.
+    pub(crate) fn know(&mut self, model: Model) {
+        self.by_model.entry(model).or_insert_with(|| Forecast::of(&self.sample, model));
+    }
+
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+}
+
+/// What a choice is judged by.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Outlook<'a> {
+    pub(crate) forecasts: &'a Forecasts,
+    /// CPU and memory that are asked for.
+    pub(crate) host: HostAmounts,
+}
+
+/// One node, ready to tell what choices cost.
+pub(crate) struct Costs<'a> {
+    forecast: Option<&'a Forecast>,
+    lanes: Lanes,
+    /// CPU and memory that will be left.
+    host: HostAmounts,
+    worth: u32,
+    cpu_left: u64,
+}
+
+impl Costs<'_> {
+    /// What it costs to take parts of some GPUs.
+    pub(crate) fn of(&self, taken: impl IntoIterator<Item = (usize, Part)>) -> Cost {
+        let (mut lanes, mut size) = (self.lanes, 0);
+        for (at, part) in taken {
+            lanes.take(at, part);
+            size += i64::from(part.size());
+        }
+        let worth = self.forecast.map_or(0, |forecast| forecast.worth(&lanes, self.host));
+        let loss = i64::from(self.worth) - i64::from(worth) - size * i64::from(N_SEQUENCES);
+        Cost::new(loss, self.cpu_left / CPU_PER_GPU + u64::from(lanes.free()))
+    }
+}
+
+/// What a node is worth with every hint counted, if it has been worked out since the node changed.
+#[derive(Debug, Default)]
+pub(crate) struct Worth(AtomicU64);
+
+impl Worth {
+    fn get(&self, forecasts: u32, work_out: impl FnOnce() -> u32) -> u32 {
+        let known = self.0.load(Ordering::Relaxed);
+        if known >> 32 == u64::from(forecasts) {
+            return u32::try_from(known & u64::from(u32::MAX)).unwrap_or(0);
+        }
+        let worth = work_out();
+        self.0.store(u64::from(forecasts) << 32 | u64::from(worth), Ordering::Relaxed);
+        worth
+    }
+}
+
+impl Inventory {
+    /// What its GPUs are like: as the largest.
+    pub(crate) fn model(&self) -> Option<Model> {
+        let memory = self.gpus.iter().map(|gpu| gpu.total().memory).max()?;
+        Some(Model { memory, unit_bytes: self.unit_bytes })
+    }
+}
+
+impl Node {
+    /// Gets ready to tell what choices cost.
+    pub(crate) fn costs<'a>(&self, outlook: Outlook<'a>, hints: Hints<'_>) -> Costs<'a> {
+        let forecast = self.model.and_then(|model| outlook.forecasts.by_model.get(&model));
+        let lanes = Lanes::of(self.rows_under(hints).map(|row| part_of(row.free, row.total)));
+        let free = self.host.free();
+        let host = free.less(outlook.host);
+        let worth = || forecast.map_or(0, |forecast| forecast.worth(&lanes, free));
+        let worth = if self.heeds_all(hints) { self.worth.get(outlook.forecasts.number, worth) } else { worth() };
+        let cpu_left = if self.host.total.is_some() { host.cpu_milli } else { 0 };
+        Costs { forecast, lanes, host, worth, cpu_left }
+    }
+
+    /// Whether what a choice of one GPU costs decides which one is taken; else what it costs tells nodes apart only.
+    pub(crate) fn looks_ahead(&self, ask: Ask<'_>) -> bool {
+        let is_one = matches!(ask.gpus, GpuAsk::Share(Request { devices: 1, .. }));
+        is_one && ask.wishes.is_none() && ask.others.is_empty() && !self.has_rules
+    }
+
+    /// Whether there is room, and what the best choice of GPUs costs.
+    pub(crate) fn cost(&self, ask: Ask<'_>, order: Order<'_>, outlook: Outlook<'_>, hints: Hints<'_>) -> Result<Cost, Reason> {
+        let looks_ahead = self.looks_ahead(ask);
+        if self.chooses_by_rules(ask) && !looks_ahead {
+            let rows = self.rows_by_rules(ask, order, hints)?;
+            return Ok(self.cost_of(ask, &rows, outlook, hints));
+        }
+        self.fit_all(ask, hints)?;
+        let costs = self.costs(outlook, hints);
+        let GpuAsk::Share(request) = ask.gpus else {
+            let n_whole = if let GpuAsk::Whole(n) = ask.gpus { usize::try_from(n).unwrap_or(usize::MAX) } else { 0 };
+            let rows = self.whole_rows(hints).map(|(at, _)| at).take(n_whole);
+            return Ok(costs.of(self.taken_of(ask, rows)));
+        };
+        let need = self.need(&request)?;
+        if order.policy == DevicePolicy::Fill && looks_ahead {
+            return self.cheapest(need, &costs, hints).map(|(.., cost)| cost).ok_or(Reason::TooFew);
+        }
+        let chosen = self.chosen_rows(need, order, hints);
+        Ok(costs.of(chosen.map(|(at, row)| (at, taken_part(need.on(row.total), row.total)))))
+    }
+
+    /// The GPUs that are taken where rules, or places, decide.
+    pub(crate) fn rows_by_rules(&self, ask: Ask<'_>, order: Order<'_>, hints: Hints<'_>) -> Result<Vec<usize>, Reason> {
+        let decision = self.decide(ask, Order { outlook: None, ..order }, hints);
+        decision.map(|decision| decision.gpus).map_err(|miss| miss.reason())
+    }
+
+    /// What it costs to take these GPUs.
+    pub(crate) fn cost_of(&self, ask: Ask<'_>, rows: &[usize], outlook: Outlook<'_>, hints: Hints<'_>) -> Cost {
+        self.costs(outlook, hints).of(self.taken_of(ask, rows.iter().copied()))
+    }
+
+    /// What a request takes of GPUs that were chosen for it.
+    fn taken_of<'a>(&'a self, ask: Ask<'a>, rows: impl Iterator<Item = usize> + 'a) -> impl Iterator<Item = (usize, Part)> + 'a {
+        let need = match ask.gpus {
+            GpuAsk::Share(request) => self.need(&request).ok(),
+            GpuAsk::Whole(_) | GpuAsk::All { .. } | GpuAsk::Nothing => None,
+        };
+        rows.filter_map(move |at| {
+            let total = self.rows.get(at)?.total;
+            Some((at, need.map_or(Part { memory: WHOLE, core: WHOLE }, |need| taken_part(need.on(total), total))))
+        })
+    }
+
+    /// Whether every hint on this node counts.
+    fn heeds_all(&self, hints: Hints<'_>) -> bool {
+        self.hints.iter().all(|hint| hints.heeds(&hint.owner))
+    }
+
+    /// The device that a share is best taken of, and what that costs.
+    pub(crate) fn cheapest(&self, need: Need, costs: &Costs<'_>, hints: Hints<'_>) -> Option<(usize, Row, Cost)> {
+        let mut best: Option<(Cost, Amounts, usize, Row)> = None;
+        for (at, row) in self.rows_under(hints).enumerate() {
+            let amounts = need.on(row.total);
+            // Of devices that are alike the first is as good as any.
+            if !amounts.within(row.free) || self.rows_under(hints).take(at).any(|known| known == row) {
+                continue;
+            }
+            let cost = costs.of([(at, taken_part(amounts, row.total))]);
+            let left = row.free.less(amounts);
+            let key = |cost: Cost, left: Amounts, at: usize| (cost, left.memory, left.core, left.slots, at);
+            if best.is_none_or(|(known, known_left, known_at, _)| key(cost, left, at) < key(known, known_left, known_at)) {
+                best = Some((cost, left, at, row));
+            }
+        }
+        best.map(|(cost, _, at, row)| (at, row, cost))
+    }
+}
+
+/// What is free, in thousandths of a device.
+fn part_of(free: Amounts, total: Amounts) -> Part {
+    let core = if total.core == 0 { WHOLE } else { thousandths_down(free.core.into(), total.core.into()) };
+    Part { memory: thousandths_down(free.memory.hundredths(), total.memory.hundredths()), core }
+}
+
+/// What is taken, in thousandths of a device.
+pub(crate) fn taken_part(taken: Amounts, total: Amounts) -> Part {
+    let core = taken.core.saturating_mul(1000).checked_div(total.core).unwrap_or(0);
+    let core = i16::try_from(core).unwrap_or(WHOLE).min(WHOLE);
+    Part { memory: thousandths_up(taken.memory, total.memory).unwrap_or(WHOLE), core }
+}

@@ -1,0 +1,265 @@
+//! How much of a node's GPUs the pods to come would fill: what a placement costs is what it takes of that.
+//!
+//! A forecast plays short sequences of typical pods. Each goes onto the fitting GPUs with least left, as long as the
+//! node's CPU and memory last, and what all take together is the node's worth. All is counted in thousandths of a GPU,
+//! of memory and of computing power, so that one step is a few instructions over all GPUs of a node.
+//!
+//! An estimate, not a rule: labels, topology, other devices and places for sharers are not looked at, GPUs beyond
+//! [`MAX_GPUS`] count as full, and on a node of different models all count as the largest.
+
+use crate::host::HostAmounts;
+use crate::memory::Memory;
+use crate::request::{GpuAsk, MemoryAsk};
+use crate::workload::{N_PLACES, Sample, Spec};
+
+/// Sequences that are played.
+pub(crate) const N_SEQUENCES: u8 = 8;
+
+/// Thousandths of a GPU.
+pub(crate) const WHOLE: i16 = 1000;
+
+/// GPUs of one node that are counted.
+pub(crate) const MAX_GPUS: usize = LANES * 8;
+
+/// GPUs that are compared at once.
+const LANES: usize = 8;
+
+/// What the GPUs of a node are like, as far as typical pods need to be told in thousandths of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Model {
+    /// Memory of one GPU.
+    pub(crate) memory: Memory,
+    /// Bytes of one memory unit.
+    pub(crate) unit_bytes: Option<u64>,
+}
+
+/// Sequences of typical pods for one model of GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Forecast {
+    sequences: Vec<Vec<Step>>,
+}
+
+/// A pod of a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Step {
+    cpu_milli: u64,
+    host_memory: u64,
+    part: Part,
+    n_gpus: u16,
+    /// The least that this pod or any that follows needs of CPU, and of one GPU's memory.
+    least_cpu: u64,
+    least_part: i16,
+}
+
+/// Thousandths of one GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub(crate) memory: i16,
+    pub(crate) core: i16,
+}
+
+/// What is free of the GPUs of a node, in thousandths.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lanes {
+    n_blocks: usize,
+    blocks: [Block; MAX_GPUS / LANES],
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    memory: [i16; LANES],
+    core: [i16; LANES],
+}
+
+/// A lane that nothing fits.
+const FULL: Block = Block { memory: [-1; LANES], core: [-1; LANES] };
+
+impl Part {
+    /// What counts as taken: the dimension of which more is.
+    pub(crate) fn size(self) -> i16 {
+        self.memory.max(self.core)
+    }
+}
+
+impl Forecast {
+    /// The sequences of a sample, for one model.
+    pub(crate) fn of(sample: &Sample, model: Model) -> Self {
+        let sequence = |specs: &[Spec]| {
+            let mut steps: Vec<Step> = specs.iter().filter_map(|spec| Step::of(spec, model)).collect();
+            let (mut least_cpu, mut least_part) = (u64::MAX, i16::MAX);
+            for step in steps.iter_mut().rev() {
+                (least_cpu, least_part) = (least_cpu.min(step.cpu_milli), least_part.min(step.part.memory));
+                (step.least_cpu, step.least_part) = (least_cpu, least_part);
+            }
+            steps
+        };
+        Self { sequences: sample.chunks(N_PLACES / usize::from(N_SEQUENCES)).map(sequence).collect() }
+    }
+
+    /// Thousandths of GPUs that all sequences together take of a node.
+    pub(crate) fn worth(&self, lanes: &Lanes, host: HostAmounts) -> u32 {
+        self.sequences.iter().map(|sequence| play(sequence, *lanes, host)).sum()
+    }
+}
+
+/// Thousandths of GPUs that one sequence takes.
+fn play(sequence: &[Step], mut lanes: Lanes, mut host: HostAmounts) -> u32 {
+    let (mut taken, mut most) = (0, lanes.most());
+    for step in sequence {
+        if host.cpu_milli < step.least_cpu || most < step.least_part {
+            break;
+        }
+        if host.cpu_milli < step.cpu_milli || host.memory < step.host_memory || most < step.part.memory {
+            continue;
+        }
+        let n_taken = lanes.take_tightest(step.part, step.n_gpus);
+        if n_taken > 0 {
+            host.cpu_milli -= step.cpu_milli;
+            host.memory -= step.host_memory;
+            taken += n_taken * u32::from(step.part.size().unsigned_abs());
+            most = lanes.most();
+        }
+    }
+    taken
+}
+
+impl Step {
+    /// `None` if no GPU of the model can take it.
+    fn of(spec: &Spec, model: Model) -> Option<Self> {
+        let (part, n_gpus) = part_of(spec.gpus, model)?;
+        let HostAmounts { cpu_milli, memory: host_memory } = spec.host;
+        Some(Self { cpu_milli, host_memory, part, n_gpus, least_cpu: 0, least_part: 0 })
+    }
+}
+
+/// Thousandths of each of so many GPUs; `None` if that is more than a GPU, or nothing.
+fn part_of(gpus: GpuAsk, model: Model) -> Option<(Part, u16)> {
+    match gpus {
+        GpuAsk::Whole(n) => Some((Part { memory: WHOLE, core: WHOLE }, u16::try_from(n).ok().filter(|n| *n > 0)?)),
+        GpuAsk::Share(request) => {
+            let memory = match request.memory {
+                MemoryAsk::Ratio(percent) => i16::try_from(percent.checked_mul(10)?).ok()?,
+                ask => thousandths_up(ask.on(model.memory, model.unit_bytes)?, model.memory)?,
+            };
+            let core = i16::try_from(request.core.checked_mul(10)?).ok()?;
+            let part = Part { memory, core };
+            (memory > 0 && part.size() <= WHOLE).then_some((part, u16::try_from(request.devices).ok()?))
+        }
+        GpuAsk::All { .. } | GpuAsk::Nothing => None,
+    }
+}
+
+/// How many thousandths of `total` an amount is, rounded up.
+pub(crate) fn thousandths_up(amount: Memory, total: Memory) -> Option<i16> {
+    let scaled = u128::from(amount.hundredths()) * 1000;
+    i16::try_from(scaled.checked_add(u128::from(total.hundredths()).checked_sub(1)?)? / u128::from(total.hundredths())).ok()
+}
+
+/// How many thousandths of `total` an amount is, rounded down and at most a whole.
+pub(crate) fn thousandths_down(amount: u64, total: u64) -> i16 {
+    let scaled = match amount.checked_mul(1000) {
+        Some(scaled) => scaled.checked_div(total).unwrap_or(0),
+        None => amount.checked_div(total.div_ceil(1000)).unwrap_or(0),
+    };
+    i16::try_from(scaled).unwrap_or(WHOLE).min(WHOLE)
+}
+
+impl Lanes {
+    /// What is free of each GPU of a node.
+    pub(crate) fn of(parts: impl Iterator<Item = Part>) -> Self {
+        let mut lanes = Self { n_blocks: 0, blocks: [FULL; MAX_GPUS / LANES] };
+        for (at, part) in parts.enumerate().take(MAX_GPUS) {
+            lanes.n_blocks = at / LANES + 1;
+            lanes.set(at, part);
+        }
+        lanes
+    }
+
+    pub(crate) fn get(&self, at: usize) -> Option<Part> {
+        let block = self.blocks.get(at / LANES)?;
+        Some(Part { memory: *block.memory.get(at % LANES)?, core: *block.core.get(at % LANES)? })
+    }
+
+    fn set(&mut self, at: usize, part: Part) {
+        let Some(block) = self.blocks.get_mut(at / LANES) else { return };
+        if let (Some(memory), Some(core)) = (block.memory.get_mut(at % LANES), block.core.get_mut(at % LANES)) {
+            (*memory, *core) = (part.memory, part.core);
+        }
+    }
+
+    /// Takes a part of one GPU, as much as there is.
+    pub(crate) fn take(&mut self, at: usize, part: Part) {
+        if let Some(free) = self.get(at) {
+            self.set(at, Part { memory: (free.memory - part.memory).max(0), core: (free.core - part.core).max(0) });
+        }
+    }
+
+    /// The most that is free of the memory of one GPU.
+    fn most(&self) -> i16 {
+        let blocks = self.blocks.iter().take(self.n_blocks);
+        blocks.flat_map(|block| block.memory).max().unwrap_or(0)
+    }
+
+    /// Thousandths that are free of the GPUs, of whichever dimension there is less.
+    pub(crate) fn free(&self) -> u32 {
+        let blocks = self.blocks.iter().take(self.n_blocks);
+        let parts = blocks.flat_map(|block| block.memory.iter().zip(&block.core));
+        parts.map(|(memory, core)| u32::from((*memory).min(*core).max(0).unsigned_abs())).sum()
+    }
+
+    /// Takes a part of so many GPUs, those with least left, if so many fit; how many were taken.
+    fn take_tightest(&mut self, part: Part, n: u16) -> u32 {
+        if n == 1 {
+            let Some(at) = self.tightest(part) else { return 0 };
+            self.take(at, part);
+            return 1;
+        }
+        let before = *self;
+        for _ in 0..n {
+            let Some(at) = self.tightest(part) else {
+                *self = before;
+                return 0;
+            };
+            // Taken out of sight, so that no GPU is taken twice.
+            self.set(at, Part { memory: -1, core: -1 });
+        }
+        for at in 0..self.n_blocks * LANES {
+            if let (Some(free), Some(Part { memory: -1, .. })) = (before.get(at).filter(|free| free.memory >= 0), self.get(at)) {
+                self.set(at, Part { memory: free.memory - part.memory, core: free.core - part.core });
+            }
+        }
+        u32::from(n)
+    }
+
+    /// The fitting GPU with least left; the first of several.
+    #[inline]
+    fn tightest(&self, part: Part) -> Option<usize> {
+        let mut best: Option<(i16, usize)> = None;
+        for (nth, block) in self.blocks.iter().enumerate().take(self.n_blocks) {
+            let key = block.least(part);
+            if key < i16::MAX && best.is_none_or(|(best, _)| key >> 3 < best >> 3) {
+                best = Some((key, nth));
+            }
+        }
+        best.map(|(key, nth)| nth * LANES + usize::from(key.unsigned_abs() & 7))
+    }
+}
+
+impl Block {
+    /// What is left of the fitting GPU with least left, in eighths with its place; the largest number if none fits.
+    #[inline]
+    fn least(&self, part: Part) -> i16 {
+        const PLACES: [i16; LANES] = [0, 1, 2, 3, 4, 5, 6, 7];
+        let mut least = i16::MAX;
+        for ((memory, core), place) in self.memory.iter().zip(&self.core).zip(PLACES) {
+            let fits = *memory >= part.memory && *core >= part.core;
+            // Thousandths of two dimensions, in eighths: below 16,008.
+            let key = if fits { (memory + core) * 8 + place } else { i16::MAX };
+            least = least.min(key);
+        }
+        least
+    }
+}
+
+#[cfg(test)]
+mod tests;

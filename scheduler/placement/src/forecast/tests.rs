@@ -1,0 +1,102 @@
+//! Sequences, played pod by pod in the plainest way.
+
+use proptest::prelude::*;
+use proptest::sample::select;
+use rstest::rstest;
+
+use super::{Forecast, Lanes, MAX_GPUS, Model, Part, WHOLE, part_of, thousandths_down, thousandths_up};
+use crate::host::HostAmounts;
+use crate::memory::Memory;
+use crate::request::{GpuAsk, MemoryAsk, Request};
+use crate::workload::{N_PLACES, Spec};
+
+const MODEL: Model = Model { memory: Memory::from_bytes(1000), unit_bytes: Some(10) };
+
+/// What one sequence takes: plain lists, nothing left out, nothing decided early.
+fn naive(specs: &[Spec], gpus: &[Part], host: HostAmounts) -> u32 {
+    let (mut gpus, mut host, mut taken) = (gpus.to_vec(), host, 0);
+    for spec in specs {
+        let Some((part, n)) = part_of(spec.gpus, MODEL) else { continue };
+        if spec.host.cpu_milli > host.cpu_milli || spec.host.memory > host.memory {
+            continue;
+        }
+        let mut fitting: Vec<usize> = (0..gpus.len()).filter(|at| gpus[*at].memory >= part.memory && gpus[*at].core >= part.core).collect();
+        fitting.sort_by_key(|at| (gpus[*at].memory + gpus[*at].core, *at));
+        if fitting.len() < usize::from(n) {
+            continue;
+        }
+        for at in fitting.iter().take(usize::from(n)) {
+            gpus[*at] = Part { memory: gpus[*at].memory - part.memory, core: gpus[*at].core - part.core };
+            taken += u32::try_from(part.memory.max(part.core)).unwrap();
+        }
+        host = host.less(spec.host);
+    }
+    taken
+}
+
+fn gpu_ask() -> impl Strategy<Value = GpuAsk> {
+    let memory = prop_oneof![
+        (1_u32..=100).prop_map(MemoryAsk::Ratio),
+        (1_u64..1100).prop_map(MemoryAsk::Bytes),
+        (1_u64..110).prop_map(MemoryAsk::Units),
+    ];
+    let share = (1_u32..4, memory, select(vec![0_u32, 10, 50, 100])).prop_map(|(devices, memory, core)| Request {
+        devices,
+        memory,
+        core,
+        slots: 1,
+    });
+    prop_oneof![5 => share.prop_map(GpuAsk::Share), 1 => (0_u32..4).prop_map(GpuAsk::Whole)]
+}
+
+fn spec() -> impl Strategy<Value = Spec> {
+    let host = (0_u64..4000, 0_u64..5).prop_map(|(cpu_milli, memory)| HostAmounts { cpu_milli, memory });
+    (gpu_ask(), host).prop_map(|(gpus, host)| Spec { gpus, host })
+}
+
+fn part() -> impl Strategy<Value = Part> {
+    let amount = || prop_oneof![Just(0_i16), Just(WHOLE), 0..=WHOLE];
+    (amount(), amount()).prop_map(|(memory, core)| Part { memory, core })
+}
+
+proptest! {
+    #[test]
+    fn a_node_is_worth_what_plain_play_takes(
+        specs in proptest::collection::vec(spec(), 1..N_PLACES),
+        gpus in prop_oneof![4 => proptest::collection::vec(part(), 0..10), 1 => proptest::collection::vec(part(), MAX_GPUS)],
+        host in (0_u64..30_000, 0_u64..40).prop_map(|(cpu_milli, memory)| HostAmounts { cpu_milli, memory }),
+    ) {
+        let expected: u32 = specs.chunks(36).map(|specs| naive(specs, &gpus, host)).sum();
+        let forecast = Forecast::of(&specs, MODEL);
+        prop_assert_eq!(forecast.worth(&Lanes::of(gpus.iter().copied()), host), expected);
+    }
+}
+
+#[rstest]
+#[case::percent(MemoryAsk::Ratio(33), 0, Some((330, 0)))]
+#[case::rounded_up(MemoryAsk::Bytes(331), 7, Some((331, 70)))]
+#[case::units(MemoryAsk::Units(5), 0, Some((50, 0)))]
+#[case::whole(MemoryAsk::Ratio(100), 100, Some((1000, 1000)))]
+#[case::too_much_memory(MemoryAsk::Bytes(1001), 0, None)]
+#[case::too_much_core(MemoryAsk::Bytes(1), 101, None)]
+#[case::nothing(MemoryAsk::Bytes(0), 50, None)]
+#[case::absurd(MemoryAsk::Units(u64::MAX), u32::MAX, None)]
+fn shares_in_thousandths(#[case] memory: MemoryAsk, #[case] core: u32, #[case] expected: Option<(i16, i16)>) {
+    let part = part_of(GpuAsk::Share(Request { devices: 1, memory, core, slots: 1 }), MODEL);
+    assert_eq!(part.map(|(part, n)| (part.memory, part.core, n)), expected.map(|(memory, core)| (memory, core, 1)));
+}
+
+#[rstest]
+#[case::exact(500, 1000, 500, 500)]
+#[case::between(1, 3, 334, 333)]
+#[case::more_than_there_is(7, 3, 2334, 1000)]
+#[case::huge(1 << 60, 1 << 60, 1000, 999)]
+fn thousandths_are_rounded_so_that_nothing_fits_by_rounding(#[case] amount: u64, #[case] total: u64, #[case] up: i16, #[case] down: i16) {
+    assert_eq!(thousandths_up(Memory::from_hundredths(amount), Memory::from_hundredths(total)), Some(up));
+    assert_eq!(thousandths_down(amount, total), down);
+}
+
+#[test]
+fn nothing_is_of_nothing() {
+    assert_eq!((thousandths_up(Memory::ZERO, Memory::ZERO), thousandths_down(1, 0)), (None, 0));
+}

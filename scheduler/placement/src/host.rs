@@ -1,0 +1,102 @@
+//! CPU and memory of nodes themselves: what pods need besides devices, and what strands devices when it runs out.
+//!
+//! Refuses nothing: kube-scheduler sees to it that pods fit. Who prefers nodes wants to know.
+
+use crate::fleet::Fleet;
+use crate::ident::OwnerId;
+
+/// CPU and memory, of a node or for a pod.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HostAmounts {
+    /// Thousandths of a CPU.
+    pub cpu_milli: u64,
+    /// Bytes.
+    pub memory: u64,
+}
+
+/// What a node has of these, and what of it is used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Host {
+    /// `None` as long as nobody has said it: there is enough, then.
+    pub(crate) total: Option<HostAmounts>,
+    pub(crate) used: HostAmounts,
+    /// How many owners use something.
+    pub(crate) n_owners: u32,
+}
+
+/// What one owner uses, and where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HostUse {
+    pub(crate) index: u32,
+    pub(crate) amounts: HostAmounts,
+}
+
+impl HostAmounts {
+    /// More than any node has.
+    pub const PLENTY: Self = Self { cpu_milli: u64::MAX, memory: u64::MAX };
+
+    /// The sum, at most what the types hold.
+    #[must_use]
+    pub const fn plus(self, other: Self) -> Self {
+        Self { cpu_milli: self.cpu_milli.saturating_add(other.cpu_milli), memory: self.memory.saturating_add(other.memory) }
+    }
+
+    /// The difference, at least zero.
+    #[must_use]
+    pub const fn less(self, other: Self) -> Self {
+        Self { cpu_milli: self.cpu_milli.saturating_sub(other.cpu_milli), memory: self.memory.saturating_sub(other.memory) }
+    }
+}
+
+impl Host {
+    /// Whether nobody has said anything of it.
+    pub(crate) fn is_unknown(&self) -> bool {
+        self.total.is_none() && self.n_owners == 0
+    }
+
+    /// What nobody uses.
+    pub(crate) fn free(&self) -> HostAmounts {
+        self.total.map_or(HostAmounts::PLENTY, |total| total.less(self.used))
+    }
+}
+
+impl Fleet {
+    /// Says what CPU and memory a node has for pods; `None` if that is not known (any more).
+    pub fn set_host(&mut self, node: &str, total: Option<HostAmounts>) {
+        let index = self.index_of(node);
+        if self.at(index).is_some_and(|node| node.host.total != total) {
+            self.change(index, |node| node.host.total = total);
+        }
+        self.vacate_if_idle(index);
+    }
+
+    /// Takes note of the CPU and memory that an owner uses of a node, in place of what it used before.
+    pub fn run(&mut self, owner: &OwnerId, node: &str, amounts: HostAmounts) {
+        let index = self.index_of(node);
+        if self.running.get(owner) == Some(&HostUse { index, amounts }) {
+            return;
+        }
+        self.change(index, |node| {
+            node.host.used = node.host.used.plus(amounts);
+            node.host.n_owners += 1;
+        });
+        if let Some(before) = self.running.insert(owner.clone(), HostUse { index, amounts }) {
+            self.give_back(before);
+        }
+    }
+
+    /// An owner uses no CPU or memory any more.
+    pub fn end(&mut self, owner: &str) {
+        if let Some(before) = self.running.remove(owner) {
+            self.give_back(before);
+        }
+    }
+
+    fn give_back(&mut self, before: HostUse) {
+        self.change(before.index, |node| {
+            node.host.used = node.host.used.less(before.amounts);
+            node.host.n_owners -= 1;
+        });
+        self.vacate_if_idle(before.index);
+    }
+}

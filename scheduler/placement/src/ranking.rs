@@ -1,0 +1,120 @@
+//! Verdicts on nodes that earlier questions brought, so that a question costs what has changed since the last one like it.
+//!
+//! For each kind of question there is one word per node: the version of the node that was judged, and the verdict on it.
+//! Words are read and written whole and without locks, so that many requests may use and mend them while they ask. A word
+//! whose version is not the node's own counts for nothing.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::class::ClassRequest;
+use crate::host::HostAmounts;
+use crate::policy::Policies;
+use crate::rank::Score;
+use crate::reason::Reason;
+use crate::request::{Ask, GpuAsk};
+use crate::wishes::Wishes;
+
+/// Kinds of questions that are remembered; the one that has not been asked for longest gives way.
+const MAX_QUESTIONS: usize = 128;
+
+/// Bits of a verdict; the rest of a word is a version, which comes again after 68 billion changes.
+const VERDICT_BITS: u32 = 28;
+const VERSION_MASK: u64 = u64::MAX >> VERDICT_BITS;
+/// Says that a verdict is a refusal.
+const REFUSED: u32 = 1 << (VERDICT_BITS - 1);
+
+/// Everything that an answer depends on besides the node.
+#[derive(Debug, PartialEq)]
+struct Question {
+    gpus: GpuAsk,
+    others: Box<[ClassRequest]>,
+    wishes: Option<Wishes>,
+    host: HostAmounts,
+    policies: Policies,
+    forecasts: u32,
+}
+
+/// The verdicts on all nodes that one kind of question has brought.
+#[derive(Debug)]
+pub(crate) struct Ranking {
+    /// By the node's place in the fleet.
+    words: Box<[AtomicU64]>,
+}
+
+/// What is remembered of all kinds of questions.
+#[derive(Debug, Default)]
+pub(crate) struct Rankings {
+    /// The one that was asked last is last.
+    known: Mutex<Vec<(Question, Arc<Ranking>)>>,
+}
+
+impl Question {
+    fn is(&self, ask: &Ask<'_>, policies: Policies, forecasts: u32) -> bool {
+        let plain = (self.gpus, self.host, self.policies, self.forecasts) == (ask.gpus, ask.host, policies, forecasts);
+        plain && *self.others == *ask.others && self.wishes.as_ref() == ask.wishes
+    }
+}
+
+impl Rankings {
+    /// What is remembered of such a question, with room for so many nodes.
+    pub(crate) fn of(&self, ask: &Ask<'_>, policies: Policies, forecasts: u32, n_nodes: usize) -> Arc<Ranking> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        // Those of earlier forecasts are of no use any more.
+        known.retain(|(question, _)| question.forecasts == forecasts);
+        let found = known.iter().rposition(|(question, _)| question.is(ask, policies, forecasts));
+        let (question, ranking) = if let Some(at) = found {
+            known.remove(at)
+        } else {
+            if known.len() >= MAX_QUESTIONS {
+                known.remove(0);
+            }
+            let Ask { gpus, others, wishes, host } = *ask;
+            let question = Question { gpus, others: others.into(), wishes: wishes.cloned(), host, policies, forecasts };
+            (question, Arc::new(Ranking::with_room_for(n_nodes)))
+        };
+        let ranking = if ranking.words.len() < n_nodes { Arc::new(ranking.grown(n_nodes)) } else { ranking };
+        known.push((question, Arc::clone(&ranking)));
+        ranking
+    }
+}
+
+fn refusal(verdict: u32) -> Option<Reason> {
+    Reason::ALL.get((verdict & !REFUSED) as usize).copied()
+}
+
+impl Ranking {
+    fn with_room_for(n_nodes: usize) -> Self {
+        Self { words: (0..n_nodes).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    /// The same with room for nodes that have come since, and for some more.
+    fn grown(&self, n_nodes: usize) -> Self {
+        let known = self.words.iter().map(|word| word.load(Ordering::Relaxed));
+        let words = known.chain(std::iter::repeat(0)).take(n_nodes + n_nodes / 4).map(AtomicU64::new);
+        Self { words: words.collect() }
+    }
+
+    /// The verdict on a node of this version, if it is known.
+    #[inline]
+    pub(crate) fn get(&self, index: u32, version: u64) -> Option<Result<Score, Reason>> {
+        let word = self.words.get(index as usize)?.load(Ordering::Relaxed);
+        if word >> VERDICT_BITS != version & VERSION_MASK {
+            return None;
+        }
+        let verdict = u32::try_from(word & ((1 << VERDICT_BITS) - 1)).unwrap_or(0);
+        if verdict & REFUSED == 0 { Some(Ok(Score::of_points(verdict))) } else { refusal(verdict).map(Err) }
+    }
+
+    pub(crate) fn put(&self, index: u32, version: u64, verdict: Result<Score, Reason>) {
+        let verdict = match verdict {
+            Ok(score) => score.points(),
+            Err(reason) => {
+                REFUSED | Reason::ALL.iter().position(|known| *known == reason).and_then(|at| u32::try_from(at).ok()).unwrap_or(0)
+            }
+        };
+        if let Some(word) = self.words.get(index as usize) {
+            word.store((version & VERSION_MASK) << VERDICT_BITS | u64::from(verdict), Ordering::Relaxed);
+        }
+    }
+}
