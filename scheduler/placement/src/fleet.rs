@@ -11,10 +11,11 @@ use crate::ident::OwnerId;
 use crate::names::Names;
 use crate::node::{Held, Node};
 use crate::ranking::Rankings;
+use crate::request::GpuAsk;
 use crate::shape::Shapes;
 use crate::state::States;
 use crate::weigh::Weights;
-use crate::workload::Workload;
+use crate::workload::{Spec, Workload};
 
 /// A node's place in a [`Fleet`]; names nothing once the node is gone, even if its place is taken again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -69,19 +70,27 @@ impl Fleet {
         Self { weights, ..self }
     }
 
-    /// What pods usually ask for; what counts is what has been [learnt](Self::learn) of it.
+    /// What pods that ask for GPUs usually ask for; what counts is what has been [learnt](Self::learn) of it.
     pub fn workload(&self) -> &Workload {
         &self.workload
     }
 
-    /// What pods usually ask for, to add to and to take from.
+    /// What pods that ask for GPUs usually ask for, to add to and to take from.
     pub fn workload_mut(&mut self) -> &mut Workload {
         &mut self.workload
     }
 
     /// Has the policies that look ahead expect pods as they are now; whether that is news.
+    ///
+    /// Pods that ask for no devices count where they run beside GPUs, and without being told of in the workload.
     pub fn learn(&mut self) -> bool {
-        self.forecasts.learn(self.workload.sample())
+        let mut beside = Workload::default();
+        for (owner, used) in &self.running {
+            if !self.owners.contains_key(owner) && self.at(used.index).is_some_and(|node| !node.rows.is_empty()) {
+                beside.add(Spec { gpus: GpuAsk::Nothing, host: used.amounts });
+            }
+        }
+        self.forecasts.learn(self.workload.sample(&beside))
     }
 
     /// How often something has changed by which a request may fit that did not: grows with every inventory and release.

@@ -1,19 +1,26 @@
 //! How much of a node's GPUs the pods to come would fill: what a placement costs is what it takes of that.
 //!
 //! A forecast plays short sequences of typical pods. Each goes onto the fitting GPUs with least left, as long as the
-//! node's CPU and memory last, and what all take together is the node's worth. All is counted in thousandths of a GPU,
-//! of memory and of computing power, so that one step is a few instructions over all GPUs of a node.
+//! node's CPU and memory last, and what all take together is the node's worth. Every sequence is played twice: as it comes,
+//! pods that ask for no GPU included, which take CPU that others need; and the largest first, which need GPUs that nobody
+//! has broken yet and would hardly ever find a node before small ones do. All is counted in thousandths of a GPU, of memory
+//! and of computing power, so that one step is a few instructions over all GPUs of a node.
 //!
 //! An estimate, not a rule: labels, topology, other devices and places for sharers are not looked at, GPUs beyond
 //! [`MAX_GPUS`] count as full, and on a node of different models all count as the largest.
 
+use std::cmp::Reverse;
+
 use crate::host::HostAmounts;
 use crate::memory::Memory;
 use crate::request::{GpuAsk, MemoryAsk};
-use crate::workload::{N_PLACES, Sample, Spec};
+use crate::workload::{Sample, Spec};
 
 /// Sequences that are played.
 pub(crate) const N_SEQUENCES: u8 = 8;
+
+/// Pods of one sequence: more than a node of eight GPUs takes of most kinds.
+const LENGTH: usize = 36;
 
 /// Thousandths of a GPU.
 pub(crate) const WHOLE: i16 = 1000;
@@ -46,7 +53,8 @@ struct Step {
     host_memory: u64,
     part: Part,
     n_gpus: u16,
-    /// The least that this pod or any that follows needs of CPU, and of one GPU's memory.
+    /// The least that this pod or any that follows needs of CPU, and of one GPU's memory, if it asks for GPUs; nothing
+    /// otherwise.
     least_cpu: u64,
     least_part: i16,
 }
@@ -84,22 +92,31 @@ impl Part {
 impl Forecast {
     /// The sequences of a sample, for one model.
     pub(crate) fn of(sample: &Sample, model: Model) -> Self {
-        let sequence = |specs: &[Spec]| {
-            let mut steps: Vec<Step> = specs.iter().filter_map(|spec| Step::of(spec, model)).collect();
-            let (mut least_cpu, mut least_part) = (u64::MAX, i16::MAX);
-            for step in steps.iter_mut().rev() {
-                (least_cpu, least_part) = (least_cpu.min(step.cpu_milli), least_part.min(step.part.memory));
-                (step.least_cpu, step.least_part) = (least_cpu, least_part);
-            }
-            steps
-        };
-        Self { sequences: sample.chunks(N_PLACES / usize::from(N_SEQUENCES)).map(sequence).collect() }
+        let parts = sample.chunks(LENGTH).map(|specs| specs.iter().filter_map(|spec| Step::of(spec, model)));
+        let twice = parts.flat_map(|steps| [as_they_come(steps.clone()), largest_first(steps)]);
+        Self { sequences: twice.collect() }
     }
 
     /// Thousandths of GPUs that all sequences together take of a node.
     pub(crate) fn worth(&self, lanes: &Lanes, host: HostAmounts) -> u32 {
         self.sequences.iter().map(|sequence| play(sequence, *lanes, host)).sum()
     }
+}
+
+fn as_they_come(steps: impl Iterator<Item = Step>) -> Vec<Step> {
+    let mut steps: Vec<Step> = steps.collect();
+    let (mut least_cpu, mut least_part) = (u64::MAX, i16::MAX);
+    for step in steps.iter_mut().rev().filter(|step| step.n_gpus > 0) {
+        (least_cpu, least_part) = (least_cpu.min(step.cpu_milli), least_part.min(step.part.memory));
+        (step.least_cpu, step.least_part) = (least_cpu, least_part);
+    }
+    steps
+}
+
+fn largest_first(steps: impl Iterator<Item = Step>) -> Vec<Step> {
+    let mut steps: Vec<Step> = steps.filter(|step| step.n_gpus > 0).collect();
+    steps.sort_by_key(|step| Reverse(step.size()));
+    as_they_come(steps.into_iter())
 }
 
 /// Thousandths of GPUs that one sequence takes.
@@ -113,7 +130,7 @@ fn play(sequence: &[Step], mut lanes: Lanes, mut host: HostAmounts) -> u32 {
             continue;
         }
         let n_taken = lanes.take_tightest(step.part, step.n_gpus);
-        if n_taken > 0 {
+        if n_taken == u32::from(step.n_gpus) {
             host.cpu_milli -= step.cpu_milli;
             host.memory -= step.host_memory;
             taken += n_taken * u32::from(step.part.size().unsigned_abs());
@@ -124,9 +141,15 @@ fn play(sequence: &[Step], mut lanes: Lanes, mut host: HostAmounts) -> u32 {
 }
 
 impl Step {
+    /// Thousandths of all its GPUs together.
+    fn size(&self) -> u32 {
+        u32::from(self.n_gpus) * u32::from(self.part.size().unsigned_abs())
+    }
+
     /// `None` if no GPU of the model can take it.
     fn of(spec: &Spec, model: Model) -> Option<Self> {
-        let (part, n_gpus) = part_of(spec.gpus, model)?;
+        let none = (Part::default(), 0);
+        let (part, n_gpus) = if spec.asks_for_gpus() { part_of(spec.gpus, model)? } else { none };
         let HostAmounts { cpu_milli, memory: host_memory } = spec.host;
         Some(Self { cpu_milli, host_memory, part, n_gpus, least_cpu: 0, least_part: 0 })
     }

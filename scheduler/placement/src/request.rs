@@ -8,7 +8,7 @@ use crate::reason::Reason;
 use crate::wishes::Wishes;
 
 /// Memory on one device, in the terms in which it was asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum MemoryAsk {
     /// Bytes.
     Bytes(u64),
@@ -19,7 +19,7 @@ pub enum MemoryAsk {
 }
 
 /// Equal shares on `devices` distinct devices of one node; amounts are those of one device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Request {
     /// Number of distinct devices, at least 1.
     pub devices: u32,
@@ -32,7 +32,7 @@ pub struct Request {
 }
 
 /// What is asked of the GPUs of one node.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum GpuAsk {
     /// Nothing.
     #[default]

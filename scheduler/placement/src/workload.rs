@@ -1,21 +1,22 @@
 //! What pods usually ask for: how many of each kind have been seen, and a sample that stands for all of them.
 //!
-//! A sample is a function of the numbers alone. It changes little when they do: every place in it holds the winner of a
-//! race of its own among all kinds, in which a kind's chance is in proportion to its number, and few races are decided
-//! otherwise when a pod comes or goes.
+//! A sample is a function of the numbers alone: kinds are laid in line, each as long as it has pods, and the places of the
+//! sample look at points at equal distances. So each kind has places in proportion to its pods, to within one place, and a
+//! pod that comes or goes moves few points from one kind to the next.
 
-use std::hash::{Hash, Hasher};
-
-use rustc_hash::{FxHashMap, FxHasher};
+use rustc_hash::FxHashMap;
 
 use crate::host::HostAmounts;
 use crate::request::GpuAsk;
 
 /// Places in a sample.
-pub(crate) const N_PLACES: usize = 8 * 36;
+pub(crate) const N_PLACES: u64 = 144;
+
+/// The golden ratio, as a part of all numbers: its multiples are scattered more evenly than chance would do.
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// What one kind of pod asks of a node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Spec {
     /// Of its GPUs.
     pub gpus: GpuAsk,
@@ -23,7 +24,7 @@ pub struct Spec {
     pub host: HostAmounts,
 }
 
-/// How many pods there are of each kind that asks for GPUs.
+/// How many pods there are of each kind.
 #[derive(Clone, Debug, Default)]
 pub struct Workload {
     counts: FxHashMap<Spec, u32>,
@@ -35,9 +36,9 @@ pub struct Workload {
 pub(crate) type Sample = Vec<Spec>;
 
 impl Workload {
-    /// One more pod of this kind is there.
+    /// One more pod of this kind is there; one that asks for nothing is not counted.
     pub fn add(&mut self, spec: Spec) {
-        if !spec.asks_for_gpus() {
+        if !spec.asks_for_gpus() && spec.host == HostAmounts::default() {
             return;
         }
         *self.counts.entry(spec).or_default() += 1;
@@ -66,41 +67,37 @@ impl Workload {
         self.n_changes
     }
 
-    pub(crate) fn sample(&self) -> Sample {
-        let kinds: Vec<(&Spec, u64, f64)> = self.counts.iter().map(|(spec, count)| (spec, spec.mark(), f64::from(*count))).collect();
-        let place = |at: u64| {
-            let time = |mark: u64, count: f64| -unit(mix(mark ^ mix(at))).ln() / count;
-            let timed = kinds.iter().map(|(spec, mark, count)| (time(*mark, *count), *mark, *spec));
-            timed.min_by(|one, other| one.0.total_cmp(&other.0).then(one.1.cmp(&other.1))).map(|(.., spec)| *spec)
-        };
-        (1..).take(N_PLACES).filter_map(place).collect()
+    /// A sample of these pods and of those `beside` them. Its parts, too, stand for all: next to one another are kinds from
+    /// far apart.
+    pub(crate) fn sample(&self, beside: &Self) -> Sample {
+        let mut kinds: Vec<(&Spec, u64)> =
+            self.counts.iter().chain(&beside.counts).map(|(spec, count)| (spec, u64::from(*count))).collect();
+        kinds.sort_unstable();
+        let n_pods = self.n_pods + beside.n_pods;
+        let mut line = kinds.into_iter().scan(0, |end, (spec, count)| {
+            *end += count;
+            Some((spec, *end))
+        });
+        let Some(mut kind) = line.next() else { return Vec::new() };
+        let mut places = Vec::new();
+        for place in 0..N_PLACES {
+            let point = (2 * place + 1) * n_pods / (2 * N_PLACES);
+            while kind.1 <= point
+                && let Some(next) = line.next()
+            {
+                kind = next;
+            }
+            places.push((place.wrapping_mul(GOLDEN), *kind.0));
+        }
+        places.sort_unstable_by_key(|(scattered, _)| *scattered);
+        places.into_iter().map(|(_, spec)| spec).collect()
     }
 }
 
 impl Spec {
-    fn asks_for_gpus(&self) -> bool {
+    pub(crate) fn asks_for_gpus(&self) -> bool {
         matches!(self.gpus, GpuAsk::Share(_) | GpuAsk::Whole(1..))
     }
-
-    /// A number that tells it from other kinds.
-    fn mark(&self) -> u64 {
-        let mut hasher = FxHasher::default();
-        self.hash(&mut hasher);
-        mix(hasher.finish())
-    }
-}
-
-/// Scatters the bits of a number over all of its bits (the finalizer of `SplitMix64`).
-fn mix(number: u64) -> u64 {
-    let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    number ^ (number >> 31)
-}
-
-/// A number between 0 and 1, and neither, from the upper bits.
-fn unit(number: u64) -> f64 {
-    let upper = u32::try_from(number >> 32).unwrap_or(u32::MAX);
-    (f64::from(upper) + 0.5) / (f64::from(u32::MAX) + 1.0)
 }
 
 #[cfg(test)]

@@ -68,13 +68,7 @@ impl<'a> Wanted<'a> {
 
     /// Whether a node will do that has been looked up already.
     #[inline]
-    pub(super) fn of_found(
-        &self,
-        index: &Index,
-        name: &str,
-        node: Option<NodeId>,
-        asking: Option<&mut Asking<'_>>,
-    ) -> Result<Fit, Miss> {
+    pub(super) fn of_found(&self, index: &Index, name: &str, node: Option<NodeId>, asking: Option<&mut Asking<'_>>) -> Result<Fit, Miss> {
         match (self, asking) {
             (Self::Room(ask), Some(asking)) => index
                 .judge(name, node, ask, asking)

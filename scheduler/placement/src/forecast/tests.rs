@@ -8,15 +8,22 @@ use super::{Forecast, Lanes, MAX_GPUS, Model, Part, WHOLE, part_of, thousandths_
 use crate::host::HostAmounts;
 use crate::memory::Memory;
 use crate::request::{GpuAsk, MemoryAsk, Request};
-use crate::workload::{N_PLACES, Spec};
+use crate::workload::Spec;
 
 const MODEL: Model = Model { memory: Memory::from_bytes(1000), unit_bytes: Some(10) };
 
 /// What one sequence takes: plain lists, nothing left out, nothing decided early.
-fn naive(specs: &[Spec], gpus: &[Part], host: HostAmounts) -> u32 {
+fn naive(specs: &[Spec], largest_first: bool, gpus: &[Part], host: HostAmounts) -> u32 {
+    let mut specs = specs.to_vec();
+    if largest_first {
+        specs.retain(Spec::asks_for_gpus);
+        let size = |spec: &Spec| part_of(spec.gpus, MODEL).map_or(0, |(part, n)| u32::from(n) * u32::try_from(part.size()).unwrap());
+        specs.sort_by_key(|spec| std::cmp::Reverse(size(spec)));
+    }
     let (mut gpus, mut host, mut taken) = (gpus.to_vec(), host, 0);
     for spec in specs {
-        let Some((part, n)) = part_of(spec.gpus, MODEL) else { continue };
+        let of_none = Some((Part::default(), 0)).filter(|_| !spec.asks_for_gpus());
+        let Some((part, n)) = of_none.or_else(|| part_of(spec.gpus, MODEL)) else { continue };
         if spec.host.cpu_milli > host.cpu_milli || spec.host.memory > host.memory {
             continue;
         }
@@ -46,7 +53,7 @@ fn gpu_ask() -> impl Strategy<Value = GpuAsk> {
         core,
         slots: 1,
     });
-    prop_oneof![5 => share.prop_map(GpuAsk::Share), 1 => (0_u32..4).prop_map(GpuAsk::Whole)]
+    prop_oneof![5 => share.prop_map(GpuAsk::Share), 1 => (0_u32..4).prop_map(GpuAsk::Whole), 1 => Just(GpuAsk::Nothing)]
 }
 
 fn spec() -> impl Strategy<Value = Spec> {
@@ -62,14 +69,19 @@ fn part() -> impl Strategy<Value = Part> {
 proptest! {
     #[test]
     fn a_node_is_worth_what_plain_play_takes(
-        specs in proptest::collection::vec(spec(), 1..N_PLACES),
+        specs in proptest::collection::vec(spec(), 1..144),
         gpus in prop_oneof![4 => proptest::collection::vec(part(), 0..10), 1 => proptest::collection::vec(part(), MAX_GPUS)],
         host in (0_u64..30_000, 0_u64..40).prop_map(|(cpu_milli, memory)| HostAmounts { cpu_milli, memory }),
     ) {
-        let expected: u32 = specs.chunks(36).map(|specs| naive(specs, &gpus, host)).sum();
+        let expected: u32 = specs.chunks(36).flat_map(|specs| [false, true].map(|largest_first| naive(specs, largest_first, &gpus, host))).sum();
         let forecast = Forecast::of(&specs, MODEL);
         prop_assert_eq!(forecast.worth(&Lanes::of(gpus.iter().copied()), host), expected);
     }
+}
+
+#[test]
+fn sequences_make_up_a_sample() {
+    assert_eq!(2 * crate::workload::N_PLACES, u64::from(super::N_SEQUENCES) * u64::try_from(super::LENGTH).unwrap());
 }
 
 #[rstest]
