@@ -109,9 +109,34 @@ async fn filter_by_template_of_our_own_plugin() {
 
 #[tokio::test]
 async fn pod_that_asks_for_nothing_passes_everywhere() {
+    for name in ["a", "b"] {
+        let answer = World::new().filter(&pod("p", &json!({"cpu": "1"})), &[name]).await;
+        assert_eq!(answer["NodeNames"], json!([name]));
+    }
+}
+
+/// Of CPU that nobody has GPUs beside there is none too much; beside GPUs, as long as a node has CPU to spare.
+#[tokio::test]
+async fn pod_that_asks_for_nothing_keeps_off_the_cpu_that_gpus_need() {
     let world = World::new();
-    let answer = world.filter(&pod("p", &json!({"cpu": "1"})), &["a", "b"]).await;
-    assert_eq!(answer["NodeNames"], json!(["a", "b"]));
+    let with_cpus = |name: &str, cpus: u32| {
+        let mut node = node(name, "MiB");
+        node["status"]["allocatable"] = json!({"cpu": cpus, "memory": "64Gi"});
+        node
+    };
+    world.apply_node(&with_cpus("plain", 8));
+    for (name, cpus) in [("scarce", 8), ("plenty", 64)] {
+        world.apply_node(&with_cpus(name, cpus));
+        world.apply_device(&device(name, &[100, 100]));
+    }
+    // What pods usually ask for: a whole GPU and four CPUs.
+    let typical = |at: u32| pod(&format!("typical-{at}"), &json!({"aliyun.com/gpu-mem": "100", "cpu": "4"}));
+    for at in 0..20 {
+        world.apply_pod(&typical(at));
+    }
+    let plain = |name| pod(name, &json!({"cpu": "6"}));
+    assert_eq!(world.fitting(&plain("p"), &["scarce", "plenty"]).await, ["plenty"]);
+    assert_eq!(world.fitting(&plain("q"), &["scarce", "plain", "plenty"]).await, ["plain"]);
 }
 
 /// A request that breaks a rule is refused on every node, in the words of the rule.
