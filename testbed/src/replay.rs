@@ -44,9 +44,9 @@ pub mod world;
 const EXAMPLES: &str = "\
 Examples:
   Compare the default policy with others on a trace, ten runs each, and draw plots:
-    testbed replay --nodes nodes.csv --pods pods.csv --policy binpack,spread,fgd,kube-default --plots plots
+    testbed replay --nodes nodes.csv --pods pods.csv --policy fill,binpack,fgd,kube-default --plots plots
   What would another policy have made of my cluster?
-    testbed replay --kubeconfig ~/.kube/config --policy binpack,spread --condition S
+    testbed replay --kubeconfig ~/.kube/config --policy fill,spread --condition S
   How many of these pods would my cluster take besides those it has?
     testbed replay --kubeconfig ~/.kube/config --arrivals pods.csv --tune 0
 
@@ -68,7 +68,7 @@ pub struct ReplayArgs {
     /// `creation_time,deletion_time` if it has them; repeat it for several lists.
     #[arg(long, visible_alias = "arrivals", value_name = "CSV", required_unless_present = "kubeconfig")]
     pods: Vec<PathBuf>,
-    /// Policies to compare: the engine's by NODE or NODE/DEVICE, or kube-default, fgd, best-fit, fullest, random.
+    /// Policies to compare: the scheduler's own as NODE or NODE/DEVICE, such as fill or spread/binpack; or kube-default, fgd, best-fit, fullest, random.
     #[arg(long, value_delimiter = ',', default_values_t = [Policy::default(), Policy::Reference(Reference::KubeDefault)])]
     policy: Vec<Policy>,
     /// Conditions: P, A and S, explained in docs/replay.md.

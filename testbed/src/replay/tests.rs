@@ -70,9 +70,11 @@ async fn policies_are_compared_under_each_condition() {
 
 #[tokio::test]
 async fn a_seed_says_it_all() {
-    let [one, other] = ["--threads 1", "--threads 4"].map(|threads| format!("--policy binpack --condition A --seeds 4,5 {threads}"));
+    let [one, other] = ["--threads 1", "--threads 4"].map(|threads| format!("--policy fill,binpack --condition A --seeds 4,5 {threads}"));
     let (one, other) = (replayed(&one).await, replayed(&other).await);
-    assert_eq!(one[0].curve, other[0].curve);
+    for (one, other) in one.iter().zip(&other) {
+        assert_eq!(one.curve, other.curve, "{}", one.policy);
+    }
     assert_ne!(one[0].runs[0].curve, one[0].runs[1].curve);
 }
 
