@@ -1,10 +1,14 @@
 //! Times of whole filter requests, bytes in to bytes out, on clusters that are half full. Names come in a shuffled order.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use scheduler::extender::{Extender, filter};
 use serde_json::{Value, json};
+
+/// UID of the pod that is asked about.
+const UID: &str = "uid-0000000000";
 
 /// GPUs of every node.
 const N_GPUS: usize = 8;
@@ -71,13 +75,43 @@ fn as_sent(pod: &Value, names: &[String]) -> Vec<u8> {
     format!(r#"{{"Pod":{pod},"Nodes":null,"NodeNames":{}}}"#, Value::from(names)).into_bytes()
 }
 
-/// Asks for so many MiB on one GPU, of all nodes.
+/// Asks over and over, each time for another pod: one that asks again would be answered with all nodes.
+struct Asker<'a> {
+    extender: &'a Extender,
+    body: Vec<u8>,
+    uid: Range<usize>,
+    n_asked: u32,
+}
+
+impl<'a> Asker<'a> {
+    fn new(extender: &'a Extender, body: Vec<u8>) -> Self {
+        let at = body.windows(UID.len()).position(|bytes| bytes == UID.as_bytes()).unwrap_or(0);
+        Self { extender, body, uid: at..at + UID.len(), n_asked: 0 }
+    }
+
+    fn time(&mut self, n_times: u64) -> Duration {
+        let began = Instant::now();
+        for _ in 0..n_times {
+            self.n_asked += 1;
+            if let Some(uid) = self.body.get_mut(self.uid.clone()) {
+                uid.copy_from_slice(format!("uid-{:010}", self.n_asked).as_bytes());
+            }
+            // By now the hint of the pod before has grown old.
+            let now = began + Duration::from_secs(60) * self.n_asked;
+            let _ = std::hint::black_box(filter::answer(self.extender, &self.body, now));
+        }
+        began.elapsed()
+    }
+}
+
+/// Asks for so many MiB on one GPU, of all nodes; for nothing, if for none.
 fn request(n_nodes: usize, mib: usize) -> Vec<u8> {
     // A step that has no factor in common with the number visits every node once, far from the order of entry.
     let names: Vec<String> = (0..n_nodes).map(|at| name(at * 7919 % n_nodes)).collect();
+    let limits = if mib > 0 { json!({"aliyun.com/gpu-mem": mib.to_string()}) } else { json!({}) };
     let pod = json!({
-        "metadata": {"name": "new", "namespace": "default", "uid": "new"},
-        "spec": {"containers": [{"name": "c", "resources": {"limits": {"aliyun.com/gpu-mem": mib.to_string()}}}]},
+        "metadata": {"name": "new", "namespace": "default", "uid": UID},
+        "spec": {"containers": [{"name": "c", "resources": {"limits": limits}}]},
     });
     as_sent(&pod, &names)
 }
@@ -90,7 +124,7 @@ fn wishing_request(n_nodes: usize) -> Vec<u8> {
         "scheduling.koordinator.sh/device-allocate-hint": r#"{"rdma": {"vfSelector": {}, "exclusivePolicy": "PCIeLevel"}}"#,
     });
     let pod = json!({
-        "metadata": {"name": "new", "namespace": "default", "uid": "new", "annotations": annotations},
+        "metadata": {"name": "new", "namespace": "default", "uid": UID, "annotations": annotations},
         "spec": {"containers": [{"name": "c", "resources": {"limits": {"nvidia.com/gpu": "4", "koordinator.sh/rdma": "1"}}}]},
     });
     as_sent(&pod, &names)
@@ -116,23 +150,23 @@ fn bench(criterion: &mut Criterion) {
     let _entered = runtime.as_ref().map(tokio::runtime::Runtime::enter);
     let mut group = criterion.benchmark_group("filter");
     group.measurement_time(Duration::from_secs(5));
+    let mut bench = |what: &str, n_names: usize, extender: &Extender, body: Vec<u8>| {
+        let mut asker = Asker::new(extender, body);
+        group.throughput(Throughput::Elements(u64::try_from(n_names).unwrap_or(0)));
+        group.bench_function(BenchmarkId::new(what, n_names), |bencher| bencher.iter_custom(|n_times| asker.time(n_times)));
+    };
     for n_nodes in [5_000, 15_000] {
         let extender = cluster(n_nodes);
-        group.throughput(Throughput::Elements(u64::try_from(n_nodes).unwrap_or(0)));
         for (what, mib) in [("all fit", 8138), ("none fits", 41_000)] {
-            let body = request(n_nodes, mib);
-            group.bench_function(BenchmarkId::new(what, n_nodes), |bencher| {
-                bencher.iter(|| filter::answer(&extender, &body, Instant::now()));
-            });
+            bench(what, n_nodes, &extender, request(n_nodes, mib));
         }
+        bench("all fit, sampled", n_nodes / 10, &extender, request(n_nodes / 10, 8138));
+        bench("names alone", n_nodes, &extender, request(n_nodes, 0));
     }
     for n_nodes in [5_000, 15_000] {
         let extender = placed_cluster(n_nodes);
-        group.throughput(Throughput::Elements(u64::try_from(n_nodes).unwrap_or(0)));
         for (what, body) in [("shares of placed devices", request(n_nodes, 8138)), ("joint allocation", wishing_request(n_nodes))] {
-            group.bench_function(BenchmarkId::new(what, n_nodes), |bencher| {
-                bencher.iter(|| filter::answer(&extender, &body, Instant::now()));
-            });
+            bench(what, n_nodes, &extender, body);
         }
     }
     group.finish();

@@ -11,6 +11,7 @@ mod patience;
 pub mod prioritize;
 mod question;
 mod remembered;
+mod roll;
 mod standing;
 mod turns;
 mod wanted;
@@ -26,6 +27,7 @@ use axum::routing::{get, post};
 use bytes::Bytes;
 use http::{Request, StatusCode, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
+use placement::Fleet;
 use prometheus_client::registry::Registry;
 use rustc_hash::FxHashSet;
 use tokio::sync::Semaphore;
@@ -40,7 +42,9 @@ use crate::serve::ClientCertificate;
 use attempts::Attempts;
 use inspect::pods;
 use patience::Patience;
+use question::Names;
 use remembered::Remembered;
+use roll::Roll;
 use turns::Turns;
 
 /// Everything that requests are answered with.
@@ -52,6 +56,8 @@ pub struct Extender {
     /// Pods that filters were asked about and no watch has shown yet.
     remembered: Mutex<Remembered<PodFacts>>,
     attempts: Mutex<Attempts>,
+    /// Names as the last requests brought them; requests read a copy, and lock it only to take it or to change it.
+    roll: Mutex<Arc<Roll>>,
     /// Which refusals are thought over.
     patience: Mutex<Patience>,
     /// By pod UID.
@@ -157,6 +163,7 @@ impl Extender {
             binder,
             remembered: Mutex::default(),
             attempts: Mutex::default(),
+            roll: Mutex::default(),
             patience: Mutex::default(),
             turns: Turns::default(),
             node_turns: Turns::default(),
@@ -220,6 +227,21 @@ impl Extender {
     /// Keeps what a filter was told about a pod that no watch has shown.
     fn remember(&self, uid: &str, facts: &PodFacts) {
         self.remembered.lock().unwrap_or_else(PoisonError::into_inner).put(uid, facts.clone());
+    }
+
+    fn roll(&self) -> Arc<Roll> {
+        Arc::clone(&self.roll.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Takes in what a request has brought that is not on the roll, and what has changed in the fleet.
+    fn call_roll(&self, roll: Arc<Roll>, names: &Names<'_>, fleet: &Fleet) {
+        if roll.is_current(fleet) && names.strangers().next().is_none() {
+            return;
+        }
+        // The roll is changed in place if nobody else reads it just now.
+        drop(roll);
+        let mut roll = self.roll.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::make_mut(&mut roll).update(fleet, names.strangers());
     }
 
     fn attempts(&self) -> MutexGuard<'_, Attempts> {

@@ -19,8 +19,10 @@ use crate::index::{Census, Shared};
 use crate::watch::heard::Heard;
 
 /// Upper bounds of the buckets of request times, in seconds: fine where filters are, wide enough for binds.
-const BUCKETS: [f64; 17] =
-    [0.000_05, 0.000_1, 0.000_2, 0.000_3, 0.000_5, 0.000_75, 0.001, 0.002, 0.004, 0.008, 0.016, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0];
+const BUCKETS: [f64; 24] = [
+    0.000_02, 0.000_05, 0.000_075, 0.000_1, 0.000_15, 0.000_2, 0.000_3, 0.000_4, 0.000_5, 0.000_7, 0.001, 0.001_5, 0.002, 0.003, 0.005,
+    0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
+];
 
 /// A verb of the extender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -98,6 +98,16 @@ impl Fleet {
         self.n_openings
     }
 
+    /// Grows whenever a name comes or goes: while it stays the same, so does what [`Fleet::node_id`] says of any name.
+    pub fn names_version(&self) -> u64 {
+        self.names.version()
+    }
+
+    /// How many nodes there are.
+    pub fn n_names(&self) -> usize {
+        self.names.len()
+    }
+
     /// Finds a node that has devices, holdings or hints.
     #[inline]
     pub fn node_id(&self, name: &str) -> Option<NodeId> {

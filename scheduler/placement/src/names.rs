@@ -14,6 +14,7 @@ const MAX_SHORT: usize = 54;
 #[derive(Debug, Default)]
 pub(crate) struct Names {
     places: FxHashMap<Name, NodeId>,
+    version: u64,
 }
 
 #[derive(Debug)]
@@ -34,10 +35,17 @@ impl Names {
 
     pub(crate) fn insert(&mut self, name: &str, place: NodeId) {
         self.places.insert(Name::from(name), place);
+        self.version += 1;
     }
 
     pub(crate) fn remove(&mut self, name: &str) {
         self.places.remove(name.as_bytes());
+        self.version += 1;
+    }
+
+    /// Grows with every change.
+    pub(crate) fn version(&self) -> u64 {
+        self.version
     }
 
     pub(crate) fn len(&self) -> usize {

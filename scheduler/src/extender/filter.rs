@@ -10,7 +10,7 @@ use proto::pod::Pod;
 use proto::request::Dialect;
 
 use super::judged::judge;
-use super::question::Question;
+use super::question::{Nodes, Question};
 use super::standing::Order;
 use super::wanted::{Miss, Wanted};
 use super::{Extender, RequestFailure};
@@ -62,7 +62,9 @@ impl Answer {
 /// # Errors
 /// If the bytes are no filter request, or the state is not complete.
 pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Answer, RequestFailure> {
-    let Question { pod, head, nodes } = Question::read(body).map_err(|error| RequestFailure::malformed("filter", &error.to_string()))?;
+    let roll = extender.roll();
+    let Question { pod, head, nodes } =
+        Question::read(body, &roll).map_err(|error| RequestFailure::malformed("filter", &error.to_string()))?;
     let uid = pod.uid();
     if extender.index.read().has_expired_hints(now) {
         extender.index.write().expire_hints(now);
@@ -80,7 +82,7 @@ pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Answer, 
         _ => wanted,
     };
     let is_room = matches!(wanted, Wanted::Room(_));
-    let judged = judge(&index, &wanted, &nodes, extender.n_most(&pod, is_room).map(|n| (Order::new(&index, &pod.spec, None), n)));
+    let judged = judge(&index, &wanted, &nodes, &roll, extender.n_most(&pod, is_room).map(|n| (Order::new(&index, &pod.spec, None), n)));
     let is_refused = is_room && judged.is_empty();
     let refused = is_refused.then(|| Refused { uid: uid.into(), is_unseen: !index.is_shown(uid), n_openings: index.fleet().n_openings() });
     let left = match wanted {
@@ -90,6 +92,9 @@ pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Answer, 
         _ => None,
     };
     let is_new = index.pod(uid).is_none();
+    if let (true, Nodes::Names(names)) = (is_room, &nodes) {
+        extender.call_roll(roll, names, index.fleet());
+    }
     let (json, missed) = judged.verdict().told(nodes, body.len(), wanted.rule());
     let missed = if matches!(wanted, Wanted::Only(_)) { Vec::new() } else { missed };
     drop(index);

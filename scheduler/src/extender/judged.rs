@@ -4,6 +4,7 @@ use placement::{Asking, NodeId};
 use proto::extender::{ExtenderFilterResult, NodeList, WholeNode};
 
 use super::question::{Names, Nodes};
+use super::roll::Roll;
 use super::standing::{Contest, Order};
 use super::wanted::{Fit, Miss, Wanted};
 use crate::index::Index;
@@ -37,14 +38,20 @@ pub(super) struct Verdict {
 }
 
 /// Judges all nodes of a request; tells of all that fit, or of so many that stand first in this order.
-pub(super) fn judge<'n>(index: &Index, wanted: &Wanted<'_>, nodes: &'n Nodes<'_>, best: Option<(Order<'_>, usize)>) -> Judged<'n> {
+pub(super) fn judge<'n>(
+    index: &Index,
+    wanted: &Wanted<'_>,
+    nodes: &'n Nodes<'_>,
+    roll: &Roll,
+    best: Option<(Order<'_>, usize)>,
+) -> Judged<'n> {
     let mut judge = Judge { index, wanted, asking: wanted.asking(index), order: None, judged: Judged::all() };
     if let Some((order, n_most)) = best {
         judge.order = Some(order);
         judge.judged.told = Told::Best(Contest::of(n_most));
     }
     match nodes {
-        Nodes::Names(names) => judge.names(names),
+        Nodes::Names(names) => judge.names(names, Some(roll).filter(|roll| roll.is_current(index.fleet()))),
         Nodes::Whole(nodes) => judge.whole(nodes),
     }
     judge.judged
@@ -60,13 +67,13 @@ struct Judge<'q, 'n> {
 }
 
 impl<'n> Judge<'_, 'n> {
-    fn names(&mut self, names: &'n Names<'_>) {
+    fn names(&mut self, names: &'n Names<'_>, roll: Option<&Roll>) {
         let mut found = [None; AT_A_TIME];
         for begin in (0..names.len()).step_by(AT_A_TIME) {
             let range = begin..names.len().min(begin + AT_A_TIME);
             if self.asking.is_some() {
                 for (at, found) in range.clone().zip(&mut found) {
-                    *found = names.get(at).and_then(|name| self.index.fleet().node_id(name));
+                    *found = names.node(at, roll, self.index.fleet());
                 }
             }
             for (at, found) in range.zip(&found) {
@@ -157,11 +164,10 @@ fn json_of_names(names: &Names<'_>, fitting: &[usize], listed: &[(usize, Miss)],
     let per_name = size / names.len().max(1) + 3;
     let mut json = Vec::with_capacity(128 + per_name * (fitting.len() + listed.len()) + ENTRY * listed.len());
     json.extend_from_slice(br#"{"Nodes":null,"NodeNames":["#);
-    for (nth, at) in fitting.iter().enumerate() {
-        if nth > 0 {
-            json.push(b',');
-        }
-        names.write(*at, &mut json);
+    if fitting.iter().copied().eq(0..names.len()) {
+        names.write_all(&mut json);
+    } else {
+        names.write_some(fitting.iter().copied(), &mut json);
     }
     json.extend_from_slice(br#"],"FailedNodes":{"#);
     push_missed(&mut json, names, listed.iter().filter(|(_, miss)| miss.unknown), None);

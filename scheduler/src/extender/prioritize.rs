@@ -16,7 +16,7 @@ use crate::index::Index;
 /// If the bytes are no prioritize request, or the state is not complete.
 pub fn answer(extender: &Extender, body: &[u8]) -> Result<Vec<u8>, RequestFailure> {
     let malformed = |reason: String| RequestFailure::malformed("prioritize", &reason);
-    let Question { pod, nodes, .. } = Question::read(body).map_err(|error| malformed(error.to_string()))?;
+    let Question { pod, nodes, .. } = Question::read(body, &extender.roll()).map_err(|error| malformed(error.to_string()))?;
     let index = extender.index.read();
     index.ready().map_err(|reason| RequestFailure::NotReady { reason })?;
     let facts = PodFacts::of(&pod, index.names());

@@ -1,0 +1,200 @@
+//! Node names in the order in which requests bring them, so that most of a request is recognised by comparing long stretches
+//! of it with the one before, and not name by name.
+//!
+//! kube-scheduler goes through its nodes round and round. Where it does so on several processors its order is several such
+//! rounds shuffled into each other; then each name is looked up by itself.
+
+use std::hash::Hasher;
+
+use placement::{Fleet, NodeId};
+use rustc_hash::{FxHashMap, FxHasher};
+
+/// How many names there may be besides twice as many as the fleet has; then all are forgotten.
+const SPARE: usize = 4096;
+
+/// How many bytes are compared at once.
+const STRETCH: usize = 64;
+
+/// Names, and where they are in the fleet.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Roll {
+    /// All names in quotes, with a comma behind each.
+    text: Vec<u8>,
+    /// Where the closing quote of each is.
+    ends: Vec<u32>,
+    /// By the hash of the name: of two names with one hash only the first is found.
+    places: FxHashMap<u64, u32>,
+    /// As they were in the fleet at this version of its names.
+    nodes: Vec<Option<NodeId>>,
+    version: u64,
+}
+
+/// Names of a request that follow each other on the roll too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Run<'r> {
+    /// Where their closing quotes are on the roll.
+    pub(super) ends: &'r [u32],
+    /// Where the first begins there.
+    pub(super) begin: u32,
+}
+
+impl Roll {
+    /// The place of a name.
+    pub(super) fn place(&self, name: &[u8]) -> Option<u32> {
+        let place = *self.places.get(&hash(name))?;
+        (self.name(place)? == name).then_some(place)
+    }
+
+    fn name(&self, place: u32) -> Option<&[u8]> {
+        let begin = self.begin(place)? as usize + 1;
+        self.text.get(begin..*self.ends.get(place as usize)? as usize)
+    }
+
+    /// The place after another; after the last comes the first.
+    pub(super) fn after(&self, place: u32) -> u32 {
+        if (place as usize) + 1 < self.ends.len() { place + 1 } else { 0 }
+    }
+
+    /// The names with which a text begins, as far as they stand in the same order on the roll from some place on.
+    ///
+    /// Each of them has a comma behind it in the text, or ends it.
+    pub(super) fn run(&self, place: u32, text: &[u8]) -> Option<Run<'_>> {
+        let begin = self.begin(place)?;
+        let known = self.text.get(begin as usize..)?;
+        let ends = self.ends.get(place as usize..)?;
+        let first = (*ends.first()? - begin) as usize;
+        if text.get(..=first)? != known.get(..=first)? {
+            return None;
+        }
+        // Behind a name that ends the text is a comma on the roll alone.
+        let n_alike = n_alike(known, text);
+        let n_whole = if n_alike == text.len() { n_alike + 1 } else { n_alike };
+        let bound = begin.checked_add(u32::try_from(n_whole).ok()?)?;
+        let ends = ends.get(..ends.partition_point(|end| end + 1 < bound))?;
+        (!ends.is_empty()).then_some(Run { ends, begin })
+    }
+
+    fn begin(&self, place: u32) -> Option<u32> {
+        match place.checked_sub(1) {
+            None => Some(0),
+            Some(before) => Some(self.ends.get(before as usize)? + 2),
+        }
+    }
+
+    /// Whether places lead where the fleet has the names now.
+    pub(super) fn is_current(&self, fleet: &Fleet) -> bool {
+        self.version == fleet.names_version()
+    }
+
+    /// The node at a place.
+    #[inline]
+    pub(super) fn node(&self, place: u32) -> Option<NodeId> {
+        self.nodes.get(place as usize).copied().flatten()
+    }
+
+    /// Finds all names in the fleet again, if it has changed, and takes plain names in that are new.
+    pub(super) fn update<'n>(&mut self, fleet: &Fleet, new: impl Iterator<Item = &'n str>) {
+        if !self.is_current(fleet) {
+            let name = |place| std::str::from_utf8(self.name(place)?).ok();
+            let nodes = (0_u32..).zip(&self.ends).map(|(place, _)| name(place).and_then(|name| fleet.node_id(name)));
+            self.nodes = nodes.collect();
+            self.version = fleet.names_version();
+        }
+        for name in new {
+            if self.ends.len() >= 2 * fleet.n_names() + SPARE {
+                *self = Self { version: self.version, ..Self::default() };
+            }
+            self.add(name, fleet.node_id(name));
+        }
+    }
+
+    fn add(&mut self, name: &str, node: Option<NodeId>) {
+        let (Ok(place), Ok(end)) = (u32::try_from(self.ends.len()), u32::try_from(self.text.len() + 1 + name.len())) else { return };
+        let hash = hash(name.as_bytes());
+        if self.places.contains_key(&hash) {
+            return;
+        }
+        self.places.insert(hash, place);
+        self.text.extend([b"\"", name.as_bytes(), b"\","].concat());
+        self.ends.push(end);
+        self.nodes.push(node);
+    }
+}
+
+fn hash(name: &[u8]) -> u64 {
+    let mut hasher = FxHasher::default();
+    hasher.write(name);
+    hasher.finish()
+}
+
+/// How many bytes two texts have in common from their beginnings.
+fn n_alike(one: &[u8], other: &[u8]) -> usize {
+    let stretches = one.as_chunks::<STRETCH>().0.iter().zip(other.as_chunks::<STRETCH>().0);
+    let n_alike = stretches.take_while(|(one, other)| one == other).count() * STRETCH;
+    let rest = one.iter().skip(n_alike).zip(other.iter().skip(n_alike));
+    n_alike + rest.take_while(|(one, other)| one == other).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn fleet(names: &[String]) -> Fleet {
+        let mut fleet = Fleet::new();
+        for name in names {
+            fleet.set_inventory(name, placement::Inventory::default());
+        }
+        fleet
+    }
+
+    fn names() -> impl Strategy<Value = Vec<String>> {
+        prop::collection::btree_set("n[0-9]{0,2}(-[a-z]{0,70})?", 1..30).prop_map(|names| names.into_iter().collect()).prop_shuffle()
+    }
+
+    proptest! {
+        /// A run is as long as it can be, and all in it are names of the text.
+        #[test]
+        fn runs_are_what_comparing_names_says(known in names(), asked in names(), place in any::<prop::sample::Index>(), from in any::<prop::sample::Index>()) {
+            let mut roll = Roll::default();
+            roll.update(&fleet(&known), known.iter().map(String::as_str));
+            let place = place.index(known.len());
+            // What is asked about begins as the roll goes on, often for a while.
+            let mut text: Vec<String> = known[place..].iter().take(from.index(known.len())).cloned().collect();
+            text.extend(asked);
+            let expected = text.iter().zip(&known[place..]).take_while(|(one, other)| one == other).count();
+            let joined = text.iter().map(|name| format!("\"{name}\"")).collect::<Vec<_>>().join(",");
+            let run = roll.run(u32::try_from(place).unwrap(), joined.as_bytes());
+            let mut begin = 0;
+            let ends: Vec<u32> = text[..expected].iter().map(|name| { let end = begin + 1 + u32::try_from(name.len()).unwrap(); begin = end + 2; end }).collect();
+            prop_assert_eq!(run.map_or(Vec::new(), |run| run.ends.iter().map(|end| end - run.begin).collect()), ends);
+        }
+    }
+
+    #[test]
+    fn places_follow_the_fleet() {
+        let known: Vec<String> = ["a", "b"].map(str::to_owned).into();
+        let (mut fleet, mut roll) = (fleet(&known), Roll::default());
+        roll.update(&fleet, ["b", "a", "x"].into_iter());
+        let [b, a, x] = ["b", "a", "x"].map(|name| roll.place(name.as_bytes()).unwrap());
+        assert_eq!([roll.node(b), roll.node(a), roll.node(x)], [fleet.node_id("b"), fleet.node_id("a"), None]);
+        assert!(roll.is_current(&fleet) && roll.place(b"c").is_none());
+        assert_eq!([roll.after(b), roll.after(x)], [a, b]);
+        fleet.remove_inventory("a");
+        fleet.set_inventory("x", placement::Inventory::default());
+        assert!(!roll.is_current(&fleet), "another node may be where one was");
+        roll.update(&fleet, std::iter::empty());
+        assert_eq!([roll.node(b), roll.node(a), roll.node(x)], [fleet.node_id("b"), None, fleet.node_id("x")]);
+        assert!(roll.is_current(&fleet) && roll.node(x).is_some());
+    }
+
+    #[test]
+    fn names_that_nobody_has_do_not_pile_up() {
+        let (fleet, mut roll) = (Fleet::new(), Roll::default());
+        for nth in 0..SPARE + 10 {
+            roll.update(&fleet, [nth.to_string().as_str()].into_iter());
+        }
+        assert!(roll.ends.len() <= SPARE && roll.place(b"0").is_none(), "{}", roll.ends.len());
+    }
+}
