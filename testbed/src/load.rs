@@ -2,13 +2,12 @@
 //!
 //! The cluster is made of objects alone, and no kubelet runs, except where kubelet's admission is measured.
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand};
 use futures::StreamExt;
-use http::StatusCode;
-use proto::resource::GPU_MEM;
 use serde::Serialize;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -18,12 +17,19 @@ use crate::cluster::{SCHEDULER_USER, free_address, user_kubeconfig};
 use crate::console::{Console, table};
 use crate::daemons::{Binaries, Daemon, Invocation};
 use crate::http_client::{HttpClient, is_ok};
-use crate::pods::PodSpec;
 
 mod admission;
+mod churn;
+mod filter;
 mod fleet;
+mod floor;
+mod histogram;
+mod line;
+mod questions;
 
 pub use admission::{AdmissionArgs, admission};
+pub use filter::FilterArgs;
+use histogram::Histogram;
 
 /// `testbed load`.
 #[derive(Clone, Debug, Args)]
@@ -43,23 +49,6 @@ enum Load {
     Bind(BindArgs),
     /// Let one node's kubelet admit and start pods as fast as it goes.
     Admission(AdmissionArgs),
-}
-
-/// `testbed load filter`.
-#[derive(Clone, Debug, Args)]
-pub struct FilterArgs {
-    /// Nodes of eight GPUs.
-    #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..=20_000))]
-    nodes: u32,
-    /// Pods that are bound already, each with half of a GPU.
-    #[arg(long, default_value_t = 40_000, value_parser = clap::value_parser!(u32).range(0..=200_000))]
-    pods: u32,
-    /// Bytes of each Pod object.
-    #[arg(long, default_value_t = 4096)]
-    pod_bytes: usize,
-    /// How many questions.
-    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    requests: u32,
 }
 
 /// `testbed load bind`.
@@ -95,7 +84,7 @@ pub struct Measured {
 pub async fn run(args: LoadArgs) -> Result<bool> {
     let console = Console::new(args.json);
     let measured = match args.load {
-        Load::Filter(args) => filter(&console, &args).await,
+        Load::Filter(args) => return filter::run(&console, &args).await.map(|()| true),
         Load::Bind(args) => bind(&console, &args).await,
         Load::Admission(args) => return admission::run(&console, &args).await,
     };
@@ -116,6 +105,7 @@ struct Rig {
     scheduler: Daemon,
     api: ApiServer,
     url: String,
+    address: SocketAddr,
     ready: Duration,
     dir: TempDir,
 }
@@ -146,7 +136,7 @@ impl Rig {
             ready = tokio::time::timeout(Duration::from_secs(120), ready) => ready.context("the scheduler is not ready in time")?,
             crash = scheduler.crash() => return Err(crash.into()),
         }
-        Ok(Self { scheduler, api, url, ready: began.elapsed(), dir })
+        Ok(Self { scheduler, api, url, address, ready: began.elapsed(), dir })
     }
 
     /// Resident memory of the scheduler in MiB.
@@ -157,41 +147,17 @@ impl Rig {
         Ok(kib.context("/proc does not tell the resident memory")? / 1024.0)
     }
 
+    /// Times of requests of one verb, as the scheduler has counted them.
+    async fn histogram(&self, verb: &str) -> Result<Histogram> {
+        let (_, metrics) = HttpClient::new().get(&format!("{}/metrics", self.url)).await?;
+        Ok(Histogram::of(&String::from_utf8_lossy(&metrics), verb))
+    }
+
     async fn stop(self) {
         self.scheduler.stop(Duration::from_secs(10)).await;
         self.api.shutdown().await;
         drop(self.dir);
     }
-}
-
-/// Measures `filter`.
-pub async fn filter(console: &Console, args: &FilterArgs) -> Result<Measured> {
-    console.step(&format!("making {} nodes and {} pods", args.nodes, args.pods));
-    let (api, dir) = Rig::start().await?;
-    fleet::fill(api.cluster(), args.nodes, args.pods, args.pod_bytes)?;
-    console.step("starting the scheduler");
-    let rig = Rig::with_scheduler(api, dir).await?;
-    let rss_before = rig.rss()?;
-    let names: Vec<String> = (0..args.nodes).map(fleet::node_name).collect();
-    let pod = PodSpec::new("asked", &[(GPU_MEM, "8")]).pod()?;
-    let question = bytes::Bytes::from(json!({"Pod": pod, "Nodes": null, "NodeNames": names}).to_string());
-    console.step(&format!("{} questions of {} bytes", args.requests, question.len()));
-    let client = HttpClient::new();
-    let url = format!("{}/gpushare-scheduler/filter", rig.url);
-    let mut latencies = Vec::new();
-    let began = Instant::now();
-    for _ in 0..args.requests {
-        let asked = Instant::now();
-        let (status, answer) = client.post(&url, question.clone()).await?;
-        latencies.push(asked.elapsed());
-        ensure!(status == StatusCode::OK, "filter answers {status}");
-        ensure!(answer.len() > 2, "filter answers nothing");
-    }
-    let elapsed = began.elapsed();
-    let what = format!("filter, {} nodes, {} pods", args.nodes, args.pods);
-    let measured = measured(what, &rig, rss_before, latencies, elapsed)?;
-    rig.stop().await;
-    Ok(measured)
 }
 
 /// Measures `bind`.
@@ -243,16 +209,24 @@ async fn until_it_binds(client: &HttpClient, url: &str) -> Result<()> {
     tokio::time::timeout(Duration::from_secs(60), asking).await.context("the scheduler does not begin to bind in time")?
 }
 
-fn measured(what: String, rig: &Rig, rss_before: f64, mut latencies: Vec<Duration>, elapsed: Duration) -> Result<Measured> {
-    latencies.sort();
+fn measured(what: String, rig: &Rig, rss_before: f64, latencies: Vec<Duration>, elapsed: Duration) -> Result<Measured> {
+    let per_second = float(latencies.len()) / elapsed.as_secs_f64();
+    let ready_seconds = rig.ready.as_secs_f64();
+    Ok(Measured { what, ready_seconds, rss_mib: [rss_before, rig.rss()?], millis: quantiles(latencies), per_second })
+}
+
+fn float(n: usize) -> f64 {
+    f64::from(u32::try_from(n).unwrap_or(u32::MAX))
+}
+
+/// In milliseconds: median, 90th and 99th percentile, longest.
+fn quantiles(mut latencies: Vec<Duration>) -> [f64; 4] {
+    latencies.sort_unstable();
     let n_requests = latencies.len();
-    let at = |percent: usize| {
+    [50, 90, 99, 100].map(|percent| {
         let idx = (n_requests * percent / 100).min(n_requests.saturating_sub(1));
         latencies.get(idx).map_or(0.0, |latency| latency.as_secs_f64() * 1000.0)
-    };
-    let per_second = f64::from(u32::try_from(n_requests).unwrap_or(u32::MAX)) / elapsed.as_secs_f64();
-    let ready_seconds = rig.ready.as_secs_f64();
-    Ok(Measured { what, ready_seconds, rss_mib: [rss_before, rig.rss()?], millis: [at(50), at(90), at(99), at(100)], per_second })
+    })
 }
 
 #[cfg(test)]
@@ -261,10 +235,8 @@ mod tests {
 
     /// The measuring itself, small: every answer is checked by the load.
     #[tokio::test(flavor = "multi_thread")]
-    async fn both_loads_run() {
+    async fn binds_are_measured() {
         let console = Console::new(true);
-        let filtered = filter(&console, &FilterArgs { nodes: 20, pods: 80, pod_bytes: 1024, requests: 10 }).await.unwrap();
-        assert!(filtered.millis[0] > 0.0 && filtered.rss_mib[0] > 1.0, "{filtered:?}");
         let bound = bind(&console, &BindArgs { nodes: 4, pods: 64, concurrency: 8 }).await.unwrap();
         assert!(bound.per_second > 0.0, "{bound:?}");
     }

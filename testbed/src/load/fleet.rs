@@ -10,7 +10,10 @@ use crate::apiserver::Cluster;
 const GPUS: u32 = 8;
 const GIB_OF_GPU: u32 = 16;
 const DEVICES: &str = "devices.scheduling.koordinator.sh";
-const NAMESPACE: &str = "default";
+pub(super) const NAMESPACE: &str = "default";
+
+/// Most pods that can be bound to one node before it is measured: each has half of one of its GPUs.
+pub(super) const MOST_PODS: u32 = GPUS;
 
 /// The name of a node.
 pub(super) fn node_name(idx: u32) -> String {
@@ -35,13 +38,14 @@ pub(super) fn fill(cluster: &Cluster, n_nodes: u32, n_pods: u32, pod_bytes: usiz
 
 /// Creates pods that wait, and answers the bind request for each.
 pub(super) fn pending(cluster: &Cluster, n_nodes: u32, n_pods: u32) -> Result<Vec<Value>> {
-    let request = |idx: u32| -> Result<Value> {
-        let name = format!("pod-{idx:05}");
-        let pod = cluster.create("pods", pod(&name, "1"))?;
-        let uid = pod.pointer("/metadata/uid").cloned().context("a pod has no UID")?;
-        Ok(json!({"PodName": name, "PodNamespace": NAMESPACE, "PodUID": uid, "Node": node_name(idx % n_nodes)}))
-    };
-    (0..n_pods).map(request).collect()
+    (0..n_pods).map(|idx| pending_pod(cluster, &format!("pod-{idx:05}"), idx % n_nodes)).collect()
+}
+
+/// Creates a pod that waits, and answers the request to bind it to a node.
+pub(super) fn pending_pod(cluster: &Cluster, name: &str, node_idx: u32) -> Result<Value> {
+    let pod = cluster.create("pods", pod(name, "1"))?;
+    let uid = pod.pointer("/metadata/uid").cloned().context("a pod has no UID")?;
+    Ok(json!({"PodName": name, "PodNamespace": NAMESPACE, "PodUID": uid, "Node": node_name(node_idx)}))
 }
 
 fn node(name: &str) -> Value {

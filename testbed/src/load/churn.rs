@@ -1,0 +1,101 @@
+//! Binds at a steady rate while something else is measured: pods come, are bound by the scheduler, and go again.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use serde_json::Value;
+use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::fleet;
+use crate::apiserver::Cluster;
+use crate::http_client::HttpClient;
+
+/// Binds under way at most.
+const CONCURRENCY: usize = 64;
+
+/// How often binds are begun; as many as the rate asks for by then.
+const BEAT: Duration = Duration::from_millis(5);
+
+/// Binds in the background; end when dropped.
+#[derive(Debug)]
+pub(super) struct Churn {
+    counts: Arc<Counts>,
+    began: Instant,
+    running: JoinHandle<()>,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    bound: AtomicU64,
+    failed: AtomicU64,
+}
+
+impl Churn {
+    /// Binds so many pods a second, to one node after the other; at most four of these pods stay on each.
+    pub(super) fn start(cluster: Cluster, scheduler: &str, n_nodes: u32, per_second: u32) -> Self {
+        let counts = Arc::new(Counts::default());
+        let url = format!("{scheduler}/gpushare-scheduler/bind");
+        let running = run(cluster, url, n_nodes, per_second, Arc::clone(&counts));
+        let running = tokio::spawn(async move {
+            if let Err(error) = running.await {
+                tracing::error!(%error, "binds in the background have ended");
+            }
+        });
+        Self { counts, began: Instant::now(), running }
+    }
+
+    /// Binds per second so far, and how many have failed.
+    pub(super) fn rate(&self) -> (f64, u64) {
+        let bound = u32::try_from(self.counts.bound.load(Ordering::Relaxed)).unwrap_or(u32::MAX);
+        (f64::from(bound) / self.began.elapsed().as_secs_f64(), self.counts.failed.load(Ordering::Relaxed))
+    }
+}
+
+impl Drop for Churn {
+    fn drop(&mut self) {
+        self.running.abort();
+    }
+}
+
+async fn run(cluster: Cluster, url: String, n_nodes: u32, per_second: u32, counts: Arc<Counts>) -> Result<()> {
+    let (client, permits) = (HttpClient::new(), Arc::new(Semaphore::new(CONCURRENCY)));
+    let mut there: VecDeque<String> = VecDeque::new();
+    let mut beats = interval(BEAT);
+    beats.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    let began = Instant::now();
+    let mut n_begun = 0;
+    loop {
+        beats.tick().await;
+        let due = began.elapsed().as_secs_f64() * f64::from(per_second);
+        while f64::from(n_begun) < due {
+            let permit = Arc::clone(&permits).acquire_owned().await?;
+            let name = format!("churn-{n_begun:07}");
+            let bind = fleet::pending_pod(&cluster, &name, n_begun % n_nodes)?;
+            n_begun += 1;
+            there.push_back(name);
+            if there.len() > 4 * n_nodes as usize
+                && let Some(oldest) = there.pop_front()
+            {
+                cluster.delete("pods", fleet::NAMESPACE, &oldest, Some(0))?;
+            }
+            let (client, url, counts) = (client.clone(), url.clone(), Arc::clone(&counts));
+            tokio::spawn(async move {
+                let is_bound = is_bound(&client, &url, &bind).await;
+                let count = if is_bound { &counts.bound } else { &counts.failed };
+                count.fetch_add(1, Ordering::Relaxed);
+                drop(permit);
+            });
+        }
+    }
+}
+
+async fn is_bound(client: &HttpClient, url: &str, bind: &Value) -> bool {
+    let answer = client.post(url, bind.to_string()).await;
+    let answer: Option<Value> = answer.ok().and_then(|(_, answer)| serde_json::from_slice(&answer).ok());
+    answer.is_some_and(|answer| answer.get("Error") == Some(&Value::from("")))
+}

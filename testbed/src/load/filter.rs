@@ -1,0 +1,227 @@
+//! `testbed load filter`: how long the scheduler takes to say where a pod fits, by size of cluster and of request, beside a
+//! server that does nothing.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use serde::Serialize;
+
+use super::churn::Churn;
+use super::floor::Floor;
+use super::line::{Line, wire};
+use super::questions::{MOST_SHAPES, Questions};
+use super::{Rig, fleet, float, quantiles};
+use crate::console::{Console, table};
+use crate::http_client::HttpClient;
+
+/// Questions before the first that counts.
+const WARM_UP: u32 = 50;
+
+/// `testbed load filter`.
+#[derive(Clone, Debug, Args)]
+pub struct FilterArgs {
+    /// Nodes of eight GPUs; of several sizes one cluster after the other is measured.
+    #[arg(long, value_delimiter = ',', default_value = "5000", value_parser = clap::value_parser!(u32).range(1..=20_000))]
+    nodes: Vec<u32>,
+    /// Pods that are bound already, each with half of a GPU; at most eight for each node.
+    #[arg(long, default_value_t = 40_000, value_parser = clap::value_parser!(u32).range(0..=200_000))]
+    pods: u32,
+    /// Bytes of each Pod object, bound or asked about.
+    #[arg(long, default_value_t = 4096)]
+    pod_bytes: usize,
+    /// Names in one request; no more than there are nodes.
+    #[arg(long, value_delimiter = ',', default_value = "500,5000,15000", value_parser = clap::value_parser!(u32).range(1..=20_000))]
+    names: Vec<u32>,
+    /// How many shapes of request come in turn.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=i64::from(MOST_SHAPES)))]
+    shapes: u8,
+    /// Binds that go on meanwhile.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=20_000))]
+    binds_per_second: u32,
+    /// How many questions of each number of names.
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    requests: u32,
+}
+
+/// What was measured with one size of request.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Filtered {
+    nodes: u32,
+    pods: u32,
+    names: u32,
+    shapes: u8,
+    request_bytes: usize,
+    answer_bytes: usize,
+    /// From the start of the process to `/readyz`.
+    ready_seconds: f64,
+    /// Resident memory of the scheduler when it was ready, and at the end.
+    rss_mib: [f64; 2],
+    /// What the client sees, in milliseconds: median, 90th and 99th percentile, longest.
+    millis: [f64; 4],
+    /// The same of a server that reads the request and answers at once.
+    floor_millis: [f64; 4],
+    /// What the daemon's own histogram says from the whole request to its answer: median and 99th percentile.
+    daemon_millis: [f64; 2],
+    /// Binds that went on meanwhile, and how many of them failed.
+    binds_per_second: f64,
+    failed_binds: u64,
+}
+
+/// Measures and prints.
+pub(super) async fn run(console: &Console, args: &FilterArgs) -> Result<()> {
+    let mut measured = Vec::new();
+    for n_nodes in &args.nodes {
+        measured.extend(cluster(console, args, *n_nodes).await?);
+    }
+    console.finish();
+    let mut results = table([
+        "NODES",
+        "PODS",
+        "NAMES",
+        "KiB",
+        "P50 ms",
+        "P90 ms",
+        "P99 ms",
+        "MAX ms",
+        "FLOOR P50",
+        "RATIO",
+        "DAEMON P50",
+        "DAEMON P99",
+        "BINDS/s",
+        "READY s",
+        "RSS MiB",
+    ]);
+    for one in &measured {
+        results.add_row(one.row());
+    }
+    console.result(&results.to_string());
+    console.json(&measured);
+    Ok(())
+}
+
+impl Filtered {
+    fn row(&self) -> Vec<String> {
+        let millis = |millis: f64| format!("{millis:.3}");
+        let [p50, p90, p99, max] = self.millis;
+        let [floor, ..] = self.floor_millis;
+        let [daemon_p50, daemon_p99] = self.daemon_millis;
+        let binds = format!("{:.0}{}", self.binds_per_second, if self.failed_binds > 0 { " (some fail)" } else { "" });
+        let counts = [self.nodes, self.pods, self.names].map(|n| n.to_string());
+        let rest = [
+            format!("{:.0}", float(self.request_bytes) / 1024.0),
+            millis(p50),
+            millis(p90),
+            millis(p99),
+            millis(max),
+            millis(floor),
+            format!("{:.2}", p50 / floor),
+            millis(daemon_p50),
+            millis(daemon_p99),
+            binds,
+            format!("{:.2}", self.ready_seconds),
+            self.rss_mib.map(|mib| format!("{mib:.0}")).join(" > "),
+        ];
+        counts.into_iter().chain(rest).collect()
+    }
+}
+
+/// Measures one cluster.
+async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<Vec<Filtered>> {
+    let n_pods = args.pods.min(n_nodes * fleet::MOST_PODS);
+    console.step(&format!("making {n_nodes} nodes and {n_pods} pods"));
+    let (api, dir) = Rig::start().await?;
+    fleet::fill(api.cluster(), n_nodes, n_pods, args.pod_bytes)?;
+    console.step("starting the scheduler");
+    let rig = Rig::with_scheduler(api, dir).await?;
+    let rss = rig.rss()?;
+    let floor = Floor::start().await?;
+    let binds = args.binds_per_second;
+    if binds > 0 {
+        super::until_it_binds(&HttpClient::new(), &format!("{}/gpushare-scheduler/bind", rig.url)).await?;
+    }
+    let churn = (binds > 0).then(|| Churn::start(rig.api.cluster().clone(), &rig.url, n_nodes, binds));
+    let mut sizes: Vec<u32> = args.names.iter().map(|n_names| *n_names.min(&n_nodes)).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    let mut measured = Vec::new();
+    for n_names in sizes {
+        console.step(&format!("{} questions of {n_names} names", args.requests));
+        let before = rig.histogram("filter").await?;
+        let names = (0..n_nodes).map(fleet::node_name);
+        let questions = Questions::new(names, args.shapes, args.pod_bytes)?;
+        let (address, floor, n_requests) = (rig.address, floor.address, args.requests);
+        let asked = tokio::task::spawn_blocking(move || ask(questions, n_names, n_requests, address, floor)).await??;
+        let daemon = rig.histogram("filter").await?.since(&before);
+        let (binds_per_second, failed_binds) = churn.as_ref().map_or((0.0, 0), Churn::rate);
+        measured.push(Filtered {
+            nodes: n_nodes,
+            pods: n_pods,
+            names: n_names,
+            shapes: args.shapes,
+            request_bytes: asked.request_bytes,
+            answer_bytes: asked.answer_bytes,
+            ready_seconds: rig.ready.as_secs_f64(),
+            rss_mib: [rss, rig.rss()?],
+            millis: quantiles(asked.latencies),
+            floor_millis: quantiles(asked.floor),
+            daemon_millis: [daemon.millis(50.0), daemon.millis(99.0)],
+            binds_per_second,
+            failed_binds,
+        });
+    }
+    drop(churn);
+    rig.stop().await;
+    Ok(measured)
+}
+
+struct Asked {
+    latencies: Vec<Duration>,
+    floor: Vec<Duration>,
+    request_bytes: usize,
+    answer_bytes: usize,
+}
+
+/// Asks the scheduler and the server that does nothing in turn, so that what else the machine does burdens both alike.
+fn ask(mut questions: Questions, n_names: u32, n_requests: u32, scheduler: SocketAddr, floor: SocketAddr) -> Result<Asked> {
+    let (mut scheduler, mut floor) = (Line::to(scheduler)?, Line::to(floor)?);
+    let mut asked = Asked { latencies: Vec::new(), floor: Vec::new(), request_bytes: 0, answer_bytes: 0 };
+    for nth in 0..WARM_UP + n_requests {
+        let question = questions.next(n_names as usize)?;
+        let body = question.windows(4).position(|end| end == b"\r\n\r\n").and_then(|at| question.get(at + 4..)).context("no body")?;
+        let idle = wire("/", body);
+        let began = Instant::now();
+        floor.ask(&idle)?;
+        let idle_took = began.elapsed();
+        let began = Instant::now();
+        let answer = scheduler.ask(&question)?;
+        let took = began.elapsed();
+        ensure!(answer.starts_with(br#"{"Nodes":null,"NodeNames":["node-"#), "filter answers {}", String::from_utf8_lossy(answer));
+        if nth >= WARM_UP {
+            asked.floor.push(idle_took);
+            asked.latencies.push(took);
+        }
+        (asked.request_bytes, asked.answer_bytes) = (body.len(), answer.len());
+    }
+    Ok(asked)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The measuring itself, small: every answer is checked by the load.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn filters_are_measured_beside_binds_and_a_floor() {
+        let args =
+            FilterArgs { nodes: vec![20], pods: 80, pod_bytes: 1024, names: vec![5, 500], shapes: 8, binds_per_second: 200, requests: 200 };
+        let measured = cluster(&Console::new(true), &args, 20).await.unwrap();
+        assert_eq!(measured.iter().map(|one| one.names).collect::<Vec<_>>(), [5, 20]);
+        for one in measured {
+            assert!(one.millis[0] > 0.0 && one.floor_millis[0] > 0.0 && one.daemon_millis[0] > 0.0, "{one:?}");
+            assert!(one.daemon_millis[0] < one.millis[3] && one.rss_mib[0] > 1.0, "{one:?}");
+            assert!(one.binds_per_second > 0.0 && one.failed_binds == 0, "{one:?}");
+        }
+    }
+}

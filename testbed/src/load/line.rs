@@ -1,0 +1,67 @@
+//! One kept connection over which requests go one after the other, as kube-scheduler's go to an extender.
+//!
+//! Blocking and bare: what is measured is the other side.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A kept connection.
+#[derive(Debug)]
+pub(super) struct Line {
+    stream: BufReader<TcpStream>,
+    head: String,
+    body: Vec<u8>,
+}
+
+/// A POST of JSON as it goes over the wire.
+pub(super) fn wire(path: &str, body: &[u8]) -> Vec<u8> {
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nHost: gpushare\r\nUser-Agent: testbed\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    [head.as_bytes(), body].concat()
+}
+
+impl Line {
+    /// Connects.
+    pub(super) fn to(address: SocketAddr) -> Result<Self> {
+        let stream = TcpStream::connect(address).with_context(|| format!("cannot connect to {address}"))?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        Ok(Self { stream: BufReader::with_capacity(64 << 10, stream), head: String::new(), body: Vec::new() })
+    }
+
+    /// Sends a request and waits for the whole answer, which must be a 200.
+    pub(super) fn ask(&mut self, wire: &[u8]) -> Result<&[u8]> {
+        self.stream.get_mut().write_all(wire)?;
+        self.line()?;
+        ensure!(self.head.split(' ').nth(1) == Some("200"), "the answer is {:?}", self.head.trim());
+        let mut length = None;
+        loop {
+            self.line()?;
+            match self.head.trim().split_once(':') {
+                None => break,
+                Some((name, value)) if name.eq_ignore_ascii_case("content-length") => length = value.trim().parse().ok(),
+                Some(_) => {}
+            }
+        }
+        let length: usize = length.context("the answer does not say how long it is")?;
+        self.body.resize(length, 0);
+        self.stream.read_exact(&mut self.body).context("the answer breaks off")?;
+        Ok(&self.body)
+    }
+
+    fn line(&mut self) -> Result<()> {
+        self.head.clear();
+        if self.stream.read_line(&mut self.head)? == 0 {
+            bail!("the connection is closed");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,92 @@
+//! What kube-scheduler asks an extender: pods of several shapes, and names in the order in which it samples nodes.
+
+use anyhow::{Context, Result};
+use proto::resource::{GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
+use serde_json::{Value, json};
+
+use super::line::wire;
+use crate::pods::{Limits, PodSpec};
+
+/// What pods ask for; all of it fits a node whose GPUs are half full.
+const SHAPES: [&Limits<'_>; 8] = [
+    &[(GPU_MEM, "8")],
+    &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "25")],
+    &[(GPU_MEM, "1")],
+    &[(GPU_SHARED, "2"), (GPU_MEMORY_RATIO, "100")],
+    &[(GPU_SHARED, "1"), (GPU_CORE, "20"), (GPU_MEMORY, "2Gi")],
+    &[(GPU_SHARED, "4"), (GPU_MEMORY_RATIO, "80"), (GPU_CORE, "40")],
+    &[(GPU_MEM, "4")],
+    &[(GPU_SHARED, "8"), (GPU_MEMORY_RATIO, "400")],
+];
+
+/// Most shapes that questions can have.
+pub(super) const MOST_SHAPES: u8 = 8;
+
+/// Questions about one cluster.
+#[derive(Debug)]
+pub(super) struct Questions {
+    /// Pods as JSON, in two parts that their UID goes between.
+    pods: Vec<(String, String)>,
+    /// In quotes.
+    names: Vec<String>,
+    /// Where kube-scheduler begins to look next.
+    start: usize,
+    n_asked: usize,
+}
+
+impl Questions {
+    /// Questions about these nodes, by pods of so many shapes and bytes.
+    pub(super) fn new(names: impl Iterator<Item = String>, n_shapes: u8, pod_bytes: usize) -> Result<Self> {
+        let pods = SHAPES.iter().take(usize::from(n_shapes)).map(|limits| pod(limits, pod_bytes));
+        Ok(Self { pods: pods.collect::<Result<_>>()?, names: names.map(|name| format!("{name:?}")).collect(), start: 0, n_asked: 0 })
+    }
+
+    /// The next question, by a pod that has not asked before, about so many nodes from where the last question ended.
+    pub(super) fn next(&mut self, n_names: usize) -> Result<Vec<u8>> {
+        let (before, after) = self.pods.get(self.n_asked % self.pods.len().max(1)).context("there is no shape")?;
+        let names = self.names.iter().cycle().skip(self.start).take(n_names);
+        let names = names.map(String::as_str).collect::<Vec<_>>().join(",");
+        let body = format!(r#"{{"Pod":{before}asked-{:08}{after},"Nodes":null,"NodeNames":[{names}]}}"#, self.n_asked);
+        self.n_asked += 1;
+        self.start = (self.start + n_names) % self.names.len().max(1);
+        Ok(wire("/gpushare-scheduler/filter", body.as_bytes()))
+    }
+}
+
+/// A pod as JSON, without its UID.
+fn pod(limits: &Limits<'_>, bytes: usize) -> Result<(String, String)> {
+    const UID: &str = "UID-OF-THE-POD";
+    let mut pod: Value = serde_json::to_value(PodSpec::new("asked", limits).pod()?)?;
+    let size = pod.to_string().len();
+    let metadata = pod.get_mut("metadata").and_then(Value::as_object_mut).context("a pod has no metadata")?;
+    metadata.insert("namespace".to_owned(), Value::from("default"));
+    metadata.insert("uid".to_owned(), Value::from(UID));
+    metadata.insert("annotations".to_owned(), json!({"example.com/padding": "x".repeat(bytes.saturating_sub(size + 100))}));
+    let text = pod.to_string();
+    let (before, after) = text.split_once(UID).context("a pod has no UID")?;
+    Ok((before.to_owned(), after.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::Questions;
+
+    #[test]
+    fn names_go_round_and_pods_differ() {
+        let mut questions = Questions::new(["a", "b", "c"].into_iter().map(str::to_owned), 2, 2048).unwrap();
+        let mut ask = || {
+            let wire = String::from_utf8(questions.next(2).unwrap()).unwrap();
+            let (head, body) = wire.split_once("\r\n\r\n").unwrap();
+            assert!(head.ends_with(&format!("Content-Length: {}", body.len())), "{head}");
+            assert!(body.len() > 1900 && body.len() < 2300, "{}", body.len());
+            let body: Value = serde_json::from_str(body).unwrap();
+            (body["Pod"]["metadata"]["uid"].to_string(), body["NodeNames"].to_string(), body["Pod"]["spec"].to_string())
+        };
+        let (first, second, third) = (ask(), ask(), ask());
+        assert_eq!([&first.1, &second.1, &third.1], [r#"["a","b"]"#, r#"["c","a"]"#, r#"["b","c"]"#]);
+        assert!(first.0 != second.0 && second.0 != third.0);
+        assert!(first.2 != second.2 && first.2 == third.2, "two shapes in turn");
+    }
+}
