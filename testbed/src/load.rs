@@ -117,12 +117,12 @@ impl Rig {
     }
 
     /// Starts the scheduler on a filled API server and waits until it is ready.
-    async fn with_scheduler(api: ApiServer, dir: TempDir) -> Result<Self> {
+    async fn with_scheduler(api: ApiServer, dir: TempDir, flags: &[&str]) -> Result<Self> {
         let binaries = Binaries::locate().await?;
         let address = free_address()?;
         let kubeconfig = user_kubeconfig(&api, dir.path(), SCHEDULER_USER, &[])?;
         let args = ["--listen", &address.to_string(), "--kubeconfig", &kubeconfig.display().to_string(), "--log-level", "warn"];
-        let args = args.map(str::to_owned).to_vec();
+        let args = args.iter().chain(flags).map(|arg| (*arg).to_owned()).collect();
         let began = Instant::now();
         let log = dir.path().join("scheduler.log");
         let scheduler = Daemon::start(Invocation { name: "gpushare-scheduler".to_owned(), program: binaries.scheduler, args, log })?;
@@ -166,7 +166,7 @@ pub async fn bind(console: &Console, args: &BindArgs) -> Result<Measured> {
     let (api, dir) = Rig::start().await?;
     fleet::fill(api.cluster(), args.nodes, 0, 0)?;
     console.step("starting the scheduler");
-    let rig = Rig::with_scheduler(api, dir).await?;
+    let rig = Rig::with_scheduler(api, dir, &[]).await?;
     let client = HttpClient::new();
     let url = format!("{}/gpushare-scheduler/bind", rig.url);
     until_it_binds(&client, &url).await?;

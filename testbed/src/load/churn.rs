@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use serde_json::Value;
 use tokio::sync::Semaphore;
+use tokio::sync::mpsc::unbounded_channel;
 use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -65,6 +66,7 @@ impl Drop for Churn {
 async fn run(cluster: Cluster, url: String, n_nodes: u32, per_second: u32, counts: Arc<Counts>) -> Result<()> {
     let (client, permits) = (HttpClient::new(), Arc::new(Semaphore::new(CONCURRENCY)));
     let mut there: VecDeque<String> = VecDeque::new();
+    let (tell, mut told) = unbounded_channel();
     let mut beats = interval(BEAT);
     beats.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let began = Instant::now();
@@ -77,17 +79,23 @@ async fn run(cluster: Cluster, url: String, n_nodes: u32, per_second: u32, count
             let name = format!("churn-{n_begun:07}");
             let bind = fleet::pending_pod(&cluster, &name, n_begun % n_nodes)?;
             n_begun += 1;
-            there.push_back(name);
-            if there.len() > 4 * n_nodes as usize
+            while let Ok(bound) = told.try_recv() {
+                there.push_back(bound);
+            }
+            while there.len() > 4 * n_nodes as usize
                 && let Some(oldest) = there.pop_front()
             {
                 cluster.delete("pods", fleet::NAMESPACE, &oldest, Some(0))?;
             }
-            let (client, url, counts) = (client.clone(), url.clone(), Arc::clone(&counts));
+            let (client, url, counts, tell) = (client.clone(), url.clone(), Arc::clone(&counts), tell.clone());
             tokio::spawn(async move {
-                let is_bound = is_bound(&client, &url, &bind).await;
-                let count = if is_bound { &counts.bound } else { &counts.failed };
-                count.fetch_add(1, Ordering::Relaxed);
+                if is_bound(&client, &url, &bind).await {
+                    counts.bound.fetch_add(1, Ordering::Relaxed);
+                    // Nobody listens any more once the measurement is over.
+                    tell.send(name).ok();
+                } else {
+                    counts.failed.fetch_add(1, Ordering::Relaxed);
+                }
                 drop(permit);
             });
         }

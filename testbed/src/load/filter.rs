@@ -19,6 +19,9 @@ use crate::http_client::HttpClient;
 /// Questions before the first that counts.
 const WARM_UP: u32 = 50;
 
+/// How long room is kept for a pod: about as long as kube-scheduler takes to bind one. These pods are never bound.
+const HINT: &str = "20ms";
+
 /// `testbed load filter`.
 #[derive(Clone, Debug, Args)]
 pub struct FilterArgs {
@@ -134,7 +137,7 @@ async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<V
     let (api, dir) = Rig::start().await?;
     fleet::fill(api.cluster(), n_nodes, n_pods, args.pod_bytes)?;
     console.step("starting the scheduler");
-    let rig = Rig::with_scheduler(api, dir).await?;
+    let rig = Rig::with_scheduler(api, dir, &["--hint-ttl", HINT]).await?;
     let rss = rig.rss()?;
     let floor = Floor::start().await?;
     let binds = args.binds_per_second;
@@ -215,7 +218,7 @@ mod tests {
     #[tokio::test(flavor = "multi_thread")]
     async fn filters_are_measured_beside_binds_and_a_floor() {
         let args =
-            FilterArgs { nodes: vec![20], pods: 80, pod_bytes: 1024, names: vec![5, 500], shapes: 8, binds_per_second: 200, requests: 200 };
+            FilterArgs { nodes: vec![20], pods: 80, pod_bytes: 1024, names: vec![5, 500], shapes: 8, binds_per_second: 50, requests: 50 };
         let measured = cluster(&Console::new(true), &args, 20).await.unwrap();
         assert_eq!(measured.iter().map(|one| one.names).collect::<Vec<_>>(), [5, 20]);
         for one in measured {

@@ -52,7 +52,12 @@ impl Histogram {
 mod tests {
     use super::Histogram;
 
-    const BEFORE: &str = "# TYPE x histogram\ngpushare_scheduler_request_seconds_bucket{le=\"0.0001\",verb=\"filter\"} 10\n";
+    const BEFORE: &str = r#"
+# TYPE gpushare_scheduler_request_seconds histogram
+gpushare_scheduler_request_seconds_bucket{le="0.0001",verb="filter"} 10
+gpushare_scheduler_request_seconds_bucket{le="0.0003",verb="filter"} 10
+gpushare_scheduler_request_seconds_bucket{le="+Inf",verb="filter"} 10
+"#;
     const AFTER: &str = r#"
 gpushare_scheduler_request_seconds_sum{verb="filter"} 0.5
 gpushare_scheduler_request_seconds_bucket{le="0.0001",verb="filter"} 60

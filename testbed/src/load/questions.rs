@@ -16,7 +16,7 @@ const SHAPES: [&Limits<'_>; 8] = [
     &[(GPU_SHARED, "1"), (GPU_CORE, "20"), (GPU_MEMORY, "2Gi")],
     &[(GPU_SHARED, "4"), (GPU_MEMORY_RATIO, "80"), (GPU_CORE, "40")],
     &[(GPU_MEM, "4")],
-    &[(GPU_SHARED, "8"), (GPU_MEMORY_RATIO, "400")],
+    &[(GPU_SHARED, "8"), (GPU_MEMORY_RATIO, "200")],
 ];
 
 /// Most shapes that questions can have.
