@@ -1,8 +1,10 @@
-//! What a choice of GPUs costs: how much less of its node the pods to come would fill, beyond what the choice itself takes.
+//! What a choice of GPUs costs: how much less of its node the pods to come would fill, beyond what the choice itself takes,
+//! and how much of what stays idle it makes useless to them; the mean of both.
 //!
-//! Of two choices the one that costs less is better; of equals, the one that leaves less on its node.
+//! The first sees what CPU, memory and devices come to together. The second sees to it that large pods find whole nodes,
+//! which small ones could fill as well if there were enough of them. Of two choices the one that costs less is better; of equals, the one that leaves less on its node.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustc_hash::FxHashMap;
 
@@ -99,6 +101,7 @@ pub(crate) struct Costs<'a> {
     /// CPU and memory that will be left.
     host: HostAmounts,
     worth: u32,
+    fragment: u32,
     cpu_left: u64,
 }
 
@@ -110,25 +113,39 @@ impl Costs<'_> {
             lanes.take(at, part);
             size += i64::from(part.size());
         }
-        let worth = self.forecast.map_or(0, |forecast| forecast.worth(&lanes, self.host));
+        let (worth, fragment) = self.forecast.map_or((0, 0), |forecast| measure(forecast, &lanes, self.host));
         let loss = i64::from(self.worth) - i64::from(worth) - size * i64::from(N_SEQUENCES);
-        Cost::new(loss, self.cpu_left / CPU_PER_GPU + u64::from(lanes.free()))
+        let broken = i64::from(fragment) - i64::from(self.fragment);
+        Cost::new((loss + broken).div_euclid(2), self.cpu_left / CPU_PER_GPU + u64::from(lanes.free()))
     }
 }
 
-/// What a node is worth with every hint counted, if it has been worked out since the node changed.
+/// What the pods to come would fill of a node, and what of it is useless to them.
+fn measure(forecast: &Forecast, lanes: &Lanes, host: HostAmounts) -> (u32, u32) {
+    (forecast.worth(lanes, host), forecast.fragment(lanes, host))
+}
+
+/// What has been measured of a node with every hint counted, since it changed last.
 #[derive(Debug, Default)]
-pub(crate) struct Worth(AtomicU64);
+pub(crate) struct Worth {
+    /// By which forecasts; 0 as long as nothing has been measured.
+    forecasts: AtomicU32,
+    /// Worth and fragment, half a word each.
+    measured: AtomicU64,
+}
 
 impl Worth {
-    fn get(&self, forecasts: u32, work_out: impl FnOnce() -> u32) -> u32 {
-        let known = self.0.load(Ordering::Relaxed);
-        if known >> 32 == u64::from(forecasts) {
-            return u32::try_from(known & u64::from(u32::MAX)).unwrap_or(0);
+    fn get(&self, forecasts: u32, measure: impl FnOnce() -> (u32, u32)) -> (u32, u32) {
+        // Requests that measure at one time measure the same: nothing else changes while they read.
+        if self.forecasts.load(Ordering::Acquire) == forecasts {
+            let measured = self.measured.load(Ordering::Relaxed);
+            let half = |word: u64| u32::try_from(word & u64::from(u32::MAX)).unwrap_or(0);
+            return (half(measured >> 32), half(measured));
         }
-        let worth = work_out();
-        self.0.store(u64::from(forecasts) << 32 | u64::from(worth), Ordering::Relaxed);
-        worth
+        let (worth, fragment) = measure();
+        self.measured.store(u64::from(worth) << 32 | u64::from(fragment), Ordering::Relaxed);
+        self.forecasts.store(forecasts, Ordering::Release);
+        (worth, fragment)
     }
 }
 
@@ -147,10 +164,10 @@ impl Node {
         let lanes = Lanes::of(self.rows_under(hints).map(|row| part_of(row.free, row.total)));
         let free = self.host.free();
         let host = free.less(outlook.host);
-        let worth = || forecast.map_or(0, |forecast| forecast.worth(&lanes, free));
-        let worth = if self.heeds_all(hints) { self.worth.get(outlook.forecasts.number, worth) } else { worth() };
+        let measured = || forecast.map_or((0, 0), |forecast| measure(forecast, &lanes, free));
+        let (worth, fragment) = if self.heeds_all(hints) { self.worth.get(outlook.forecasts.number, measured) } else { measured() };
         let cpu_left = if self.host.total.is_some() { host.cpu_milli } else { 0 };
-        Costs { forecast, lanes, host, worth, cpu_left }
+        Costs { forecast, lanes, host, worth, fragment, cpu_left }
     }
 
     /// Whether what a choice of one GPU costs decides which one is taken; else what it costs tells nodes apart only.

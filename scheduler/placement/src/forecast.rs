@@ -6,6 +6,10 @@
 //! has broken yet and would hardly ever find a node before small ones do. All is counted in thousandths of a GPU, of memory
 //! and of computing power, so that one step is a few instructions over all GPUs of a node.
 //!
+//! Besides, it tells how much of what is idle a typical pod could not use where it is: on a node without the CPU, the memory
+//! or enough devices for it everything idle, else what is idle on devices that are too full for it. That is the measure of
+//! fragmentation by which "Beware of Fragmentation" (USENIX ATC '23) places pods.
+//!
 //! An estimate, not a rule: labels, topology, other devices and places for sharers are not looked at, GPUs beyond
 //! [`MAX_GPUS`] count as full, and on a node of different models all count as the largest.
 
@@ -43,6 +47,8 @@ pub(crate) struct Model {
 /// Sequences of typical pods for one model of GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Forecast {
+    /// Each kind of pod that asks for GPUs, once, and how many places of the sample it has.
+    kinds: Vec<(Step, u32)>,
     sequences: Vec<Vec<Step>>,
 }
 
@@ -93,8 +99,25 @@ impl Forecast {
     /// The sequences of a sample, for one model.
     pub(crate) fn of(sample: &Sample, model: Model) -> Self {
         let parts = sample.chunks(LENGTH).map(|specs| specs.iter().filter_map(|spec| Step::of(spec, model)));
+        let mut kinds: Vec<(Step, u32)> = Vec::new();
+        for step in sample.iter().filter_map(|spec| Step::of(spec, model)).filter(|step| step.n_gpus > 0) {
+            match kinds.iter_mut().find(|(kind, _)| *kind == step) {
+                Some((_, n)) => *n += 1,
+                None => kinds.push((step, 1)),
+            }
+        }
         let twice = parts.flat_map(|steps| [as_they_come(steps.clone()), largest_first(steps)]);
-        Self { sequences: twice.collect() }
+        Self { kinds, sequences: twice.collect() }
+    }
+
+    /// Thousandths of GPUs that are idle and that a typical pod could not use, for as many typical pods as there are sequences.
+    pub(crate) fn fragment(&self, lanes: &Lanes, host: HostAmounts) -> u32 {
+        let (mut sum, mut n_pods) = (0, 0);
+        for (kind, n) in &self.kinds {
+            sum += u64::from(*n) * u64::from(lanes.useless(kind, host));
+            n_pods += u64::from(*n);
+        }
+        u32::try_from((sum * u64::from(N_SEQUENCES)).checked_div(n_pods).unwrap_or(0)).unwrap_or(u32::MAX)
     }
 
     /// Thousandths of GPUs that all sequences together take of a node.
@@ -228,6 +251,20 @@ impl Lanes {
         let blocks = self.blocks.iter().take(self.n_blocks);
         let parts = blocks.flat_map(|block| block.memory.iter().zip(&block.core));
         parts.map(|(memory, core)| u32::from((*memory).min(*core).max(0).unsigned_abs())).sum()
+    }
+
+    /// Thousandths that are free and of no use to a pod.
+    fn useless(&self, pod: &Step, host: HostAmounts) -> u32 {
+        let (mut n_fitting, mut too_full) = (0, 0);
+        for block in self.blocks.iter().take(self.n_blocks) {
+            for (memory, core) in block.memory.iter().zip(&block.core) {
+                let fits = *memory >= pod.part.memory && *core >= pod.part.core;
+                n_fitting += u16::from(fits);
+                too_full += if fits { 0 } else { u32::from((*memory).min(*core).max(0).unsigned_abs()) };
+            }
+        }
+        let has_room = n_fitting >= pod.n_gpus && host.cpu_milli >= pod.cpu_milli && host.memory >= pod.host_memory;
+        if has_room { too_full } else { self.free() }
     }
 
     /// Takes a part of so many GPUs, those with least left, if so many fit; how many were taken.

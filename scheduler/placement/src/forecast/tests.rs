@@ -41,6 +41,21 @@ fn naive(specs: &[Spec], largest_first: bool, gpus: &[Part], host: HostAmounts) 
     taken
 }
 
+/// What is useless to pods, one by one.
+fn naive_fragment(specs: &[Spec], gpus: &[Part], host: HostAmounts) -> u32 {
+    let idle = |gpu: &Part| u64::try_from(gpu.memory.min(gpu.core)).unwrap();
+    let (mut sum, mut n_pods) = (0, 0);
+    for spec in specs.iter().filter(|spec| spec.asks_for_gpus()) {
+        let Some((part, n)) = part_of(spec.gpus, MODEL) else { continue };
+        let (fitting, others): (Vec<&Part>, Vec<&Part>) = gpus.iter().partition(|gpu| gpu.memory >= part.memory && gpu.core >= part.core);
+        let has_host = spec.host.cpu_milli <= host.cpu_milli && spec.host.memory <= host.memory;
+        let useless = if has_host && fitting.len() >= usize::from(n) { others } else { gpus.iter().collect() };
+        sum += useless.into_iter().map(idle).sum::<u64>();
+        n_pods += 1;
+    }
+    u32::try_from((sum * 8).checked_div(n_pods).unwrap_or(0)).unwrap()
+}
+
 fn gpu_ask() -> impl Strategy<Value = GpuAsk> {
     let memory = prop_oneof![
         (1_u32..=100).prop_map(MemoryAsk::Ratio),
@@ -75,7 +90,9 @@ proptest! {
     ) {
         let expected: u32 = specs.chunks(36).flat_map(|specs| [false, true].map(|largest_first| naive(specs, largest_first, &gpus, host))).sum();
         let forecast = Forecast::of(&specs, MODEL);
-        prop_assert_eq!(forecast.worth(&Lanes::of(gpus.iter().copied()), host), expected);
+        let lanes = Lanes::of(gpus.iter().copied());
+        prop_assert_eq!(forecast.worth(&lanes, host), expected);
+        prop_assert_eq!(forecast.fragment(&lanes, host), naive_fragment(&specs, &gpus, host));
     }
 }
 
