@@ -155,11 +155,6 @@ impl Index {
         &self.names
     }
 
-    /// Preferences among nodes and devices.
-    pub fn policies(&self) -> Policies {
-        self.policies
-    }
-
     /// The engine's state.
     pub fn fleet(&self) -> &Fleet {
         &self.fleet

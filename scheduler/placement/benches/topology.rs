@@ -141,11 +141,11 @@ fn filter(criterion: &mut Criterion) {
                 black_box(&names).iter().filter(fits).count()
             });
         });
-        group.bench_function(format!("score, {what}"), |b| {
+        group.bench_function(format!("verdict, {what}"), |b| {
             b.iter(|| {
                 let mut asking = Asking::new(&fleet, ask, Hints::Respect);
-                let score = |name: &String| fleet.node_id(name).map(|id| asking.score(id, Policies::default()));
-                black_box(&names).iter().map(score).max()
+                let verdict = |name: &String| fleet.node_id(name).map(|id| asking.verdict(id, Policies::default()));
+                black_box(&names).iter().map(verdict).max()
             });
         });
     }

@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 use crate::brief::Brief;
 use crate::fit::Hints;
 use crate::fleet::{Fleet, NodeId};
-use crate::policy::{DevicePolicy, NodePolicy, Policies};
+use crate::policy::{NodePolicy, Policies};
 use crate::rank::{Order, Score};
 use crate::ranking::Ranking;
 use crate::reason::Reason;
@@ -40,12 +40,20 @@ enum Alike {
 }
 
 /// What is known of all nodes in one state.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Known {
-    fit: Result<(), Reason>,
-    score: Option<(Policies, Score)>,
-    /// The GPUs that are taken.
-    rows: Option<(DevicePolicy, Result<Vec<usize>, Reason>)>,
+    fit: Option<Result<(), Reason>>,
+    /// By these policies.
+    judged: Option<(Policies, Judged)>,
+}
+
+/// What a verdict on alike nodes comes to.
+#[derive(Debug)]
+enum Judged {
+    /// The same for each of them.
+    Verdict(Result<Score, Reason>),
+    /// The GPUs that are taken of each; how good that is depends on what else of the node is free.
+    Rows(Result<Vec<usize>, Reason>),
 }
 
 impl<'a> Asking<'a> {
@@ -101,24 +109,26 @@ impl<'a> Asking<'a> {
     }
 
     fn judge(&mut self, node: NodeId, brief: &Brief, policies: Policies) -> Result<Score, Reason> {
-        let fleet = self.fleet;
-        let looks_ahead = fleet.node(node).is_some_and(|node| node.looks_ahead(self.ask));
-        if brief.state.is_none() || looks_ahead {
-            return fleet.verdict(node, self.ask, policies, self.hints);
-        }
-        if policies.node != NodePolicy::Fill {
-            return self.fit(node).map(|()| self.score(node, policies));
-        }
-        // Alike nodes give the same GPUs, but have other CPUs left.
-        let (ask, hints) = (self.ask, self.hints);
-        let order = Order { policy: policies.device, weights: &fleet.weights, outlook: None };
-        let known = self.known(node, brief).ok_or(Reason::NoDevice)?;
+        let (fleet, ask, hints) = (self.fleet, self.ask, self.hints);
         let at = fleet.node(node).ok_or(Reason::NoDevice)?;
-        let rows = match &mut known.rows {
-            Some((of, rows)) if *of == policies.device => rows,
-            rows => &mut rows.insert((policies.device, at.rows_by_rules(ask, order, hints))).1,
+        let known = if at.looks_ahead(ask) { None } else { self.known(node, brief) };
+        let Some(known) = known else { return fleet.verdict(node, ask, policies, hints) };
+        let judged = match &mut known.judged {
+            Some((of, judged)) if *of == policies => judged,
+            judged => {
+                let order = Order { policy: policies.device, weights: &fleet.weights, outlook: None };
+                let found = match policies.node {
+                    NodePolicy::Fill => Judged::Rows(at.rows_by_rules(ask, order, hints)),
+                    _ => Judged::Verdict(fleet.verdict(node, ask, policies, hints)),
+                };
+                &mut judged.insert((policies, found)).1
+            }
         };
-        rows.as_ref().map(|rows| Score::from(at.cost_of(ask, rows, fleet.outlook(ask), hints))).map_err(|reason| *reason)
+        match judged {
+            Judged::Verdict(verdict) => *verdict,
+            Judged::Rows(Err(reason)) => Err(*reason),
+            Judged::Rows(Ok(rows)) => Ok(Score::from(at.cost_of(ask, rows, fleet.outlook(ask), hints))),
+        }
     }
 
     /// What [`Fleet::fit`] says of a node.
@@ -127,29 +137,11 @@ impl<'a> Asking<'a> {
     /// As there.
     #[inline]
     pub fn fit(&mut self, node: NodeId) -> Result<(), Reason> {
-        let brief = self.fleet.brief_of(node).ok_or(Reason::NoDevice)?;
-        if self.takes_work(brief)
-            && let Some(known) = self.known(node, brief)
-        {
-            return known.fit;
-        }
-        self.fleet.fit(node, self.ask, self.hints)
-    }
-
-    /// What [`Fleet::score`] says of a node.
-    pub fn score(&mut self, node: NodeId, policies: Policies) -> Score {
         let (fleet, ask, hints) = (self.fleet, self.ask, self.hints);
-        let Some(brief) = fleet.brief_of(node) else { return Score::default() };
-        let score = || fleet.score(node, ask, policies, hints);
-        if !self.takes_work(brief) || policies.node == NodePolicy::Fill {
-            return self.verdict(node, policies).unwrap_or_default();
-        }
-        let Some(known) = self.known(node, brief) else { return score() };
-        match known.score {
-            _ if known.fit.is_err() => Score::default(),
-            Some((of, score)) if of == policies => score,
-            _ => known.score.insert((policies, score())).1,
-        }
+        let brief = fleet.brief_of(node).ok_or(Reason::NoDevice)?;
+        let fit = || fleet.fit(node, ask, hints);
+        let known = if self.takes_work(brief) { self.known(node, brief) } else { None };
+        known.map_or_else(fit, |known| *known.fit.get_or_insert_with(fit))
     }
 
     /// How many different nodes the answer has been worked out for.
@@ -162,16 +154,15 @@ impl<'a> Asking<'a> {
         self.ask.wishes.is_some() || brief.has_rules || !self.ask.others.is_empty()
     }
 
-    /// What is known of nodes in the same state; `None` if no other is in it.
+    /// What is known of nodes in the same state; `None` where nodes are not compared.
     fn known(&mut self, node: NodeId, brief: &Brief) -> Option<&mut Known> {
-        let (fleet, ask, hints) = (self.fleet, self.ask, self.hints);
+        let (fleet, hints) = (self.fleet, self.hints);
         let hinted = if brief.has_hints { fleet.node(node).filter(|node| node.any_hint_counts(hints)) } else { None };
         let alike = match hinted {
             Some(node) if node.is_varied() => Alike::Hinted(node.state_under(hints)),
             Some(_) => return None,
             None => Alike::Kept(brief.state?),
         };
-        let fit = || Known { fit: fleet.fit(node, ask, hints), score: None, rows: None };
-        Some(self.known.entry(alike).or_insert_with(fit))
+        Some(self.known.entry(alike).or_default())
     }
 }

@@ -440,7 +440,7 @@ fn one_answer_for_nodes_that_are_alike() {
         for id in ids {
             assert_eq!(asking.fit(id), fleet.fit(id, ask, hints));
             let policies = placement::Policies::default();
-            assert_eq!(asking.score(id, policies), fleet.score(id, ask, policies, hints));
+            assert_eq!(asking.verdict(id, policies).unwrap_or_default(), fleet.score(id, ask, policies, hints));
         }
         // A node whose only hint is the asker's own is not compared with those that have none.
         let n_known = match hints {
@@ -451,6 +451,38 @@ fn one_answer_for_nodes_that_are_alike() {
         assert_eq!(asking.n_known(), n_known);
     }
     assert_eq!(fleet.check(), []);
+}
+
+/// By every policy, whatever is asked of nodes with places: what is remembered is what is worked out for one node.
+#[test]
+fn verdicts_by_every_policy() {
+    use placement::{Asking, NodePolicy, Policies};
+
+    let mut fleet = Fleet::new();
+    for node in ["n0", "n1", "n2"] {
+        let mut inventory = eight_switches(&[0, 1]);
+        inventory.gpus.iter_mut().for_each(|gpu| gpu.uuid = format!("{node}-{}", gpu.minor).as_str().into());
+        fleet.set_inventory(node, inventory);
+    }
+    crate::build::hold(&mut fleet, "a", "n1", crate::build::on_minor(0, placement::MemoryAsk::Ratio(10)));
+    let share = |devices| GpuAsk::from(&ask(devices, placement::MemoryAsk::Ratio(30)));
+    let (wishes, others) = (joint(true), [rdma(1)]);
+    let plain = [GpuAsk::Nothing, GpuAsk::Whole(2), GpuAsk::Whole(8), share(1), share(3), GpuAsk::All { slots: 1 }];
+    let plain = plain.map(|gpus| Ask { gpus, ..Ask::default() });
+    let beside = Ask { gpus: GpuAsk::Whole(1), others: &others, ..Ask::default() };
+    let asks = plain.into_iter().chain([beside, Ask { wishes: Some(&wishes), ..beside }]);
+    let nodes = [NodePolicy::Fill, NodePolicy::Binpack, NodePolicy::Spread, NodePolicy::LeastAllocated, NodePolicy::MostAllocated];
+    for (ask, node) in asks.flat_map(|ask| nodes.map(|node| (ask, node))) {
+        let policies = Policies { node, device: DevicePolicy::Binpack };
+        for hints in [Hints::Respect, Hints::Ignore] {
+            let mut asking = Asking::new(&fleet, ask, hints);
+            for id in fleet.nodes().map(placement::NodeView::id) {
+                let fresh = fleet.fit(id, ask, hints).map(|()| fleet.score(id, ask, policies, hints));
+                assert_eq!(asking.verdict(id, policies), fresh, "{ask:?} {policies:?}");
+                assert_eq!(asking.verdict(id, policies), fresh, "asked again: {ask:?} {policies:?}");
+            }
+        }
+    }
 }
 
 /// A function that two facts name, and devices that have moved onto a switch that somebody keeps.
