@@ -5,9 +5,11 @@
 //! of that, and its overhead besides. A quantity that does not parse counts as nothing: kube-scheduler is the judge.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 
 use crate::node::Node;
 use crate::pod::{Pod, QuantityText, ResourceRequirements};
+use crate::totals::{Summed, Totals};
 
 const CPU: &str = "cpu";
 const MEMORY: &str = "memory";
@@ -24,25 +26,13 @@ pub struct HostResources {
 impl HostResources {
     /// What a pod asks for.
     pub fn of_pod(pod: &Pod) -> Self {
-        let (mut sidecars, mut apps, mut inits) = (Self::default(), Self::default(), Self::default());
-        for container in &pod.spec.init_containers {
-            let asked = Self::of_container(&container.resources);
-            if container.is_sidecar() {
-                sidecars = sidecars.plus(asked);
-                inits = inits.most(sidecars);
-            } else {
-                inits = inits.most(sidecars.plus(asked));
-            }
-        }
-        for container in &pod.spec.containers {
-            apps = apps.plus(Self::of_container(&container.resources));
-        }
-        let mut asked = apps.plus(sidecars).most(inits);
+        let Ok(totals) = Totals::of(&pod.spec, |container| Ok::<_, Infallible>(Self::of_container(&container.resources)));
+        let mut asked = totals.peak();
         if let Some(whole) = &pod.spec.resources {
             let whole = (amount(whole, CPU).map(thousandths), amount(whole, MEMORY).map(units));
             asked = Self { cpu_milli: whole.0.unwrap_or(asked.cpu_milli), memory: whole.1.unwrap_or(asked.memory) };
         }
-        asked.plus(Self::of_amounts(&pod.spec.overhead))
+        asked.plus(&Self::of_amounts(&pod.spec.overhead))
     }
 
     /// What a node has for pods; `None` if it does not say.
@@ -52,19 +42,20 @@ impl HostResources {
     }
 
     fn of_amounts(amounts: &BTreeMap<String, QuantityText>) -> Self {
-        let or_none = |resource| amounts.get(resource);
-        Self { cpu_milli: or_none(CPU).map_or(0, thousandths), memory: or_none(MEMORY).map_or(0, units) }
+        Self { cpu_milli: amounts.get(CPU).map_or(0, thousandths), memory: amounts.get(MEMORY).map_or(0, units) }
     }
 
     fn of_container(resources: &ResourceRequirements) -> Self {
         Self { cpu_milli: amount(resources, CPU).map_or(0, thousandths), memory: amount(resources, MEMORY).map_or(0, units) }
     }
+}
 
-    fn plus(self, other: Self) -> Self {
+impl Summed for HostResources {
+    fn plus(&self, other: &Self) -> Self {
         Self { cpu_milli: self.cpu_milli.saturating_add(other.cpu_milli), memory: self.memory.saturating_add(other.memory) }
     }
 
-    fn most(self, other: Self) -> Self {
+    fn most(&self, other: &Self) -> Self {
         Self { cpu_milli: self.cpu_milli.max(other.cpu_milli), memory: self.memory.max(other.memory) }
     }
 }

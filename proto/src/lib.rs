@@ -21,3 +21,4 @@ pub mod record;
 pub mod request;
 pub mod resource;
 pub mod topology;
+mod totals;

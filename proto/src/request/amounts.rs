@@ -9,6 +9,7 @@ use crate::resource::{
     FPGA, GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, RDMA, ResourceNames, VENDOR_GPUS, WHOLE_PERCENT, is_extended,
     is_gpu_resource,
 };
+use crate::totals::{Summed, Totals};
 
 /// Amounts of one container, or of a pod; 0 is nothing.
 #[derive(Clone, Debug, Default)]
@@ -26,22 +27,20 @@ pub(super) struct Amounts {
     others: BTreeMap<String, u64>,
 }
 
+impl Summed for Amounts {
+    fn plus(&self, other: &Self) -> Self {
+        self.combine(other, u64::saturating_add)
+    }
+
+    fn most(&self, other: &Self) -> Self {
+        self.combine(other, u64::max)
+    }
+}
+
 impl Amounts {
     /// What a pod's containers ask for together.
     pub(super) fn of_pod(spec: &PodSpec, names: &ResourceNames, sees_all: bool) -> Result<Self, RequestError> {
-        let mut totals = Totals::default();
-        for container in &spec.init_containers {
-            let amounts = Self::of(container, names, sees_all)?;
-            if container.is_sidecar() {
-                totals.add_sidecar(&amounts);
-            } else {
-                totals.add_init(&amounts);
-            }
-        }
-        for container in &spec.containers {
-            totals.add_app(&Self::of(container, names, sees_all)?);
-        }
-        Ok(totals.peak())
+        Totals::of(spec, |container| Self::of(container, names, sees_all)).map(|totals| totals.peak())
     }
 
     /// Reads one container and applies the rules that hold per container.
@@ -186,34 +185,6 @@ fn refuse_uneven_percent(name: &str, percent: u64) -> Result<(), RequestError> {
         return Ok(());
     }
     Err(of_pod(format!("{name} ({percent}) is more than one device, so it must be a multiple of 100")))
-}
-
-/// Sums a pod's containers as Kubernetes does: init containers run one after another, sidecars stay.
-#[derive(Default)]
-struct Totals {
-    running: Amounts,
-    sidecars: Amounts,
-    init_peak: Amounts,
-}
-
-impl Totals {
-    fn add_app(&mut self, amounts: &Amounts) {
-        self.running = self.running.combine(amounts, u64::saturating_add);
-    }
-
-    fn add_sidecar(&mut self, amounts: &Amounts) {
-        self.sidecars = self.sidecars.combine(amounts, u64::saturating_add);
-        self.add_app(amounts);
-    }
-
-    fn add_init(&mut self, amounts: &Amounts) {
-        let now = self.sidecars.combine(amounts, u64::saturating_add);
-        self.init_peak = self.init_peak.combine(&now, u64::max);
-    }
-
-    fn peak(&self) -> Amounts {
-        self.running.combine(&self.init_peak, u64::max)
-    }
 }
 
 /// Amounts of everything that is no GPU and may be a device's. A name that no device is known to have may be anybody's, so
