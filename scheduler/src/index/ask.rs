@@ -120,12 +120,8 @@ impl Index {
         ask: &NodeAsk<'_>,
         asking: &mut Asking<'_>,
     ) -> Result<Option<NodeId>, Reason> {
-        let Some(node) = node else {
-            // What kubelet offers of the rest, kube-scheduler knows.
-            return if ask.needs_known_devices() { Err(Reason::NoDevice) } else { Ok(None) };
-        };
-        self.refuse_unserved(name, ask)?;
-        asking.fit(node).map(|()| Some(node))
+        let node = self.to_be_asked(name, node, ask)?;
+        node.map(|node| asking.fit(node).map(|()| node)).transpose()
     }
 
     /// The same, with how good the node is for what is asked: both from memory, if nothing has changed there.
@@ -140,11 +136,19 @@ impl Index {
         ask: &NodeAsk<'_>,
         asking: &mut Asking<'_>,
     ) -> Result<Option<(NodeId, Score)>, Reason> {
-        let Some(node) = node else {
-            return if ask.needs_known_devices() { Err(Reason::NoDevice) } else { Ok(None) };
-        };
-        self.refuse_unserved(name, ask)?;
-        asking.verdict(node, ask.policies).map(|score| Some((node, score)))
+        let node = self.to_be_asked(name, node, ask)?;
+        node.map(|node| asking.verdict(node, ask.policies).map(|score| (node, score))).transpose()
+    }
+
+    /// The node, if the engine is to be asked about it; of a node without devices nothing is asked.
+    #[inline]
+    fn to_be_asked(&self, name: &str, node: Option<NodeId>, ask: &NodeAsk<'_>) -> Result<Option<NodeId>, Reason> {
+        match node {
+            Some(node) => self.refuse_unserved(name, ask).map(|()| Some(node)),
+            None if ask.needs_known_devices() => Err(Reason::NoDevice),
+            // What kubelet offers of the rest, kube-scheduler knows.
+            None => Ok(None),
+        }
     }
 
     /// Refuses amounts that cannot be compared with units of unknown size, and nodes without the pod's isolation.

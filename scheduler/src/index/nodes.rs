@@ -72,10 +72,9 @@ impl Follow<Node> for Index {
 
     fn apply(&mut self, node: Node) {
         let Some(name) = node.metadata.name.as_deref() else { return };
-        let state = self.nodes.entry(name.into()).or_default();
-        state.node_list = self.node_list.number;
         self.see_host(name, &node);
         let state = self.nodes.entry(name.into()).or_default();
+        state.node_list = self.node_list.number;
         let trimmed = inventory::trim(&node, &self.names);
         // Nodes report their health every few seconds; most of that changes nothing here.
         if state.node.as_ref() != Some(&trimmed) {
