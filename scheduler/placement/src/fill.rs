@@ -2,7 +2,8 @@
 //! and how much of what stays idle it makes useless to them; the mean of both.
 //!
 //! The first sees what CPU, memory and devices come to together. The second sees to it that large pods find whole nodes,
-//! which small ones could fill as well if there were enough of them. Of two choices the one that costs less is better; of equals, the one that leaves less on its node.
+//! which small ones could fill as well if there were enough of them. Of two choices the one that costs less is better; of
+//! equals, the one that leaves less on its node.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 

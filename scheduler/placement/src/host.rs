@@ -2,7 +2,7 @@
 //!
 //! Refuses nothing: kube-scheduler sees to it that pods fit. Who prefers nodes wants to know.
 
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, NodeId};
 use crate::ident::OwnerId;
 
 /// CPU and memory, of a node or for a pod.
@@ -63,7 +63,9 @@ impl Host {
 impl Fleet {
     /// Says what CPU and memory a node has for pods; `None` if that is not known (any more).
     pub fn set_host(&mut self, node: &str, total: Option<HostAmounts>) {
-        let index = self.index_of(node);
+        let known = self.names.get(node).map(NodeId::index);
+        // A node of which nothing is known need not be entered for that.
+        let Some(index) = known.or_else(|| total.map(|_| self.index_of(node))) else { return };
         if self.at(index).is_some_and(|node| node.host.total != total) {
             self.change(index, |node| node.host.total = total);
         }
