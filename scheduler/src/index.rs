@@ -79,6 +79,8 @@ pub struct Index {
     ended: FxHashMap<OwnerId, u32>,
     /// Whether no pod may see all devices of its node.
     forbids_all_devices: bool,
+    /// Whether somebody rehearses what is learnt.
+    rehearses: bool,
     /// Taints of nodes that pods had better avoid, by the nodes' names.
     soft_taints: FxHashMap<Box<str>, Box<[Taint]>>,
     /// How many nodes count in units that nobody knows.
@@ -124,6 +126,7 @@ impl Index {
             given_on: FxHashMap::default(),
             ended: FxHashMap::default(),
             forbids_all_devices: false,
+            rehearses: false,
             soft_taints: FxHashMap::default(),
             n_opaque: 0,
             pods: FxHashMap::default(),
@@ -142,6 +145,12 @@ impl Index {
     #[must_use]
     pub fn forbidding_all_devices(self) -> Self {
         Self { forbids_all_devices: true, ..self }
+    }
+
+    /// The same index, which takes on what it learns only when [told](Self::end_learning): after [rehearsals](Fleet::rehearse).
+    #[must_use]
+    pub fn rehearsing(self) -> Self {
+        Self { rehearses: true, ..self }
     }
 
     /// The same index with weights for the policies that weigh resources.

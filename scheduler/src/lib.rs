@@ -15,6 +15,7 @@ pub mod kinds;
 pub mod leader;
 pub mod metrics;
 pub mod offline;
+pub mod rehearsal;
 pub mod run;
 pub mod serve;
 pub mod watch;

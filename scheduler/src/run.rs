@@ -30,6 +30,7 @@ use crate::config::{Args, Command, Config, Log, LogFormat};
 use crate::extender::{Extender, health_router, router};
 use crate::index::{Index, RawDevice, Shared};
 use crate::metrics::{Metrics, register_watches};
+use crate::rehearsal::rehearse;
 use crate::serve::{serve, serve_anew};
 use crate::watch::heard::Heard;
 use crate::watch::{Follow, watch};
@@ -53,7 +54,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         return obey(command, client, config.admission.authority, namespace).await;
     }
     let stop: Stop = stop_signal()?.boxed().shared();
-    let index = Shared::new(index(&config));
+    let index = Shared::new(index(&config).rehearsing());
     let mut registry = Registry::with_prefix("gpushare_scheduler");
     let metrics = Metrics::register(&mut registry, index.clone());
     let part = Part::of(&config, &namespace);
@@ -74,8 +75,9 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let health = OptionFuture::from(config.serving.health_listen.map(listen)).await.transpose()?;
     info!(prefix = config.serving.prefix, tls = tls.extender.is_some(), webhooks = webhooks.is_some(), "serving");
     register_watches(&mut registry, watch_all(&client, &index, &part));
-    let stop = part.begin(client, index, stop);
+    let stop = part.begin(client, index.clone(), stop);
     tokio::spawn(Arc::clone(&extender).sweep());
+    tokio::spawn(rehearse(index));
     let registry = Arc::new(registry);
     let read_timeout = config.serving.read_timeout;
     let routes = router(Arc::clone(&extender), Arc::clone(&registry), &config.serving);

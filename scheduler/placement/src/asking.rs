@@ -8,6 +8,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 
 use crate::brief::Brief;
+use crate::fill::{Forecasts, Outlook};
 use crate::fit::Hints;
 use crate::fleet::{Fleet, NodeId};
 use crate::policy::{NodePolicy, Policies};
@@ -21,6 +22,7 @@ use crate::state::{State, StateId};
 #[derive(Debug)]
 pub struct Asking<'a> {
     fleet: &'a Fleet,
+    forecasts: &'a Forecasts,
     ask: Ask<'a>,
     hints: Hints<'a>,
     known: FxHashMap<Alike, Known>,
@@ -59,8 +61,13 @@ enum Judged {
 impl<'a> Asking<'a> {
     /// A question that has not been put to any node.
     pub fn new(fleet: &'a Fleet, ask: impl Into<Ask<'a>>, hints: Hints<'a>) -> Self {
+        Self::under(fleet, &fleet.forecasts, ask.into(), hints)
+    }
+
+    /// The same question under other forecasts than those that count.
+    pub(crate) fn under(fleet: &'a Fleet, forecasts: &'a Forecasts, ask: Ask<'a>, hints: Hints<'a>) -> Self {
         let own = if let Hints::RespectOthers(own) = hints { fleet.hinted.get(own).copied() } else { None };
-        Self { fleet, ask: ask.into(), hints, known: FxHashMap::default(), ranking: None, own }
+        Self { fleet, forecasts, ask, hints, known: FxHashMap::default(), ranking: None, own }
     }
 
     /// What [`Fleet::fit`] and [`Fleet::score`] say of a node: from memory, unless it has changed since the last question of
@@ -103,23 +110,25 @@ impl<'a> Asking<'a> {
             return Arc::clone(ranking);
         }
         let fleet = self.fleet;
-        let ranking = fleet.rankings.of(&self.ask, policies, fleet.forecasts.number(), fleet.slots.len());
+        let ranking = fleet.rankings.of(&self.ask, policies, self.forecasts.number(), fleet.slots.len());
         self.ranking = Some((policies, Arc::clone(&ranking)));
         ranking
     }
 
     fn judge(&mut self, node: NodeId, brief: &Brief, policies: Policies) -> Result<Score, Reason> {
         let (fleet, ask, hints) = (self.fleet, self.ask, self.hints);
+        let outlook = Outlook { forecasts: self.forecasts, host: ask.host };
         let at = fleet.node(node).ok_or(Reason::NoDevice)?;
+        let anew = || at.verdict(ask, policies, &fleet.weights, outlook, hints);
         let known = if at.looks_ahead(ask) { None } else { self.known(node, brief) };
-        let Some(known) = known else { return fleet.verdict(node, ask, policies, hints) };
+        let Some(known) = known else { return anew() };
         let judged = match &mut known.judged {
             Some((of, judged)) if *of == policies => judged,
             judged => {
                 let order = Order { policy: policies.device, weights: &fleet.weights, outlook: None };
                 let found = match policies.node {
                     NodePolicy::Fill => Judged::Rows(at.rows_by_rules(ask, order, hints)),
-                    _ => Judged::Verdict(fleet.verdict(node, ask, policies, hints)),
+                    _ => Judged::Verdict(anew()),
                 };
                 &mut judged.insert((policies, found)).1
             }
@@ -127,7 +136,7 @@ impl<'a> Asking<'a> {
         match judged {
             Judged::Verdict(verdict) => *verdict,
             Judged::Rows(Err(reason)) => Err(*reason),
-            Judged::Rows(Ok(rows)) => Ok(Score::from(at.cost_of(ask, rows, fleet.outlook(ask), hints))),
+            Judged::Rows(Ok(rows)) => Ok(Score::from(at.cost_of(ask, rows, outlook, hints))),
         }
     }
 

@@ -12,8 +12,10 @@ use crate::amounts::Dimension;
 use crate::fleet::{Fleet, NodeId, Slot};
 use crate::host::HostAmounts;
 use crate::ident::{DeviceId, DeviceType, FunctionId, GpuUuid, OwnerId, ResourceName};
+use crate::request::GpuAsk;
 use crate::state::StateId;
 use crate::wishes::Kind;
+use crate::workload::{Spec, Workload};
 
 /// An invariant that does not hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,6 +120,7 @@ impl Fleet {
         violations.extend(self.check_hints());
         violations.extend(self.check_states());
         violations.extend(self.check_hosts());
+        violations.extend(self.check_beside());
         let nodes = self.slots.iter().zip(&self.briefs).filter_map(|(slot, brief)| Some((slot.generation, slot.node.as_ref()?, *brief)));
         for (generation, node, brief) in nodes {
             let mut found = recount::check_node(node);
@@ -186,6 +189,19 @@ impl Fleet {
         });
         let wrong = counted.filter(|(index, counted)| sums.get(index).copied().unwrap_or_default() != *counted);
         wrong.map(|(index, _)| index_error(format!("CPU and memory used of node {index} are not what owners use"))).collect()
+    }
+
+    /// Pods that count beside GPUs are those that hold nothing and run where GPUs are.
+    fn check_beside(&self) -> Option<Violation> {
+        let mut beside = Workload::default();
+        for (owner, used) in &self.running {
+            let has_gpus = self.at(used.index).is_some_and(|node| !node.gpus().is_empty());
+            if has_gpus && !self.owners.contains_key(owner) {
+                beside.add(Spec { gpus: GpuAsk::Nothing, host: used.amounts });
+            }
+        }
+        let is_counted = self.beside.workload().is_same(&beside);
+        (!is_counted).then(|| index_error("the pods that count beside GPUs are not those that run there".to_owned()))
     }
 
     /// Every state is counted for the nodes that are in it, and none is kept that no node is in.

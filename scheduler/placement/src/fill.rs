@@ -59,22 +59,22 @@ impl Cost {
 #[derive(Debug, Default)]
 pub(crate) struct Forecasts {
     sample: Sample,
-    /// Tells these forecasts from earlier ones; 0 as long as there are none.
+    /// Tells these forecasts from all others; 0 as long as nothing has been learnt.
     number: u32,
     by_model: FxHashMap<Model, Forecast>,
 }
 
 impl Forecasts {
-    /// Takes a sample on, unless it is the one that there is; whether it did.
-    pub(crate) fn learn(&mut self, sample: Sample) -> bool {
+    /// What is expected after another sample, under a number that is above all that have been used; `None` if the sample is
+    /// the same.
+    pub(crate) fn after(&self, sample: Sample, used: u32) -> Option<Self> {
         if sample == self.sample {
-            return false;
+            return None;
         }
-        self.sample = sample;
-        self.number = self.number.wrapping_add(1).max(1);
-        let models: Vec<Model> = self.by_model.keys().copied().collect();
-        self.by_model = models.into_iter().map(|model| (model, Forecast::of(&self.sample, model))).collect();
-        true
+        // Of those that count and those that will next, one is even and one odd: what is measured of nodes lies side by side.
+        let number = used + 1 + (used + 1 + self.number + 1) % 2;
+        let by_model = self.by_model.keys().map(|model| (*model, Forecast::of(&sample, *model))).collect();
+        Some(Self { sample, number, by_model })
     }
 
     /// Prepares for nodes with such GPUs.
@@ -126,26 +126,32 @@ fn measure(forecast: &Forecast, lanes: &Lanes, host: HostAmounts) -> (u32, u32) 
     (forecast.worth(lanes, host), forecast.fragment(lanes, host))
 }
 
-/// What has been measured of a node with every hint counted, since it changed last.
+/// What has been measured of a node with every hint counted, since it changed last: by the forecasts that count, and by
+/// those that will next.
 #[derive(Debug, Default)]
-pub(crate) struct Worth {
+pub(crate) struct Worth([Measured; 2]);
+
+#[derive(Debug, Default)]
+struct Measured {
     /// By which forecasts; 0 as long as nothing has been measured.
     forecasts: AtomicU32,
     /// Worth and fragment, half a word each.
-    measured: AtomicU64,
+    both: AtomicU64,
 }
 
 impl Worth {
     fn get(&self, forecasts: u32, measure: impl FnOnce() -> (u32, u32)) -> (u32, u32) {
-        // Requests that measure at one time measure the same: nothing else changes while they read.
-        if self.forecasts.load(Ordering::Acquire) == forecasts {
-            let measured = self.measured.load(Ordering::Relaxed);
+        let [even, odd] = &self.0;
+        let known = if forecasts.is_multiple_of(2) { even } else { odd };
+        if known.forecasts.load(Ordering::Acquire) == forecasts {
+            let both = known.both.load(Ordering::Relaxed);
             let half = |word: u64| u32::try_from(word & u64::from(u32::MAX)).unwrap_or(0);
-            return (half(measured >> 32), half(measured));
+            return (half(both >> 32), half(both));
         }
         let (worth, fragment) = measure();
-        self.measured.store(u64::from(worth) << 32 | u64::from(fragment), Ordering::Relaxed);
-        self.forecasts.store(forecasts, Ordering::Release);
+        // Requests that measure at one time measure the same: nothing else changes while they read.
+        known.both.store(u64::from(worth) << 32 | u64::from(fragment), Ordering::Relaxed);
+        known.forecasts.store(forecasts, Ordering::Release);
         (worth, fragment)
     }
 }

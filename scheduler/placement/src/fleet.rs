@@ -2,6 +2,7 @@
 
 use rustc_hash::FxHashMap;
 
+use crate::beside::Beside;
 use crate::brief::Brief;
 use crate::fill::{Forecasts, Worth};
 use crate::gpu::{Inventory, InventoryProblem};
@@ -11,11 +12,10 @@ use crate::ident::OwnerId;
 use crate::names::Names;
 use crate::node::{Held, Node};
 use crate::ranking::Rankings;
-use crate::request::GpuAsk;
 use crate::shape::Shapes;
 use crate::state::States;
 use crate::weigh::Weights;
-use crate::workload::{Spec, Workload};
+use crate::workload::Workload;
 
 /// A node's place in a [`Fleet`]; names nothing once the node is gone, even if its place is taken again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -42,7 +42,12 @@ pub struct Fleet {
     /// What owners use of nodes themselves.
     pub(crate) running: FxHashMap<OwnerId, HostUse>,
     workload: Workload,
+    pub(crate) beside: Beside,
     pub(crate) forecasts: Forecasts,
+    /// Those that have been worked out and do not count yet.
+    pub(crate) next: Option<Forecasts>,
+    /// How many have been worked out.
+    pub(crate) n_forecasts: u32,
     pub(crate) rankings: Rankings,
     /// What nodes have, apart from names.
     shapes: Shapes,
@@ -80,19 +85,6 @@ impl Fleet {
         &mut self.workload
     }
 
-    /// Has the policies that look ahead expect pods as they are now; whether that is news.
-    ///
-    /// Pods that ask for no devices count where they run beside GPUs, and without being told of in the workload.
-    pub fn learn(&mut self) -> bool {
-        let mut beside = Workload::default();
-        for (owner, used) in &self.running {
-            if !self.owners.contains_key(owner) && self.at(used.index).is_some_and(|node| !node.rows.is_empty()) {
-                beside.add(Spec { gpus: GpuAsk::Nothing, host: used.amounts });
-            }
-        }
-        self.forecasts.learn(self.workload.sample(&beside))
-    }
-
     /// How often something has changed by which a request may fit that did not: grows with every inventory and release.
     pub fn n_openings(&self) -> u64 {
         self.n_openings
@@ -124,8 +116,12 @@ impl Fleet {
         let shape = self.shapes.of(&inventory);
         if let Some(model) = inventory.model() {
             self.forecasts.know(model);
+            if let Some(next) = &mut self.next {
+                next.know(model);
+            }
         }
         let before = self.change(index, |node| node.set_inventory(Some((inventory, shape))));
+        self.note_gpus(index);
         self.shapes.drop_unused(before.flatten());
         problems
     }
@@ -134,6 +130,7 @@ impl Fleet {
     pub fn remove_inventory(&mut self, node: &str) {
         if let Some(index) = self.names.get(node).map(NodeId::index) {
             let before = self.change(index, |node| node.set_inventory(None));
+            self.note_gpus(index);
             self.shapes.drop_unused(before.flatten());
             self.vacate_if_idle(index);
         }
@@ -151,6 +148,9 @@ impl Fleet {
     pub fn release(&mut self, owner: &str) -> bool {
         self.unhint(owner);
         let Some(index) = self.owners.remove(owner) else { return false };
+        if let Some(used) = self.running.get(owner) {
+            self.beside.come(*used);
+        }
         self.change(index, |node| node.take(owner));
         self.vacate_if_idle(index);
         self.n_openings += 1;
@@ -184,6 +184,9 @@ impl Fleet {
 
     pub(crate) fn put(&mut self, owner: &OwnerId, index: u32, origin: Origin, holdings: Holdings) {
         let before = self.owners.insert(owner.clone(), index);
+        if let Some(used) = self.running.get(owner).filter(|_| before.is_none()) {
+            self.beside.go(*used);
+        }
         self.n_openings += u64::from(before.is_some());
         let before = before.filter(|&before| before != index);
         // The new node is filled before anything is vacated: it may be there for the sake of this owner's hint only.

@@ -82,7 +82,16 @@ impl Fleet {
             node.host.used = node.host.used.plus(amounts);
             node.host.n_owners += 1;
         });
-        if let Some(before) = self.running.insert(owner.clone(), HostUse { index, amounts }) {
+        let used = HostUse { index, amounts };
+        let before = self.running.insert(owner.clone(), used);
+        let is_plain = !self.owners.contains_key(owner);
+        if is_plain {
+            self.beside.come(used);
+        }
+        if let Some(before) = before {
+            if is_plain {
+                self.beside.go(before);
+            }
             self.give_back(before);
         }
     }
@@ -90,6 +99,9 @@ impl Fleet {
     /// An owner uses no CPU or memory any more.
     pub fn end(&mut self, owner: &str) {
         if let Some(before) = self.running.remove(owner) {
+            if !self.owners.contains_key(owner) {
+                self.beside.go(before);
+            }
             self.give_back(before);
         }
     }

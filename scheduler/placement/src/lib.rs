@@ -9,6 +9,7 @@
 
 mod amounts;
 mod asking;
+mod beside;
 mod brief;
 mod charge;
 mod check;
@@ -21,6 +22,7 @@ mod gpu;
 mod holding;
 mod host;
 mod ident;
+mod learning;
 mod memory;
 mod miss;
 mod names;
@@ -54,6 +56,7 @@ pub use gpu::{Gpu, Inventory, InventoryProblem};
 pub use holding::{GpuRef, HeldMemory, HeldShare, Holding, Holdings, Origin, Placement, Share};
 pub use host::HostAmounts;
 pub use ident::{DeviceId, DeviceType, FunctionId, GpuUuid, OwnerId, ResourceName, SwitchId};
+pub use learning::Rehearsal;
 pub use memory::Memory;
 pub use miss::{Miss, NoPartition, Tally};
 pub use policy::{DevicePolicy, NodePolicy, Policies, PolicyError};

@@ -103,12 +103,6 @@ impl Fleet {
         self.node(node).map_or(Score::default(), |node| node.score(ask, policies, &self.weights, self.outlook(ask), hints))
     }
 
-    /// Whether a node has room, and how good it would be after the best choice of its devices.
-    pub(crate) fn verdict(&self, node: NodeId, ask: Ask<'_>, policies: Policies, hints: Hints<'_>) -> Result<Score, Reason> {
-        let node = self.node(node).ok_or(Reason::NoDevice)?;
-        node.verdict(ask, policies, &self.weights, self.outlook(ask), hints)
-    }
-
     /// What choices for a request are judged by.
     pub(crate) fn outlook(&self, ask: Ask<'_>) -> Outlook<'_> {
         Outlook { forecasts: &self.forecasts, host: ask.host }

@@ -26,12 +26,12 @@ const REFUSED: u32 = 1 << (VERDICT_BITS - 1);
 
 /// Everything that an answer depends on besides the node.
 #[derive(Debug, PartialEq)]
-struct Question {
+pub(crate) struct Question {
     gpus: GpuAsk,
     others: Box<[ClassRequest]>,
     wishes: Option<Wishes>,
     host: HostAmounts,
-    policies: Policies,
+    pub(crate) policies: Policies,
     forecasts: u32,
 }
 
@@ -46,10 +46,15 @@ pub(crate) struct Ranking {
 #[derive(Debug, Default)]
 pub(crate) struct Rankings {
     /// The one that was asked last is last.
-    known: Mutex<Vec<(Question, Arc<Ranking>)>>,
+    known: Mutex<Vec<(Arc<Question>, Arc<Ranking>)>>,
 }
 
 impl Question {
+    /// What it asks of a node.
+    pub(crate) fn ask(&self) -> Ask<'_> {
+        Ask { gpus: self.gpus, others: &self.others, wishes: self.wishes.as_ref(), host: self.host }
+    }
+
     fn is(&self, ask: &Ask<'_>, policies: Policies, forecasts: u32) -> bool {
         let plain = (self.gpus, self.host, self.policies, self.forecasts) == (ask.gpus, ask.host, policies, forecasts);
         plain && *self.others == *ask.others && self.wishes.as_ref() == ask.wishes
@@ -60,22 +65,35 @@ impl Rankings {
     /// What is remembered of such a question, with room for so many nodes.
     pub(crate) fn of(&self, ask: &Ask<'_>, policies: Policies, forecasts: u32, n_nodes: usize) -> Arc<Ranking> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        // Those of earlier forecasts are of no use any more.
-        known.retain(|(question, _)| question.forecasts == forecasts);
         let found = known.iter().rposition(|(question, _)| question.is(ask, policies, forecasts));
         let (question, ranking) = if let Some(at) = found {
             known.remove(at)
         } else {
-            if known.len() >= MAX_QUESTIONS {
-                known.remove(0);
+            let alike = |(question, _): &(Arc<Question>, _)| question.forecasts == forecasts;
+            if known.iter().filter(|known| alike(known)).count() >= MAX_QUESTIONS
+                && let Some(oldest) = known.iter().position(alike)
+            {
+                known.remove(oldest);
             }
             let Ask { gpus, others, wishes, host } = *ask;
             let question = Question { gpus, others: others.into(), wishes: wishes.cloned(), host, policies, forecasts };
-            (question, Arc::new(Ranking::with_room_for(n_nodes)))
+            (Arc::new(question), Arc::new(Ranking::with_room_for(n_nodes)))
         };
         let ranking = if ranking.words.len() < n_nodes { Arc::new(ranking.grown(n_nodes)) } else { ranking };
         known.push((question, Arc::clone(&ranking)));
         ranking
+    }
+
+    /// The questions that have been asked under these forecasts, the last one last.
+    pub(crate) fn questions(&self, forecasts: u32) -> Vec<Arc<Question>> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.iter().map(|(question, _)| question).filter(|question| question.forecasts == forecasts).map(Arc::clone).collect()
+    }
+
+    /// Forgets what was asked under other forecasts: it is of no use any more.
+    pub(crate) fn forget_all_but(&mut self, forecasts: u32) {
+        let known = self.known.get_mut().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|(question, _)| question.forecasts == forecasts);
     }
 }
 

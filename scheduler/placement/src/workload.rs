@@ -67,6 +67,11 @@ impl Workload {
         self.n_changes
     }
 
+    /// Whether there are as many of each kind.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        self.n_pods == other.n_pods && self.counts == other.counts
+    }
+
     /// A sample of these pods and of those `beside` them. Its parts, too, stand for all: next to one another are kinds from
     /// far apart.
     pub(crate) fn sample(&self, beside: &Self) -> Sample {

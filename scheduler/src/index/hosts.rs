@@ -75,13 +75,24 @@ impl Index {
         }
     }
 
-    /// Has the policies that look ahead expect pods as they are now, if enough have come or gone.
+    /// Has the policies that look ahead expect pods as they are now, or soon, if enough have come or gone.
     pub(super) fn learn_if_news(&mut self) {
         let workload = self.fleet.workload();
         let news = workload.n_changes().abs_diff(self.n_learnt);
-        if self.pod_list.synced && news >= max(FEW, workload.n_pods() / NEWS) {
+        if !self.pod_list.synced || self.fleet.is_learning() || news < max(FEW, workload.n_pods() / NEWS) {
+            return;
+        }
+        if self.rehearses {
+            self.n_learnt = workload.n_changes();
+            self.fleet.begin_learning();
+        } else {
             self.learn();
         }
+    }
+
+    /// Takes on what has been rehearsed.
+    pub fn end_learning(&mut self) {
+        self.fleet.end_learning();
     }
 
     /// Has the policies that look ahead expect pods as they are now; whether that is news.

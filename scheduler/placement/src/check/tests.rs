@@ -44,7 +44,9 @@ fn fleet() -> Fleet {
     let placement = Placement { shares: vec![Share { gpu: "n-0".into(), minor: 0, amounts }], ..Placement::default() };
     let id = fleet.node_id("n").unwrap();
     assert!(fleet.hint(&"h".into(), id, placement));
-    fleet.run(&"a".into(), "n", crate::host::HostAmounts { cpu_milli: 5, memory: 6 });
+    for owner in ["a", "p"] {
+        fleet.run(&owner.into(), "n", crate::host::HostAmounts { cpu_milli: 5, memory: 6 });
+    }
     assert_eq!(fleet.check(), []);
     fleet
 }
@@ -86,7 +88,7 @@ fn m(fleet: &mut Fleet) -> &mut Node {
 #[case::name_astray(|fleet: &mut Fleet| { fleet.names.insert("m", NodeId::new(0, 0)); }, &["Index"])]
 #[case::name_of_nothing(|fleet: &mut Fleet| { fleet.names.insert("x", NodeId::new(7, 0)); }, &["Index"])]
 #[case::idle_node(|fleet: &mut Fleet| drop(m(fleet).set_inventory(None)), &["Index", "RowDiffers"])]
-#[case::owner_lost(|fleet: &mut Fleet| { fleet.owners.remove("a"); }, &["Index", "Index"])]
+#[case::owner_lost(|fleet: &mut Fleet| { fleet.owners.remove("a"); }, &["Index", "Index", "Index"])]
 #[case::owner_astray(|fleet: &mut Fleet| { fleet.owners.insert("a".into(), 1); }, &["Index"])]
 #[case::owner_of_nothing(|fleet: &mut Fleet| { fleet.owners.insert("x".into(), 1); }, &["Index"])]
 #[case::hint_lost(|fleet: &mut Fleet| { fleet.hinted.remove("h"); }, &["Index", "Index"])]
@@ -110,8 +112,9 @@ fn m(fleet: &mut Fleet) -> &mut Node {
     },
     &["OwnerOnSeveralNodes", "RowDiffers"]
 )]
-#[case::host_use_lost(|fleet: &mut Fleet| fleet.running.clear(), &["Index"])]
+#[case::host_use_lost(|fleet: &mut Fleet| fleet.running.clear(), &["Index", "Index"])]
 #[case::host_use_uncounted(|fleet: &mut Fleet| n(fleet).host.used.cpu_milli += 1, &["Index"])]
+#[case::use_beside_gpus_uncounted(|fleet: &mut Fleet| fleet.beside = crate::beside::Beside::default(), &["Index"])]
 #[case::hint_not_told(|fleet: &mut Fleet| fleet.briefs[0].has_hints = false, &["RowDiffers"])]
 #[case::rule_not_told(|fleet: &mut Fleet| fleet.briefs[1].has_rules = true, &["RowDiffers"])]
 #[case::generation_not_told(|fleet: &mut Fleet| fleet.briefs[1].generation += 1, &["RowDiffers"])]

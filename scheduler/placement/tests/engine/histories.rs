@@ -34,6 +34,9 @@ enum Step {
     End(&'static str),
     /// A pod of this kind has come, and is expected to come again.
     Learn(Request, HostAmounts),
+    /// The same, with the questions of the day put to all nodes before it counts.
+    BeginLearning(Request, HostAmounts),
+    EndLearning,
 }
 
 /// A fleet and its model, driven together.
@@ -85,6 +88,16 @@ impl Pair {
                 self.fleet.end(owner);
                 self.running.remove(*owner);
             }
+            Step::BeginLearning(request, host) => {
+                self.fleet.workload_mut().add(Spec { gpus: request.into(), host: *host });
+                let is_news = self.fleet.begin_learning();
+                let rehearsal = self.fleet.rehearsal();
+                assert_eq!((rehearsal.is_some(), self.fleet.is_learning()), (is_news, is_news));
+                if let Some(mut rehearsal) = rehearsal {
+                    while self.fleet.rehearse(&mut rehearsal) {}
+                }
+            }
+            Step::EndLearning => self.fleet.end_learning(),
             Step::Learn(request, host) => {
                 self.fleet.workload_mut().add(Spec { gpus: request.into(), host: *host });
                 self.fleet.learn();
@@ -303,6 +316,8 @@ fn decision() -> impl Strategy<Value = Step> {
         1 => (owner(), node(), host()).prop_map(|(owner, node, host)| Step::Run(owner, node, host)),
         1 => owner().prop_map(Step::End),
         1 => (request(), host()).prop_map(|(request, host)| Step::Learn(request, host)),
+        1 => (request(), host()).prop_map(|(request, host)| Step::BeginLearning(request, host)),
+        1 => Just(Step::EndLearning),
     ]
 }
 
