@@ -19,6 +19,7 @@ pub mod kubelet;
 pub mod load;
 pub mod manifests;
 pub mod observer;
+mod plot;
 pub mod pods;
 pub mod printed;
 pub mod rbac;

@@ -5,29 +5,31 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
-use futures::StreamExt;
-use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::json;
 use tempfile::TempDir;
 
 use crate::apiserver::{ApiServer, Config};
 use crate::cluster::{SCHEDULER_USER, free_address, user_kubeconfig};
-use crate::console::{Console, table};
+use crate::console::Console;
 use crate::daemons::{Binaries, Daemon, Invocation};
 use crate::http_client::{HttpClient, is_ok};
 
 mod admission;
+mod bind;
 mod churn;
 mod filter;
 mod fleet;
 mod floor;
+mod growth;
 mod histogram;
 mod line;
+mod order;
 mod questions;
 
 pub use admission::{AdmissionArgs, admission};
+pub use bind::BindArgs;
 pub use filter::FilterArgs;
 use histogram::Histogram;
 
@@ -51,53 +53,14 @@ enum Load {
     Admission(AdmissionArgs),
 }
 
-/// `testbed load bind`.
-#[derive(Clone, Debug, Args)]
-pub struct BindArgs {
-    /// Nodes of eight GPUs.
-    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=20_000))]
-    nodes: u32,
-    /// Pods to bind.
-    #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    pods: u32,
-    /// Requests at one time.
-    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=1024))]
-    concurrency: u16,
-}
-
-/// What was measured.
-#[derive(Clone, Debug, Serialize)]
-pub struct Measured {
-    /// What was done.
-    pub what: String,
-    /// From the start of the process to `/readyz`.
-    pub ready_seconds: f64,
-    /// Resident memory of the scheduler when it was ready, and at the end.
-    pub rss_mib: [f64; 2],
-    /// Latency in milliseconds: median, 90th and 99th percentile, longest.
-    pub millis: [f64; 4],
-    /// Requests per second.
-    pub per_second: f64,
-}
-
 /// Runs the load; true if all answers were as they should be.
 pub async fn run(args: LoadArgs) -> Result<bool> {
     let console = Console::new(args.json);
-    let measured = match args.load {
-        Load::Filter(args) => return filter::run(&console, &args).await.map(|()| true),
-        Load::Bind(args) => bind(&console, &args).await,
-        Load::Admission(args) => return admission::run(&console, &args).await,
-    };
-    console.finish();
-    let measured = measured?;
-    let mut results = table(["LOAD", "READY s", "RSS MiB", "P50 ms", "P90 ms", "P99 ms", "MAX ms", "PER SECOND"]);
-    let rss = measured.rss_mib.map(|mib| format!("{mib:.0}")).join(" > ");
-    let [p50, p90, p99, max] = measured.millis.map(|millis| format!("{millis:.2}"));
-    let (ready, rate) = (format!("{:.2}", measured.ready_seconds), format!("{:.0}", measured.per_second));
-    results.add_row([measured.what.clone(), ready, rss, p50, p90, p99, max, rate]);
-    console.result(&results.to_string());
-    console.json(&measured);
-    Ok(true)
+    match args.load {
+        Load::Filter(args) => filter::run(&console, &args).await.map(|()| true),
+        Load::Bind(args) => bind::run(&console, &args).await.map(|()| true),
+        Load::Admission(args) => admission::run(&console, &args).await,
+    }
 }
 
 /// A scheduler and the API server that it watches.
@@ -160,40 +123,6 @@ impl Rig {
     }
 }
 
-/// Measures `bind`.
-pub async fn bind(console: &Console, args: &BindArgs) -> Result<Measured> {
-    console.step(&format!("making {} nodes and {} pods", args.nodes, args.pods));
-    let (api, dir) = Rig::start().await?;
-    fleet::fill(api.cluster(), args.nodes, 0, 0)?;
-    console.step("starting the scheduler");
-    let rig = Rig::with_scheduler(api, dir, &[]).await?;
-    let client = HttpClient::new();
-    let url = format!("{}/gpushare-scheduler/bind", rig.url);
-    until_it_binds(&client, &url).await?;
-    let bindings = fleet::pending(rig.api.cluster(), args.nodes, args.pods)?;
-    let rss_before = rig.rss()?;
-    console.step(&format!("{} bindings, {} at a time", args.pods, args.concurrency));
-    let began = Instant::now();
-    let requests = bindings.into_iter().map(|binding| {
-        let (client, url) = (client.clone(), url.clone());
-        async move {
-            let asked = Instant::now();
-            let (status, answer) = client.post(&url, binding.to_string()).await?;
-            let answer: Value = serde_json::from_slice(&answer).with_context(|| format!("bind answers {status}"))?;
-            let error = answer.get("Error").and_then(Value::as_str).unwrap_or_default();
-            ensure!(error.is_empty(), "bind answers {error}");
-            Ok(asked.elapsed())
-        }
-    });
-    let answers: Vec<Result<Duration>> = futures::stream::iter(requests).buffer_unordered(usize::from(args.concurrency)).collect().await;
-    let elapsed = began.elapsed();
-    let latencies = answers.into_iter().collect::<Result<Vec<_>>>()?;
-    let what = format!("bind, {} pods, {} at a time", args.pods, args.concurrency);
-    let measured = measured(what, &rig, rss_before, latencies, elapsed)?;
-    rig.stop().await;
-    Ok(measured)
-}
-
 /// A scheduler that has started first waits out what its predecessor may be writing. A pod that does not exist asks when that is over.
 async fn until_it_binds(client: &HttpClient, url: &str) -> Result<()> {
     let question = json!({"PodName": "nobody", "PodNamespace": "default", "PodUID": "nobody", "Node": "nowhere"}).to_string();
@@ -209,12 +138,6 @@ async fn until_it_binds(client: &HttpClient, url: &str) -> Result<()> {
     tokio::time::timeout(Duration::from_secs(60), asking).await.context("the scheduler does not begin to bind in time")?
 }
 
-fn measured(what: String, rig: &Rig, rss_before: f64, latencies: Vec<Duration>, elapsed: Duration) -> Result<Measured> {
-    let per_second = float(latencies.len()) / elapsed.as_secs_f64();
-    let ready_seconds = rig.ready.as_secs_f64();
-    Ok(Measured { what, ready_seconds, rss_mib: [rss_before, rig.rss()?], millis: quantiles(latencies), per_second })
-}
-
 fn float(n: usize) -> f64 {
     f64::from(u32::try_from(n).unwrap_or(u32::MAX))
 }
@@ -227,17 +150,4 @@ fn quantiles(mut latencies: Vec<Duration>) -> [f64; 4] {
         let idx = (n_requests * percent / 100).min(n_requests.saturating_sub(1));
         latencies.get(idx).map_or(0.0, |latency| latency.as_secs_f64() * 1000.0)
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The measuring itself, small: every answer is checked by the load.
-    #[tokio::test(flavor = "multi_thread")]
-    async fn binds_are_measured() {
-        let console = Console::new(true);
-        let bound = bind(&console, &BindArgs { nodes: 4, pods: 64, concurrency: 8 }).await.unwrap();
-        assert!(bound.per_second > 0.0, "{bound:?}");
-    }
 }

@@ -163,7 +163,6 @@ pub async fn run(args: ReplayArgs) -> Result<bool> {
 
 /// Draws what was measured, three plots for each list of pods.
 fn draw(dir: &Path, summaries: &[Summary], console: &Console) -> Result<()> {
-    std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     let mut lists: Vec<&str> = summaries.iter().map(|summary| summary.list.as_str()).collect();
     lists.dedup();
     for list in lists {
@@ -174,11 +173,7 @@ fn draw(dir: &Path, summaries: &[Summary], console: &Console) -> Result<()> {
             ("fragmentation", plot::curves(&format!("Fragmentation: {list}"), Measure::Fragment, &of_list)),
             ("policies", plot::bars(&format!("Policies compared: {list}"), offered, &of_list)),
         ];
-        for (name, svg) in plots {
-            let path = dir.join(format!("{name}-{list}.svg"));
-            std::fs::write(&path, svg).with_context(|| format!("cannot write {}", path.display()))?;
-            console.say(&format!("drawn: {}", path.display()));
-        }
+        crate::plot::write(dir, &plots.map(|(name, svg)| (format!("{name}-{list}"), svg)), console)?;
     }
     Ok(())
 }

@@ -2,6 +2,7 @@
 //! server that does nothing.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -11,8 +12,9 @@ use serde::Serialize;
 use super::churn::Churn;
 use super::floor::Floor;
 use super::line::{Line, wire};
+use super::order::Order;
 use super::questions::{MOST_SHAPES, Questions};
-use super::{Rig, fleet, float, quantiles};
+use super::{Rig, fleet, float, growth, quantiles};
 use crate::console::{Console, table};
 use crate::http_client::HttpClient;
 
@@ -28,8 +30,8 @@ pub struct FilterArgs {
     /// Nodes of eight GPUs; of several sizes one cluster after the other is measured.
     #[arg(long, value_delimiter = ',', default_value = "5000", value_parser = clap::value_parser!(u32).range(1..=20_000))]
     nodes: Vec<u32>,
-    /// Pods that are bound already, each with half of a GPU; at most eight for each node.
-    #[arg(long, default_value_t = 40_000, value_parser = clap::value_parser!(u32).range(0..=200_000))]
+    /// Pods that are bound already, each with half of a GPU; no more than eight for each node.
+    #[arg(long, default_value_t = 160_000, value_parser = clap::value_parser!(u32).range(0..=200_000))]
     pods: u32,
     /// Bytes of each Pod object, bound or asked about.
     #[arg(long, default_value_t = 4096)]
@@ -37,6 +39,9 @@ pub struct FilterArgs {
     /// Names in one request; no more than there are nodes.
     #[arg(long, value_delimiter = ',', default_value = "500,5000,15000", value_parser = clap::value_parser!(u32).range(1..=20_000))]
     names: Vec<u32>,
+    /// Order of the names.
+    #[arg(long, value_enum, default_value = "interleaved")]
+    order: Order,
     /// How many shapes of request come in turn.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=i64::from(MOST_SHAPES)))]
     shapes: u8,
@@ -46,34 +51,40 @@ pub struct FilterArgs {
     /// How many questions of each number of names.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     requests: u32,
+    /// Draw into this directory how latency, memory and start grow, an SVG file each: over the names in a request to the
+    /// largest cluster, and over the nodes. Needs several of `--names` or `--nodes`.
+    #[arg(long, value_name = "DIR")]
+    plots: Option<PathBuf>,
 }
 
 /// What was measured with one size of request.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Filtered {
-    nodes: u32,
-    pods: u32,
-    names: u32,
-    shapes: u8,
-    request_bytes: usize,
-    answer_bytes: usize,
+    pub(super) nodes: u32,
+    pub(super) pods: u32,
+    pub(super) names: u32,
+    pub(super) order: Order,
+    pub(super) shapes: u8,
+    pub(super) request_bytes: usize,
+    pub(super) answer_bytes: usize,
     /// From the start of the process to `/readyz`.
-    ready_seconds: f64,
+    pub(super) ready_seconds: f64,
     /// Resident memory of the scheduler when it was ready, and at the end.
-    rss_mib: [f64; 2],
+    pub(super) rss_mib: [f64; 2],
     /// What the client sees, in milliseconds: median, 90th and 99th percentile, longest.
-    millis: [f64; 4],
+    pub(super) millis: [f64; 4],
     /// The same of a server that reads the request and answers at once.
-    floor_millis: [f64; 4],
+    pub(super) floor_millis: [f64; 4],
     /// What the daemon's own histogram says from the whole request to its answer: median and 99th percentile.
-    daemon_millis: [f64; 2],
+    pub(super) daemon_millis: [f64; 2],
     /// Binds that went on meanwhile, and how many of them failed.
-    binds_per_second: f64,
-    failed_binds: u64,
+    pub(super) binds_per_second: f64,
+    pub(super) failed_binds: u64,
 }
 
 /// Measures and prints.
 pub(super) async fn run(console: &Console, args: &FilterArgs) -> Result<()> {
+    ensure!(args.plots.is_none() || args.nodes.len() + args.names.len() > 2, "--plots needs several of --names or --nodes");
     let mut measured = Vec::new();
     for n_nodes in &args.nodes {
         measured.extend(cluster(console, args, *n_nodes).await?);
@@ -101,6 +112,9 @@ pub(super) async fn run(console: &Console, args: &FilterArgs) -> Result<()> {
     }
     console.result(&results.to_string());
     console.json(&measured);
+    if let Some(dir) = &args.plots {
+        crate::plot::write(dir, &growth::plots(&measured), console)?;
+    }
     Ok(())
 }
 
@@ -153,7 +167,7 @@ async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<V
         console.step(&format!("{} questions of {n_names} names", args.requests));
         let before = rig.histogram("filter").await?;
         let names = (0..n_nodes).map(fleet::node_name);
-        let questions = Questions::new(names, args.shapes, args.pod_bytes)?;
+        let questions = Questions::new(names, args.order, args.shapes, args.pod_bytes)?;
         let (address, floor, n_requests) = (rig.address, floor.address, args.requests);
         let asked = tokio::task::spawn_blocking(move || ask(questions, n_names, n_requests, address, floor)).await??;
         let daemon = rig.histogram("filter").await?.since(&before);
@@ -162,6 +176,7 @@ async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<V
             nodes: n_nodes,
             pods: n_pods,
             names: n_names,
+            order: args.order,
             shapes: args.shapes,
             request_bytes: asked.request_bytes,
             answer_bytes: asked.answer_bytes,
@@ -212,13 +227,22 @@ fn ask(mut questions: Questions, n_names: u32, n_requests: u32, scheduler: Socke
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+
+    #[derive(Parser)]
+    struct Parsed {
+        #[command(flatten)]
+        args: FilterArgs,
+    }
 
     /// The measuring itself, small: every answer is checked by the load.
     #[tokio::test(flavor = "multi_thread")]
     async fn filters_are_measured_beside_binds_and_a_floor() {
-        let args =
-            FilterArgs { nodes: vec![20], pods: 80, pod_bytes: 1024, names: vec![5, 500], shapes: 8, binds_per_second: 50, requests: 50 };
+        let text =
+            "filter --nodes 20 --pods 80 --pod-bytes 1024 --names 5,500 --shapes 8 --binds-per-second 50 --requests 50 --order interleaved";
+        let args = Parsed::try_parse_from(text.split(' ')).unwrap().args;
         let measured = cluster(&Console::new(true), &args, 20).await.unwrap();
         assert_eq!(measured.iter().map(|one| one.names).collect::<Vec<_>>(), [5, 20]);
         for one in measured {

@@ -1,10 +1,11 @@
-//! What kube-scheduler asks an extender: pods of several shapes, and names in the order in which it samples nodes.
+//! What kube-scheduler asks an extender: pods of several shapes, and names in the order in which it may sample nodes.
 
 use anyhow::{Context, Result};
 use proto::resource::{GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
 use serde_json::{Value, json};
 
 use super::line::wire;
+use super::order::{Order, Orders};
 use crate::pods::{Limits, PodSpec};
 
 /// What pods ask for; all of it fits a node whose GPUs are half full.
@@ -29,26 +30,25 @@ pub(super) struct Questions {
     pods: Vec<(String, String)>,
     /// In quotes.
     names: Vec<String>,
-    /// Where kube-scheduler begins to look next.
-    start: usize,
+    orders: Orders,
     n_asked: usize,
 }
 
 impl Questions {
     /// Questions about these nodes, by pods of so many shapes and bytes.
-    pub(super) fn new(names: impl Iterator<Item = String>, n_shapes: u8, pod_bytes: usize) -> Result<Self> {
+    pub(super) fn new(names: impl Iterator<Item = String>, order: Order, n_shapes: u8, pod_bytes: usize) -> Result<Self> {
         let pods = SHAPES.iter().take(usize::from(n_shapes)).map(|limits| pod(limits, pod_bytes));
-        Ok(Self { pods: pods.collect::<Result<_>>()?, names: names.map(|name| format!("{name:?}")).collect(), start: 0, n_asked: 0 })
+        let names: Vec<String> = names.map(|name| format!("{name:?}")).collect();
+        Ok(Self { pods: pods.collect::<Result<_>>()?, orders: Orders::new(order, names.len()), names, n_asked: 0 })
     }
 
     /// The next question, by a pod that has not asked before, about so many nodes from where the last question ended.
     pub(super) fn next(&mut self, n_names: usize) -> Result<Vec<u8>> {
         let (before, after) = self.pods.get(self.n_asked % self.pods.len().max(1)).context("there is no shape")?;
-        let names = self.names.iter().cycle().skip(self.start).take(n_names);
-        let names = names.map(String::as_str).collect::<Vec<_>>().join(",");
+        let places = self.orders.next(n_names);
+        let names = places.iter().filter_map(|place| self.names.get(*place)).map(String::as_str).collect::<Vec<_>>().join(",");
         let body = format!(r#"{{"Pod":{before}asked-{:08}{after},"Nodes":null,"NodeNames":[{names}]}}"#, self.n_asked);
         self.n_asked += 1;
-        self.start = (self.start + n_names) % self.names.len().max(1);
         Ok(wire("/gpushare-scheduler/filter", body.as_bytes()))
     }
 }
@@ -71,11 +71,11 @@ fn pod(limits: &Limits<'_>, bytes: usize) -> Result<(String, String)> {
 mod tests {
     use serde_json::Value;
 
-    use super::Questions;
+    use super::{Order, Questions};
 
     #[test]
     fn names_go_round_and_pods_differ() {
-        let mut questions = Questions::new(["a", "b", "c"].into_iter().map(str::to_owned), 2, 2048).unwrap();
+        let mut questions = Questions::new(["a", "b", "c"].into_iter().map(str::to_owned), Order::Listed, 2, 2048).unwrap();
         let mut ask = || {
             let wire = String::from_utf8(questions.next(2).unwrap()).unwrap();
             let (head, body) = wire.split_once("\r\n\r\n").unwrap();

@@ -1,0 +1,256 @@
+//! `testbed load bind`: how many pods a second the scheduler binds, whether that lasts, and what it costs; beside what the
+//! testbed's API server takes of the same bindings when nobody else wants anything of it.
+
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use futures::stream::{self, StreamExt, TryStreamExt};
+use proto::record::{BIND_TIMESTAMP, DEVICE_ALLOCATED, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_DEV, MEM_IDX, MEM_POD};
+use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::{Rig, fleet, float, quantiles, until_it_binds};
+use crate::console::{Console, table};
+use crate::http_client::HttpClient;
+
+/// Linux counts the time of processes in hundredths of a second.
+const TICKS_PER_SECOND: f64 = 100.0;
+
+/// `testbed load bind`.
+#[derive(Clone, Debug, Args)]
+pub struct BindArgs {
+    /// Nodes of eight GPUs.
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=20_000))]
+    nodes: u32,
+    /// Pods to bind.
+    #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pods: u32,
+    /// Requests at one time.
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    concurrency: u16,
+}
+
+/// What was measured.
+#[derive(Clone, Debug, Serialize)]
+struct Bound {
+    nodes: u32,
+    pods: u32,
+    concurrency: u16,
+    /// From the start of the process to `/readyz`.
+    ready_seconds: f64,
+    /// Resident memory of the scheduler when all pods were known, and at the end.
+    rss_mib: [f64; 2],
+    /// Latency in milliseconds: median, 90th and 99th percentile, longest.
+    millis: [f64; 4],
+    /// Binds per second.
+    per_second: f64,
+    /// Binds in each whole second.
+    each_second: Vec<u32>,
+    /// Processor time for each bind in microseconds: of the scheduler, and of the testbed, which is its API server and asks.
+    cpu_micros: [f64; 2],
+    /// What the API server takes per second of a client that posts bindings itself, with nobody watching.
+    floor_per_second: f64,
+}
+
+/// Measures and prints.
+pub(super) async fn run(console: &Console, args: &BindArgs) -> Result<()> {
+    let bound = bind(console, args).await;
+    console.finish();
+    let bound = bound?;
+    let mut results = table([
+        "NODES",
+        "PODS",
+        "AT A TIME",
+        "READY s",
+        "RSS MiB",
+        "P50 ms",
+        "P90 ms",
+        "P99 ms",
+        "MAX ms",
+        "BINDS/s",
+        "SLOWEST/s",
+        "CPU us/bind",
+        "TESTBED us/bind",
+        "FLOOR/s",
+    ]);
+    results.add_row(bound.row());
+    console.result(&results.to_string());
+    console.json(&bound);
+    Ok(())
+}
+
+impl Bound {
+    fn row(&self) -> Vec<String> {
+        let slowest = self.each_second.iter().min().map_or_else(|| "-".to_owned(), u32::to_string);
+        let counts = [self.nodes, self.pods, u32::from(self.concurrency)].map(|n| n.to_string());
+        let times = [format!("{:.2}", self.ready_seconds), self.rss_mib.map(|mib| format!("{mib:.0}")).join(" > ")];
+        let millis = self.millis.map(|millis| format!("{millis:.2}"));
+        let [scheduler, testbed] = self.cpu_micros.map(|micros| format!("{micros:.0}"));
+        let rates = [format!("{:.0}", self.per_second), slowest, scheduler, testbed, format!("{:.0}", self.floor_per_second)];
+        counts.into_iter().chain(times).chain(millis).chain(rates).collect()
+    }
+}
+
+async fn bind(console: &Console, args: &BindArgs) -> Result<Bound> {
+    console.step(&format!("{} bindings without a scheduler", args.pods));
+    let floor = floor(args).await?;
+    console.step(&format!("making {} nodes and {} pods", args.nodes, args.pods));
+    let (api, dir) = Rig::start().await?;
+    fleet::fill(api.cluster(), args.nodes, 0, 0)?;
+    let pending = fleet::pending(api.cluster(), args.nodes, args.pods)?;
+    console.step("starting the scheduler");
+    let rig = Rig::with_scheduler(api, dir, &[]).await?;
+    let client = HttpClient::new();
+    let url = format!("{}/gpushare-scheduler/bind", rig.url);
+    until_it_binds(&client, &url).await?;
+    let rss = rig.rss()?;
+    let cpu = [rig.cpu_seconds()?, own_cpu_seconds()?];
+    console.step(&format!("{} bindings, {} at a time", args.pods, args.concurrency));
+    let requests = pending.into_iter().map(|bind| {
+        let (client, url) = (client.clone(), url.clone());
+        async move {
+            let (status, answer) = client.post(&url, bind.to_string()).await?;
+            let answer: Value = serde_json::from_slice(&answer).with_context(|| format!("bind answers {status}"))?;
+            let error = answer.get("Error").and_then(Value::as_str).unwrap_or_default();
+            ensure!(error.is_empty(), "bind answers {error}");
+            Ok(())
+        }
+    });
+    let done = Done::of(args.concurrency, requests).await?;
+    let spent = [rig.cpu_seconds()? - cpu[0], own_cpu_seconds()? - cpu[1]];
+    let bound = Bound {
+        nodes: args.nodes,
+        pods: args.pods,
+        concurrency: args.concurrency,
+        ready_seconds: rig.ready.as_secs_f64(),
+        rss_mib: [rss, rig.rss()?],
+        per_second: done.per_second(),
+        each_second: done.each_second(),
+        millis: quantiles(done.latencies),
+        cpu_micros: spent.map(|seconds| seconds * 1e6 / f64::from(args.pods)),
+        floor_per_second: floor,
+    };
+    rig.stop().await;
+    Ok(bound)
+}
+
+/// How many bindings per second an API server takes that has nothing else to do.
+async fn floor(args: &BindArgs) -> Result<f64> {
+    let (api, _dir) = Rig::start().await?;
+    fleet::fill(api.cluster(), args.nodes, 0, 0)?;
+    let client = HttpClient::new();
+    let pods = format!("{}/api/v1/namespaces/{}/pods", api.url(), fleet::NAMESPACE);
+    let requests = fleet::pending(api.cluster(), args.nodes, args.pods)?.into_iter().map(|bind| {
+        let (client, pods) = (client.clone(), pods.clone());
+        async move {
+            let name = bind.get("PodName").and_then(Value::as_str).context("a bind request names no pod")?;
+            let (status, answer) = client.post(&format!("{pods}/{name}/binding"), binding(&bind).to_string()).await?;
+            ensure!(status.is_success(), "the API server answers {status}: {}", String::from_utf8_lossy(&answer));
+            Ok(())
+        }
+    });
+    let done = Done::of(args.concurrency, requests).await?;
+    api.shutdown().await;
+    Ok(done.per_second())
+}
+
+/// The Binding that the scheduler would write for a request.
+fn binding(bind: &Value) -> Value {
+    let field = |name: &str| bind.get(name).and_then(Value::as_str).unwrap_or_default();
+    let resources = json!({GPU_MEMORY: "1Gi", GPU_MEMORY_RATIO: "6", GPU_CORE: "0"});
+    let record = json!({"gpu": [{"minor": 0, "id": format!("GPU-{}-0", field("Node")), "resources": resources}]});
+    let time = "1700000000000000000";
+    let annotations = json!({
+        DEVICE_ALLOCATED: record.to_string(), BIND_TIMESTAMP: time, MEM_ASSUME_TIME: time, MEM_IDX: "0", MEM_POD: "1",
+        MEM_DEV: "16", MEM_ASSIGNED: "false",
+    });
+    json!({
+        "apiVersion": "v1", "kind": "Binding",
+        "metadata": {"name": field("PodName"), "namespace": field("PodNamespace"), "uid": field("PodUID"), "annotations": annotations},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": field("Node")},
+    })
+}
+
+/// Requests that have been answered.
+#[derive(Debug)]
+struct Done {
+    latencies: Vec<Duration>,
+    /// When each was answered, from the beginning.
+    at: Vec<Duration>,
+    took: Duration,
+}
+
+impl Done {
+    /// Makes requests, so many at one time; all must succeed.
+    async fn of<F: Future<Output = Result<()>>>(concurrency: u16, requests: impl Iterator<Item = F>) -> Result<Self> {
+        let began = Instant::now();
+        let timed = requests.map(|request| async move {
+            let asked = Instant::now();
+            request.await?;
+            anyhow::Ok((asked.elapsed(), began.elapsed()))
+        });
+        let (latencies, at) = stream::iter(timed).buffer_unordered(usize::from(concurrency)).try_collect().await?;
+        Ok(Self { latencies, at, took: began.elapsed() })
+    }
+
+    fn per_second(&self) -> f64 {
+        float(self.at.len()) / self.took.as_secs_f64()
+    }
+
+    /// How many were answered in each second; what is left of the last one is not told.
+    fn each_second(&self) -> Vec<u32> {
+        let count = |second: u64| self.at.iter().filter(|at| at.as_secs() == second).count();
+        (0..self.took.as_secs()).map(|second| u32::try_from(count(second)).unwrap_or(u32::MAX)).collect()
+    }
+}
+
+impl Rig {
+    /// Processor time that the scheduler has used.
+    fn cpu_seconds(&self) -> Result<f64> {
+        let pid = self.scheduler.pid().context("the scheduler has no process id")?;
+        cpu_seconds_of(&std::fs::read_to_string(format!("/proc/{pid}/stat")).context("cannot read /proc")?)
+    }
+}
+
+fn own_cpu_seconds() -> Result<f64> {
+    cpu_seconds_of(&std::fs::read_to_string("/proc/self/stat").context("cannot read /proc")?)
+}
+
+/// The time in user and kernel mode that a line of `/proc/PID/stat` tells.
+fn cpu_seconds_of(stat: &str) -> Result<f64> {
+    // The name of the program is in parentheses, and may have any in it.
+    let (_, fields) = stat.rsplit_once(')').context("/proc does not tell the processor time")?;
+    let ticks = fields.split_whitespace().skip(11).take(2).map(str::parse::<f64>).collect::<Result<Vec<_>, _>>()?;
+    Ok(ticks.iter().sum::<f64>() / TICKS_PER_SECOND)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The measuring itself, small: every answer is checked by the load.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn binds_are_measured() {
+        let bound = bind(&Console::new(true), &BindArgs { nodes: 4, pods: 64, concurrency: 8 }).await.unwrap();
+        assert!(bound.per_second > 0.0 && bound.floor_per_second > 0.0, "{bound:?}");
+        assert!(bound.millis[0] > 0.0 && bound.cpu_micros[1] > 0.0, "{bound:?}");
+    }
+
+    #[test]
+    fn only_whole_seconds_are_compared() {
+        let at = [100, 900, 1100, 2000, 2100, 2200, 3000].map(Duration::from_millis);
+        let done = Done { latencies: Vec::new(), at: at.to_vec(), took: Duration::from_millis(3010) };
+        assert_eq!(done.each_second(), [2, 1, 3]);
+        assert!(Done { latencies: Vec::new(), at: at[..2].to_vec(), took: Duration::from_millis(900) }.each_second().is_empty());
+    }
+
+    #[test]
+    fn processor_time_stands_behind_the_name() {
+        let stat = "42 (a (b) c) S 1 42 42 0 -1 4194304 100 0 0 0 250 50 7 7 20 0 5 0 100 1000 10\n";
+        assert!((cpu_seconds_of(stat).unwrap() - 3.0).abs() < 1e-9);
+        assert!(cpu_seconds_of("nothing").is_err());
+    }
+}
