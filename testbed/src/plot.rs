@@ -54,6 +54,11 @@ impl Axis {
         Self { range: (from, to), step: None }
     }
 
+    /// Logarithmic, from one positive value to another.
+    pub(crate) fn log_between(from: f64, to: f64) -> Self {
+        Self { range: (from, to), step: None }
+    }
+
     /// Which part of the axis is before a value.
     fn part(&self, value: f64) -> f64 {
         let place = |value: f64| if self.step.is_some() { value } else { value.ln() };
@@ -302,6 +307,7 @@ mod tests {
     #[case::thousands(Axis::log(100.0, 15_000.0), "100 200 500 1,000 2,000 5,000 10,000 20,000")]
     #[case::round_already(Axis::log(0.1, 0.5), "0.1 0.2 0.5")]
     #[case::one_value(Axis::log(500.0, 500.0), "500 1,000")]
+    #[case::between(Axis::log_between(100.0, 15_000.0), "100 200 500 1,000 2,000 5,000 10,000")]
     #[case::many_powers(Axis::log(0.01, 100.0), "0.01 0.1 1 10 100")]
     fn axes_have_few_round_numbers(#[case] axis: Axis, #[case] numbers: &str) {
         let ticks = axis.ticks();

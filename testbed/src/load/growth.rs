@@ -1,7 +1,7 @@
 //! Plots of how the cost of a filter grows: with the names in a request, and with the cluster.
 
 use super::filter::Filtered;
-use crate::plot::{Axis, Drawing, LEFT, PANEL, Panel, colour, grouped};
+use crate::plot::{Axis, Drawing, LEFT, PANEL, Panel, colour, grouped, step_of};
 
 /// How many names are compared over clusters of several sizes, where so many were asked about: what kube-scheduler samples
 /// of 5,000 nodes.
@@ -58,7 +58,7 @@ fn latencies(title: &str, x_label: &str, measured: &[&Filtered], size: fn(&Filte
     let mut drawing = Drawing::new(title, panels.len(), LEFT, PANEL.1);
     drawing.legend(&MEASURED_BY);
     drawing.y_label("milliseconds");
-    draw(&mut drawing, Axis::log(from, to), x_label, &panels, false);
+    draw(&mut drawing, Axis::log_between(from, to), x_label, &panels, false);
     drawing.end()
 }
 
@@ -79,7 +79,8 @@ fn memory_and_start(clusters: &[&Filtered]) -> String {
     let mut drawing = Drawing::new(&title, panels.len(), LEFT, PANEL.1);
     drawing.legend(&["when it is ready", "after all questions"]);
     let (_, widest) = extent(clusters.iter().map(|one| f64::from(one.nodes)));
-    draw(&mut drawing, Axis::from_zero(widest), "nodes of the cluster", &panels, true);
+    // Labels are wide: half as many as there may be lines.
+    draw(&mut drawing, Axis::even((0.0, widest), step_of(2.0 * widest)), "nodes of the cluster", &panels, true);
     drawing.end()
 }
 
