@@ -1,6 +1,7 @@
 //! `testbed load`: drives the real scheduler over HTTP, or the real plugin through a kubelet, and measures it.
 //!
-//! The cluster is made of objects alone, and no kubelet runs, except where kubelet's admission is measured.
+//! The cluster is made of objects alone, and no kubelet runs, except where kubelet's admission is measured. One load needs a
+//! cluster of somebody else's: a control plane whose own kube-schedulers are measured.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -27,11 +28,13 @@ mod histogram;
 mod line;
 mod order;
 mod questions;
+mod schedule;
 
 pub use admission::{AdmissionArgs, admission};
 pub use bind::BindArgs;
 pub use filter::FilterArgs;
 use histogram::Histogram;
+pub use schedule::ScheduleArgs;
 
 /// `testbed load`.
 #[derive(Clone, Debug, Args)]
@@ -49,6 +52,8 @@ enum Load {
     Filter(FilterArgs),
     /// Bind pods as fast as it goes.
     Bind(BindArgs),
+    /// Let the kube-schedulers of a real cluster place pods as fast as they can, on nodes that are nothing but objects.
+    Schedule(ScheduleArgs),
     /// Let one node's kubelet admit and start pods as fast as it goes.
     Admission(AdmissionArgs),
 }
@@ -59,6 +64,7 @@ pub async fn run(args: LoadArgs) -> Result<bool> {
     match args.load {
         Load::Filter(args) => filter::run(&console, &args).await.map(|()| true),
         Load::Bind(args) => bind::run(&console, &args).await.map(|()| true),
+        Load::Schedule(args) => schedule::run(&console, &args).await.map(|()| true),
         Load::Admission(args) => admission::run(&console, &args).await,
     }
 }

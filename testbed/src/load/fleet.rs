@@ -1,4 +1,6 @@
 //! A cluster of objects: nodes of eight GPUs as the plugin reports them, and pods as the scheduler binds them.
+//!
+//! Says what the objects are and puts them into the testbed's own API server; `schedule` brings the same to a real one.
 
 use anyhow::{Context, Result};
 use proto::record::{BIND_TIMESTAMP, DEVICE_ALLOCATED, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_DEV, MEM_IDX, MEM_POD};
@@ -22,9 +24,7 @@ pub(super) fn node_name(idx: u32) -> String {
 
 /// Creates nodes, their Device objects, and bound pods that hold half a GPU each.
 pub(super) fn fill(cluster: &Cluster, n_nodes: u32, n_pods: u32, pod_bytes: usize) -> Result<()> {
-    let crd = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/base/crd.yaml"));
-    let crd: Value = serde_yaml_ng::from_str(crd).context("the CustomResourceDefinition is malformed")?;
-    cluster.create("customresourcedefinitions.apiextensions.k8s.io", crd)?;
+    cluster.create("customresourcedefinitions.apiextensions.k8s.io", crd()?)?;
     for idx in 0..n_nodes {
         let name = node_name(idx);
         cluster.create("nodes", node(&name))?;
@@ -34,6 +34,12 @@ pub(super) fn fill(cluster: &Cluster, n_nodes: u32, n_pods: u32, pod_bytes: usiz
         cluster.create("pods", bound_pod(idx, n_nodes, pod_bytes))?;
     }
     Ok(())
+}
+
+/// The definition of Device objects, as it is shipped.
+pub(super) fn crd() -> Result<Value> {
+    let crd = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/base/crd.yaml"));
+    serde_yaml_ng::from_str(crd).context("the CustomResourceDefinition is malformed")
 }
 
 /// Creates pods that wait, and answers the bind request for each.
@@ -48,7 +54,8 @@ pub(super) fn pending_pod(cluster: &Cluster, name: &str, node_idx: u32) -> Resul
     Ok(json!({"PodName": name, "PodNamespace": NAMESPACE, "PodUID": uid, "Node": node_name(node_idx)}))
 }
 
-fn node(name: &str) -> Value {
+/// A Node that is ready.
+pub(super) fn node(name: &str) -> Value {
     let gib = GPUS * GIB_OF_GPU;
     let amounts = json!({
         "cpu": "64", "memory": "512Gi", "pods": "250",
@@ -56,28 +63,34 @@ fn node(name: &str) -> Value {
         GPU_MEMORY: format!("{gib}Gi"), GPU_MEMORY_RATIO: (GPUS * 100).to_string(), GPU_CORE: (GPUS * 100).to_string(),
     });
     json!({
-        "metadata": {"name": name, "annotations": {format!("{GPU_MEM}-unit"): "GiB"}},
-        "status": {"capacity": amounts, "allocatable": amounts},
+        "apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "annotations": {format!("{GPU_MEM}-unit"): "GiB"}},
+        "status": {"capacity": amounts, "allocatable": amounts, "conditions": [{"type": "Ready", "status": "True"}]},
     })
 }
 
-fn device(name: &str) -> Value {
+/// The Device object of a node, as its plugin publishes it.
+pub(super) fn device(name: &str) -> Value {
     let gpu = |minor: u32| {
         json!({
             "type": "gpu", "id": format!("GPU-{name}-{minor}"), "minor": minor, "health": true,
             "resources": {GPU_MEMORY: format!("{GIB_OF_GPU}Gi"), GPU_CORE: "100", GPU_MEMORY_RATIO: "100"},
         })
     };
-    json!({"metadata": {"name": name}, "spec": {"devices": (0..GPUS).map(gpu).collect::<Vec<_>>()}})
+    json!({
+        "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Device", "metadata": {"name": name},
+        "spec": {"devices": (0..GPUS).map(gpu).collect::<Vec<_>>()},
+    })
 }
 
 fn pod(name: &str, units: &str) -> Value {
     let container =
         json!({"name": "main", "image": "busybox:1.36", "resources": {"limits": {GPU_MEM: units}, "requests": {GPU_MEM: units}}});
-    json!({"metadata": {"name": name, "namespace": NAMESPACE}, "spec": {"containers": [container]}})
+    let metadata = json!({"name": name, "namespace": NAMESPACE});
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}})
 }
 
-fn bound_pod(idx: u32, n_nodes: u32, bytes: usize) -> Value {
+/// A pod that holds half of a GPU; pods go to one node after the other. Of about so many bytes.
+pub(super) fn bound_pod(idx: u32, n_nodes: u32, bytes: usize) -> Value {
     let (node, minor) = (node_name(idx % n_nodes), idx / n_nodes % GPUS);
     let units = GIB_OF_GPU / 2;
     let resources = json!({GPU_MEMORY: format!("{units}Gi"), GPU_MEMORY_RATIO: "50"});

@@ -9,7 +9,7 @@ use super::order::{Order, Orders};
 use crate::pods::{Limits, PodSpec};
 
 /// What pods ask for; all of it fits a node whose GPUs are half full.
-const SHAPES: [&Limits<'_>; 8] = [
+pub(super) const SHAPES: [&Limits<'_>; 8] = [
     &[(GPU_MEM, "8")],
     &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "25")],
     &[(GPU_MEM, "1")],

@@ -1,0 +1,242 @@
+//! `testbed load schedule`: pods per second from creation to binding, by the kube-schedulers of a real control plane.
+//!
+//! Fills the cluster with nodes that are nothing but objects, then lets one scheduler after the other place the same pods, round
+//! after round. Starts no process: which scheduler asks an extender is the control plane's configuration.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use clap::Args;
+use kube::Client;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::fleet;
+use super::questions::{MOST_SHAPES, SHAPES};
+use crate::cluster::client_of;
+use crate::console::{Console, table};
+use crate::pods::{PodSpec, set};
+use bindings::{Bindings, Rates};
+use fill::{LABEL, Size, WAITING, path};
+use objects::{Objects, each};
+
+mod bindings;
+mod fill;
+mod objects;
+
+/// Pods that each scheduler places before the first that count.
+const WARM_UP: u32 = 100;
+
+/// `testbed load schedule`.
+#[derive(Clone, Debug, Args)]
+pub struct ScheduleArgs {
+    /// A control plane without nodes, and leave to do anything there. Nothing may taint nodes that send no heartbeat: its
+    /// kube-controller-manager, if it has one, runs with --controllers=*,-node-lifecycle-controller.
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: PathBuf,
+    /// Delete what earlier runs have made, and do nothing else.
+    #[arg(long)]
+    clean: bool,
+    /// Nodes of eight GPUs.
+    #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..=20_000))]
+    nodes: u32,
+    /// Pods that are bound already, each with half of a GPU; at most eight for each node.
+    #[arg(long, default_value_t = 40_000, value_parser = clap::value_parser!(u32).range(0..=160_000))]
+    pods: u32,
+    /// Bytes of each Pod as it is sent to the API server, which adds its own.
+    #[arg(long, default_value_t = 4096)]
+    pod_bytes: usize,
+    /// `schedulerName` of pods; the first is what others are compared with.
+    #[arg(long = "scheduler", value_name = "NAME", default_value = "default-scheduler")]
+    schedulers: Vec<String>,
+    /// Pods that each scheduler places in a round.
+    #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    waiting: u32,
+    /// How many shapes of request these pods have in turn.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=i64::from(MOST_SHAPES)))]
+    shapes: u8,
+    /// How often each scheduler has its turn; every other time in reverse order.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    rounds: u32,
+    /// Seconds to let everybody come to rest before a turn.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(0..=600))]
+    rest: u64,
+}
+
+/// One scheduler's turn, or the median of its turns.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Turn {
+    scheduler: String,
+    /// From 1; none for a median.
+    round: Option<u32>,
+    pods: u32,
+    /// Until the last pod was created.
+    created_seconds: f64,
+    /// From the creation of the first pod to the last binding.
+    seconds: f64,
+    per_second: f64,
+    /// From when a tenth was bound to when nine tenths were.
+    middle_per_second: f64,
+    /// Of pods per second, to the first scheduler's in the same round.
+    ratio: f64,
+    middle_ratio: f64,
+}
+
+/// Measures and prints.
+pub(super) async fn run(console: &Console, args: &ScheduleArgs) -> Result<()> {
+    let client = client_of(&args.kubeconfig).await?;
+    if args.clean {
+        fill::clean(console, &Objects::of(&client)).await?;
+        console.finish();
+        return Ok(());
+    }
+    let turns = schedule(console, &client, args).await?;
+    console.finish();
+    let medians: Vec<Turn> = args.schedulers.iter().filter_map(|scheduler| median(&turns, scheduler)).collect();
+    let mut results = table(["SCHEDULER", "ROUND", "PODS", "CREATED s", "BOUND s", "PODS/s", "TO FIRST", "MIDDLE 80 % PODS/s", "TO FIRST"]);
+    for turn in turns.iter().chain(&medians) {
+        results.add_row(turn.row());
+    }
+    console.result(&results.to_string());
+    console.json(&json!({"nodes": args.nodes, "assigned": args.pods, "pod_bytes": args.pod_bytes, "turns": turns, "medians": medians}));
+    Ok(())
+}
+
+impl Turn {
+    fn row(&self) -> [String; 9] {
+        [
+            self.scheduler.clone(),
+            self.round.map_or_else(|| "median".to_owned(), |round| round.to_string()),
+            self.pods.to_string(),
+            format!("{:.2}", self.created_seconds),
+            format!("{:.2}", self.seconds),
+            format!("{:.0}", self.per_second),
+            format!("{:.2}", self.ratio),
+            format!("{:.0}", self.middle_per_second),
+            format!("{:.2}", self.middle_ratio),
+        ]
+    }
+}
+
+/// Fills the cluster if need be, then measures all turns.
+async fn schedule(console: &Console, client: &Client, args: &ScheduleArgs) -> Result<Vec<Turn>> {
+    console.step(&format!("making {} nodes and {} pods", args.nodes, args.pods));
+    let objects = Objects::of(client);
+    let n_pods = args.pods.min(args.nodes * fleet::MOST_PODS);
+    fill::fill(console, &objects, Size { n_nodes: args.nodes, n_pods, pod_bytes: args.pod_bytes }).await?;
+    let mut stage = Stage { console, args, bindings: Bindings::watch(client).await?, objects };
+    stage.empty().await?;
+    for scheduler in &args.schedulers {
+        stage.turn(scheduler, 0, WARM_UP.min(args.waiting)).await?;
+    }
+    let mut turns = Vec::new();
+    for round in 1..=args.rounds {
+        let mut schedulers: Vec<&String> = args.schedulers.iter().collect();
+        if round % 2 == 0 {
+            schedulers.reverse();
+        }
+        for scheduler in schedulers {
+            turns.push(stage.turn(scheduler, round, args.waiting).await?);
+        }
+    }
+    compare(&mut turns, args.schedulers.first().map_or("", String::as_str));
+    Ok(turns)
+}
+
+/// What a turn needs.
+struct Stage<'a> {
+    console: &'a Console,
+    args: &'a ScheduleArgs,
+    objects: Objects,
+    bindings: Bindings,
+}
+
+impl Stage<'_> {
+    /// Creates pods as fast as it goes, waits until all are bound, and deletes them.
+    async fn turn(&mut self, scheduler: &str, round: u32, n_pods: u32) -> Result<Turn> {
+        tokio::time::sleep(Duration::from_secs(self.args.rest)).await;
+        self.console.step(&format!("round {round}: {n_pods} pods for {scheduler}"));
+        self.bindings.forget();
+        let pods = path("pods");
+        let waiting = (0..n_pods).map(|idx| waiting_pod(scheduler, round, idx, self.args));
+        let waiting: Vec<Value> = waiting.collect::<Result<_>>()?;
+        let (objects, pods) = (&self.objects, pods.as_str());
+        let began = Instant::now();
+        each(self.console, "creating pods", waiting, |pod| async move { objects.create(pods, &pod).await }).await?;
+        let created_seconds = began.elapsed().as_secs_f64();
+        self.bindings.until_bound(n_pods as usize).await.with_context(|| format!("pods of scheduler {scheduler}"))?;
+        let bound = self.bindings.shown().bound();
+        let rates = Rates::of(bound.into_iter().map(|at| at.saturating_duration_since(began)).collect());
+        self.empty().await?;
+        Ok(Turn {
+            scheduler: scheduler.to_owned(),
+            round: Some(round),
+            pods: n_pods,
+            created_seconds,
+            seconds: rates.seconds,
+            per_second: rates.per_second,
+            middle_per_second: rates.middle_per_second,
+            ratio: 1.0,
+            middle_ratio: 1.0,
+        })
+    }
+
+    /// Deletes the pods that schedulers were to place.
+    async fn empty(&mut self) -> Result<()> {
+        let pods = path("pods");
+        let names = self.objects.names(&pods, &format!("{LABEL}={WAITING}")).await?;
+        self.objects.delete_all(self.console, &pods, names).await?;
+        self.bindings.until_gone().await
+    }
+}
+
+/// A pod for a scheduler.
+fn waiting_pod(scheduler: &str, round: u32, idx: u32, args: &ScheduleArgs) -> Result<Value> {
+    let shapes = SHAPES.get(..usize::from(args.shapes)).unwrap_or(&SHAPES);
+    let shape = shapes.get(idx as usize % shapes.len().max(1)).context("there is no shape")?;
+    let pod = PodSpec::new(&format!("{scheduler}-{round}-{idx:06}"), shape).scheduler(scheduler).pod()?;
+    let mut pod = fill::of_load(serde_json::to_value(pod)?, WAITING);
+    let padding = "x".repeat(args.pod_bytes.saturating_sub(pod.to_string().len() + 50));
+    if let Some(metadata) = pod.get_mut("metadata") {
+        set(metadata, "annotations", json!({"example.com/padding": padding}));
+    }
+    Ok(pod)
+}
+
+/// Sets the ratios of all turns to the turn of the first scheduler in the same round.
+fn compare(turns: &mut [Turn], first: &str) {
+    let of_first = |turn: &&Turn| turn.scheduler == first;
+    let firsts: Vec<Turn> = turns.iter().filter(of_first).cloned().collect();
+    for turn in turns {
+        if let Some(first) = firsts.iter().find(|first| first.round == turn.round) {
+            turn.ratio = turn.per_second / first.per_second;
+            turn.middle_ratio = turn.middle_per_second / first.middle_per_second;
+        }
+    }
+}
+
+/// The medians of a scheduler's turns, each column for itself.
+fn median(turns: &[Turn], scheduler: &str) -> Option<Turn> {
+    let turns: Vec<&Turn> = turns.iter().filter(|turn| turn.scheduler == scheduler).collect();
+    let middle = |column: fn(&Turn) -> f64| {
+        let mut values: Vec<f64> = turns.iter().map(|turn| column(turn)).collect();
+        values.sort_by(f64::total_cmp);
+        let at = |idx: usize| values.get(idx).copied().unwrap_or(0.0);
+        f64::midpoint(at(values.len().saturating_sub(1) / 2), at(values.len() / 2))
+    };
+    turns.first().map(|first| Turn {
+        scheduler: scheduler.to_owned(),
+        round: None,
+        pods: first.pods,
+        created_seconds: middle(|turn| turn.created_seconds),
+        seconds: middle(|turn| turn.seconds),
+        per_second: middle(|turn| turn.per_second),
+        middle_per_second: middle(|turn| turn.middle_per_second),
+        ratio: middle(|turn| turn.ratio),
+        middle_ratio: middle(|turn| turn.middle_ratio),
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,163 @@
+//! When pods are bound, as a watch shows it, and what that is in pods per second.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::Pod;
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client, ResourceExt};
+use tokio::sync::watch;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::fill::{LABEL, NAMESPACE, WAITING};
+use crate::observer::{node_of, unscheduled_because};
+
+/// How long nothing may happen.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What the watch has shown so far.
+#[derive(Debug, Default)]
+pub(super) struct Shown {
+    /// Whether the watch has begun.
+    is_watching: bool,
+    there: BTreeSet<String>,
+    bound: BTreeMap<String, Instant>,
+    /// What a scheduler last said of a pod that it cannot place.
+    refusal: Option<String>,
+}
+
+impl Shown {
+    /// When pods were bound, those that are gone again included.
+    pub(super) fn bound(&self) -> Vec<Instant> {
+        self.bound.values().copied().collect()
+    }
+
+    fn apply(&mut self, pod: &Pod) {
+        let name = pod.name_any();
+        if node_of(pod).is_some() {
+            self.bound.entry(name.clone()).or_insert_with(Instant::now);
+        }
+        if let Some(refusal) = unscheduled_because(pod) {
+            self.refusal = Some(refusal.to_owned());
+        }
+        self.there.insert(name);
+    }
+}
+
+/// A watch on the pods that schedulers are to place.
+#[derive(Debug)]
+pub(super) struct Bindings {
+    shown: watch::Receiver<Shown>,
+    sender: watch::Sender<Shown>,
+    _watching: AbortOnDropHandle<()>,
+}
+
+impl Bindings {
+    /// Begins to watch.
+    pub(super) async fn watch(client: &Client) -> Result<Self> {
+        let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
+        let (sender, shown) = watch::channel(Shown::default());
+        let watching = AbortOnDropHandle::new(tokio::spawn(follow(pods, sender.clone())));
+        let mut bindings = Self { shown, sender, _watching: watching };
+        bindings.until("the watch to begin", |shown| shown.is_watching).await?;
+        Ok(bindings)
+    }
+
+    /// Forgets pods that are gone; those of the next round have other names.
+    pub(super) fn forget(&self) {
+        self.sender.send_modify(|shown| {
+            shown.bound.clear();
+            shown.refusal = None;
+        });
+    }
+
+    /// What has been shown so far.
+    pub(super) fn shown(&self) -> watch::Ref<'_, Shown> {
+        self.shown.borrow()
+    }
+
+    /// Waits until so many pods have been bound.
+    pub(super) async fn until_bound(&mut self, n_pods: usize) -> Result<()> {
+        self.until("pods to be bound", |shown| shown.bound.len() >= n_pods).await
+    }
+
+    /// Waits until no pod is left.
+    pub(super) async fn until_gone(&mut self) -> Result<()> {
+        self.until("pods to be gone", |shown| shown.there.is_empty()).await
+    }
+
+    async fn until(&mut self, what: &str, condition: impl Fn(&Shown) -> bool) -> Result<()> {
+        loop {
+            if condition(&self.shown.borrow_and_update()) {
+                return Ok(());
+            }
+            if let Ok(changed) = tokio::time::timeout(PATIENCE, self.shown.changed()).await {
+                changed?;
+                continue;
+            }
+            let shown = self.shown.borrow();
+            let refusal = shown.refusal.as_deref().unwrap_or("no scheduler says anything; does one of this name run?");
+            let (n_there, n_bound) = (shown.there.len(), shown.bound.len());
+            bail!("nothing happened for {PATIENCE:?} while waiting for {what}; {n_there} pods are there, {n_bound} were bound: {refusal}");
+        }
+    }
+}
+
+async fn follow(pods: Api<Pod>, sender: watch::Sender<Shown>) {
+    let config = watcher::Config::default().labels(&format!("{LABEL}={WAITING}"));
+    let mut events = watcher(pods, config).default_backoff().boxed();
+    while let Some(event) = events.next().await {
+        match event {
+            Ok(watcher::Event::Init) => sender.send_modify(|shown| shown.there.clear()),
+            Ok(watcher::Event::InitDone) => sender.send_modify(|shown| shown.is_watching = true),
+            Ok(watcher::Event::InitApply(pod) | watcher::Event::Apply(pod)) => sender.send_modify(|shown| shown.apply(&pod)),
+            Ok(watcher::Event::Delete(pod)) => sender.send_modify(|shown| {
+                shown.there.remove(&pod.name_any());
+            }),
+            Err(error) => tracing::warn!(%error, "the watch starts again"),
+        }
+    }
+}
+
+/// How fast pods were bound.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Rates {
+    /// From the creation of the first pod to the last binding.
+    pub(super) seconds: f64,
+    /// Pods per second in this time.
+    pub(super) per_second: f64,
+    /// Pods per second from when a tenth was bound to when nine tenths were.
+    pub(super) middle_per_second: f64,
+}
+
+impl Rates {
+    /// Of pods that were bound so long after the first was created.
+    pub(super) fn of(mut bound: Vec<Duration>) -> Self {
+        bound.sort_unstable();
+        let n_bound = bound.len();
+        let at = |idx: usize| bound.get(idx.saturating_sub(1)).map_or(0.0, Duration::as_secs_f64);
+        let rate = |n: usize, seconds: f64| if seconds > 0.0 { crate::load::float(n) / seconds } else { 0.0 };
+        let (begin, end) = (n_bound / 10, n_bound - n_bound / 10);
+        let seconds = at(n_bound);
+        Self { seconds, per_second: rate(n_bound, seconds), middle_per_second: rate(end - begin, at(end) - at(begin)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[rstest::rstest]
+    #[case::steady(&[10, 20, 30, 40, 50, 60, 70, 80, 90, 100], [0.1, 100.0, 100.0])]
+    #[case::late_begin_and_long_tail(&[500, 510, 520, 530, 540, 550, 560, 570, 580, 1000], [1.0, 10.0, 100.0])]
+    #[case::out_of_order(&[100, 30, 20, 40, 50, 60, 70, 80, 90, 10], [0.1, 100.0, 100.0])]
+    #[case::too_few_for_a_middle(&[0], [0.0, 0.0, 0.0])]
+    #[case::none(&[], [0.0, 0.0, 0.0])]
+    fn rates_of_bindings(#[case] millis: &[u64], #[case] wanted: [f64; 3]) {
+        let rates = Rates::of(millis.iter().map(|millis| Duration::from_millis(*millis)).collect());
+        let found = [rates.seconds, rates.per_second, rates.middle_per_second];
+        assert!(found.iter().zip(wanted).all(|(found, wanted)| (found - wanted).abs() < 1e-6), "{found:?}");
+    }
+}

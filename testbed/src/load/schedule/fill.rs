@@ -1,0 +1,134 @@
+//! Fills a real API server with nodes, Device objects and bound pods that are nothing but objects, and empties it again.
+//!
+//! Everything has a label, so that a second run makes only what is missing, and nobody else's objects are deleted.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use serde_json::{Value, json};
+
+use super::objects::{Objects, each};
+use crate::console::Console;
+use crate::load::fleet;
+use crate::pods::set;
+
+/// Where the pods are.
+pub(super) const NAMESPACE: &str = "gpushare-load";
+/// On all objects: what they are there for.
+pub(super) const LABEL: &str = "gpushare/load";
+/// Pods that a scheduler is to place.
+pub(super) const WAITING: &str = "waiting";
+/// What the cluster consists of.
+const FLEET: &str = "fleet";
+/// A node whose taints are still there.
+const BEGUN: &str = "begun";
+
+/// How long a new definition may take to be served.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+const NAMESPACES: &str = "/api/v1/namespaces";
+const NODES: &str = "/api/v1/nodes";
+const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+const DEVICES: &str = "/apis/scheduling.koordinator.sh/v1alpha1/devices";
+
+/// Path of this load's objects of a namespaced kind.
+pub(super) fn path(kind: &str) -> String {
+    format!("{NAMESPACES}/{NAMESPACE}/{kind}")
+}
+
+/// How large the cluster is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Size {
+    pub(super) n_nodes: u32,
+    pub(super) n_pods: u32,
+    pub(super) pod_bytes: usize,
+}
+
+/// Creates what is not there yet.
+pub(super) async fn fill(console: &Console, objects: &Objects, size: Size) -> Result<()> {
+    let others = objects.names(NODES, &format!("!{LABEL}")).await?;
+    ensure!(others.is_empty(), "the cluster has {} nodes of its own; pods of this load could run there", others.len());
+    objects.create(CRDS, &fleet::crd()?).await?;
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}});
+    objects.create(NAMESPACES, &labelled(namespace, FLEET)).await?;
+    // Where no controller makes it, pods would be refused for want of it.
+    let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}});
+    objects.create(&path("serviceaccounts"), &account).await?;
+    until_there_are_devices(objects).await?;
+    make_nodes(console, objects, size).await?;
+    make_pods(console, objects, size).await
+}
+
+/// A definition is not served at once.
+async fn until_there_are_devices(objects: &Objects) -> Result<()> {
+    let device = labelled(fleet::device(&fleet::node_name(0)), FLEET);
+    let began = Instant::now();
+    loop {
+        match objects.create(DEVICES, &device).await {
+            Err(_) if began.elapsed() < PATIENCE => tokio::time::sleep(Duration::from_millis(200)).await,
+            made => return made,
+        }
+    }
+}
+
+async fn make_nodes(console: &Console, objects: &Objects, size: Size) -> Result<()> {
+    let wanted: BTreeSet<String> = (0..size.n_nodes).map(fleet::node_name).collect();
+    let there = objects.names(NODES, &format!("{LABEL}={FLEET}")).await?;
+    ensure!(there.is_subset(&wanted), "the cluster is filled with more nodes than asked for; empty it with --clean");
+    each(console, "making nodes", wanted.difference(&there), |name| async move {
+        objects.create(DEVICES, &labelled(fleet::device(name), FLEET)).await?;
+        objects.create(NODES, &labelled(fleet::node(name), BEGUN)).await?;
+        // A new node is tainted as not ready until a controller has looked at it.
+        let ready = json!({"metadata": {"labels": {LABEL: FLEET}}, "spec": {"taints": null}});
+        objects.patch(&format!("{NODES}/{name}"), &ready).await
+    })
+    .await
+}
+
+async fn make_pods(console: &Console, objects: &Objects, size: Size) -> Result<()> {
+    let pods = path("pods");
+    // Named by node, so that clusters of different sizes are not mistaken for one another.
+    let name = |idx: u32| format!("bound-{:05}-{}", idx % size.n_nodes, idx / size.n_nodes);
+    let there = objects.names(&pods, &format!("{LABEL}={FLEET}")).await?;
+    let wanted: BTreeSet<String> = (0..size.n_pods).map(name).collect();
+    ensure!(there.is_subset(&wanted), "the cluster is filled with more pods than asked for; empty it with --clean");
+    let missing = (0..size.n_pods).filter(|idx| !there.contains(&name(*idx)));
+    let (name, pods) = (&name, pods.as_str());
+    each(console, "making bound pods", missing, |idx| async move {
+        let mut pod = fleet::bound_pod(idx, size.n_nodes, size.pod_bytes);
+        if let Some(metadata) = pod.get_mut("metadata") {
+            set(metadata, "name", Value::from(name(idx)));
+        }
+        objects.create(pods, &of_load(pod, FLEET)).await
+    })
+    .await
+}
+
+/// Deletes everything that was made, but for the definition of Device objects, which others may use.
+pub(super) async fn clean(console: &Console, objects: &Objects) -> Result<()> {
+    let pods = path("pods");
+    objects.delete_all(console, &pods, objects.names(&pods, LABEL).await?).await?;
+    objects.delete_all(console, NODES, objects.names(NODES, LABEL).await?).await?;
+    objects.delete_all(console, DEVICES, objects.names(DEVICES, LABEL).await?).await?;
+    objects.delete(&format!("{NAMESPACES}/{NAMESPACE}")).await
+}
+
+/// A pod of this load, where and as it must be.
+pub(super) fn of_load(pod: Value, label: &str) -> Value {
+    let mut pod = labelled(pod, label);
+    if let Some(metadata) = pod.get_mut("metadata") {
+        set(metadata, "namespace", Value::from(NAMESPACE));
+    }
+    if let Some(spec) = pod.get_mut("spec") {
+        set(spec, "automountServiceAccountToken", Value::from(false));
+    }
+    pod
+}
+
+fn labelled(mut object: Value, label: &str) -> Value {
+    if let Some(metadata) = object.get_mut("metadata") {
+        set(metadata, "labels", json!({LABEL: label}));
+    }
+    object
+}

@@ -1,0 +1,102 @@
+//! Objects of a real API server, by path: made, named, patched and deleted, many at a time.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context, Result};
+use futures::stream::{StreamExt, TryStreamExt};
+use http::{Request, StatusCode, header};
+use kube::Client;
+use serde_json::Value;
+
+use crate::console::Console;
+
+/// Requests at one time.
+const CONCURRENCY: usize = 64;
+/// Objects in one page of a list.
+const PAGE: u32 = 2000;
+/// Nothing but names is wanted of a list; who cannot leave out the rest may send it.
+const NAMES: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
+
+/// The objects of an API server.
+#[derive(Clone)]
+pub(super) struct Objects(Client);
+
+impl Objects {
+    pub(super) fn of(client: &Client) -> Self {
+        Self(client.clone())
+    }
+
+    /// Creates an object below a path; one that is there already stays as it is.
+    pub(super) async fn create(&self, path: &str, object: &Value) -> Result<()> {
+        let request = Request::post(path).header(header::CONTENT_TYPE, "application/json").body(serde_json::to_vec(object)?)?;
+        self.send(request, StatusCode::CONFLICT).await.with_context(|| format!("cannot create an object of {path}"))?;
+        Ok(())
+    }
+
+    /// Merges a change into an object.
+    pub(super) async fn patch(&self, path: &str, change: &Value) -> Result<()> {
+        let request = Request::patch(path).header(header::CONTENT_TYPE, "application/merge-patch+json");
+        let request = request.body(serde_json::to_vec(change)?)?;
+        self.0.request::<Value>(request).await.with_context(|| format!("cannot patch {path}"))?;
+        Ok(())
+    }
+
+    /// Deletes an object at once; one that is gone already is no error.
+    pub(super) async fn delete(&self, path: &str) -> Result<()> {
+        let request = Request::delete(format!("{path}?gracePeriodSeconds=0")).body(Vec::new())?;
+        self.send(request, StatusCode::NOT_FOUND).await.with_context(|| format!("cannot delete {path}"))?;
+        Ok(())
+    }
+
+    /// Names of the objects below a path that a selector of labels takes; none, if there is no such kind.
+    pub(super) async fn names(&self, path: &str, selector: &str) -> Result<BTreeSet<String>> {
+        let mut names = BTreeSet::new();
+        let mut page = String::new();
+        loop {
+            let uri = format!("{path}?limit={PAGE}&labelSelector={selector}{page}");
+            let request = Request::get(uri).header(header::ACCEPT, NAMES).body(Vec::new())?;
+            let sent = self.send(request, StatusCode::NOT_FOUND).await.with_context(|| format!("cannot list {path}"))?;
+            let Some(answer) = sent else { return Ok(names) };
+            let items = answer.get("items").and_then(Value::as_array).into_iter().flatten();
+            names.extend(items.filter_map(|item| item.pointer("/metadata/name")?.as_str().map(str::to_owned)));
+            match answer.pointer("/metadata/continue").and_then(Value::as_str).filter(|token| !token.is_empty()) {
+                Some(token) => page = format!("&continue={token}"),
+                None => return Ok(names),
+            }
+        }
+    }
+
+    /// Deletes the objects of these names below a path.
+    pub(super) async fn delete_all(&self, console: &Console, path: &str, names: BTreeSet<String>) -> Result<()> {
+        let what = format!("deleting {}", path.rsplit('/').next().unwrap_or(path));
+        each(console, &what, names, |name| async move { self.delete(&format!("{path}/{name}")).await }).await
+    }
+
+    /// Sends a request; `None` if the answer is the status that is no error here.
+    async fn send(&self, request: Request<Vec<u8>>, harmless: StatusCode) -> Result<Option<Value>> {
+        match self.0.request::<Value>(request).await {
+            Err(kube::Error::Api(status)) if status.code == harmless.as_u16() => Ok(None),
+            answer => Ok(Some(answer?)),
+        }
+    }
+}
+
+/// Does something with each item, many at a time, and shows how far it is.
+pub(super) async fn each<T, F>(console: &Console, what: &str, items: impl IntoIterator<Item = T>, work: impl Fn(T) -> F) -> Result<()>
+where
+    F: Future<Output = Result<()>>,
+{
+    let items: Vec<T> = items.into_iter().collect();
+    if items.is_empty() {
+        return Ok(());
+    }
+    let n_items = items.len();
+    let bar = console.bars().begin(what);
+    bar.set_length(n_items);
+    let mut done = futures::stream::iter(items).map(work).buffer_unordered(CONCURRENCY);
+    while done.try_next().await?.is_some() {
+        bar.advance();
+    }
+    bar.end(&n_items.to_string());
+    Ok(())
+}
