@@ -1,7 +1,6 @@
 //! `testbed load filter`: how long the scheduler takes to say where a pod fits, by size of cluster and of request, beside a
 //! server that does nothing.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -165,11 +164,12 @@ async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<V
     let mut measured = Vec::new();
     for n_names in sizes {
         console.step(&format!("{} questions of {n_names} names", args.requests));
-        let before = rig.histogram("filter").await?;
         let names = (0..n_nodes).map(fleet::node_name);
         let questions = Questions::new(names, args.order, args.shapes, args.pod_bytes)?;
-        let (address, floor, n_requests) = (rig.address, floor.address, args.requests);
-        let asked = tokio::task::spawn_blocking(move || ask(questions, n_names, n_requests, address, floor)).await??;
+        let client = Client { questions, scheduler: Line::to(rig.address)?, floor: Line::to(floor.address)? };
+        let (client, _) = client.ask(n_names, WARM_UP).await?;
+        let before = rig.histogram("filter").await?;
+        let (_, asked) = client.ask(n_names, args.requests).await?;
         let daemon = rig.histogram("filter").await?.since(&before);
         let (binds_per_second, failed_binds) = churn.as_ref().map_or((0.0, 0), Churn::rate);
         measured.push(Filtered {
@@ -201,28 +201,36 @@ struct Asked {
     answer_bytes: usize,
 }
 
-/// Asks the scheduler and the server that does nothing in turn, so that what else the machine does burdens both alike.
-fn ask(mut questions: Questions, n_names: u32, n_requests: u32, scheduler: SocketAddr, floor: SocketAddr) -> Result<Asked> {
-    let (mut scheduler, mut floor) = (Line::to(scheduler)?, Line::to(floor)?);
-    let mut asked = Asked { latencies: Vec::new(), floor: Vec::new(), request_bytes: 0, answer_bytes: 0 };
-    for nth in 0..WARM_UP + n_requests {
-        let question = questions.next(n_names as usize)?;
-        let body = question.windows(4).position(|end| end == b"\r\n\r\n").and_then(|at| question.get(at + 4..)).context("no body")?;
-        let idle = wire("/", body);
-        let began = Instant::now();
-        floor.ask(&idle)?;
-        let idle_took = began.elapsed();
-        let began = Instant::now();
-        let answer = scheduler.ask(&question)?;
-        let took = began.elapsed();
-        ensure!(answer.starts_with(br#"{"Nodes":null,"NodeNames":["node-"#), "filter answers {}", String::from_utf8_lossy(answer));
-        if nth >= WARM_UP {
-            asked.floor.push(idle_took);
-            asked.latencies.push(took);
-        }
-        (asked.request_bytes, asked.answer_bytes) = (body.len(), answer.len());
+/// Questions, and whom they are put to.
+struct Client {
+    questions: Questions,
+    scheduler: Line,
+    floor: Line,
+}
+
+impl Client {
+    async fn ask(mut self, n_names: u32, n_requests: u32) -> Result<(Self, Asked)> {
+        tokio::task::spawn_blocking(move || self.ask_blocking(n_names, n_requests).map(|asked| (self, asked))).await?
     }
-    Ok(asked)
+
+    /// Asks the scheduler and the server that does nothing in turn, so that what else the machine does burdens both alike.
+    fn ask_blocking(&mut self, n_names: u32, n_requests: u32) -> Result<Asked> {
+        let mut asked = Asked { latencies: Vec::new(), floor: Vec::new(), request_bytes: 0, answer_bytes: 0 };
+        for _ in 0..n_requests {
+            let question = self.questions.next(n_names as usize)?;
+            let body = question.windows(4).position(|end| end == b"\r\n\r\n").and_then(|at| question.get(at + 4..)).context("no body")?;
+            let idle = wire("/", body);
+            let began = Instant::now();
+            self.floor.ask(&idle)?;
+            asked.floor.push(began.elapsed());
+            let began = Instant::now();
+            let answer = self.scheduler.ask(&question)?;
+            asked.latencies.push(began.elapsed());
+            ensure!(answer.starts_with(br#"{"Nodes":null,"NodeNames":["node-"#), "filter answers {}", String::from_utf8_lossy(answer));
+            (asked.request_bytes, asked.answer_bytes) = (body.len(), answer.len());
+        }
+        Ok(asked)
+    }
 }
 
 #[cfg(test)]
