@@ -12,7 +12,7 @@ use proto::pod::Pod;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
 
-use super::roll::Roll;
+use super::roll::{Reader, Roll};
 
 /// What comes before the names.
 const NAMES: &[u8] = br#","NodeNames":["#;
@@ -134,20 +134,17 @@ impl<'a> Names<'a> {
     fn plain(text: &'a [u8], roll: &Roll) -> Option<Self> {
         let capacity = text.len() / 16;
         let (mut ends, mut places) = (Vec::with_capacity(capacity), Vec::with_capacity(capacity));
-        let (mut begin, mut expected) = (0, 0);
+        let (mut begin, mut reader) = (0, Reader::of(roll));
         while begin < text.len() {
             let rest = text.get(begin..)?;
             let offset = u32::try_from(begin).ok()?;
-            if let Some(run) = roll.run(expected, rest) {
+            if let Some(run) = reader.run(rest) {
                 ends.extend(run.ends.iter().map(|end| end - run.begin + offset));
-                places.extend((expected..).take(run.ends.len()));
-                expected = roll.after(*places.last()?);
+                places.extend((run.place..).take(run.ends.len()));
             } else {
                 let name = first_plain(rest)?;
                 ends.push(offset + 1 + u32::try_from(name.len()).ok()?);
-                let place = roll.place(name);
-                places.push(place.unwrap_or(NOWHERE));
-                expected = place.map_or(0, |place| roll.after(place));
+                places.push(reader.place(name).unwrap_or(NOWHERE));
             }
             begin = *ends.last()? as usize + 2;
         }

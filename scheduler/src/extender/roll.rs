@@ -1,8 +1,8 @@
 //! Node names in the order in which requests bring them, so that most of a request is recognised by comparing long stretches
 //! of it with the one before, and not name by name.
 //!
-//! kube-scheduler goes through its nodes round and round. Where it does so on several processors its order is several such
-//! rounds shuffled into each other; then each name is looked up by itself.
+//! kube-scheduler goes through its nodes round and round. Where it does so on several processors its order is that of several
+//! workers shuffled into each other, each of which goes through a piece of the nodes in order: a [`Reader`] follows them all.
 
 use std::hash::Hasher;
 
@@ -15,6 +15,9 @@ const SPARE: usize = 4096;
 /// How many bytes are compared at once.
 const STRETCH: usize = 64;
 
+/// How many workers are followed: kube-scheduler's `parallelism`.
+const WORKERS: usize = 16;
+
 /// Names, and where they are in the fleet.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Roll {
@@ -22,6 +25,8 @@ pub(super) struct Roll {
     text: Vec<u8>,
     /// Where the closing quote of each is.
     ends: Vec<u32>,
+    /// The hash of each.
+    hashes: Vec<u64>,
     /// By the hash of the name: of two names with one hash only the first is found.
     places: FxHashMap<u64, u32>,
     /// As they were in the fleet at this version of its names.
@@ -36,12 +41,73 @@ pub(super) struct Run<'r> {
     pub(super) ends: &'r [u32],
     /// Where the first begins there.
     pub(super) begin: u32,
+    /// Its place.
+    pub(super) place: u32,
+}
+
+/// Reads the names of one request off a roll.
+#[derive(Debug)]
+pub(super) struct Reader<'r> {
+    roll: &'r Roll,
+    /// The place of the name that each worker brings next, and its hash.
+    next: [(u32, u64); WORKERS],
+    /// The worker that has brought the last name.
+    last: usize,
+    /// The worker that was not followed for longest.
+    oldest: usize,
+    /// Whether one worker brings one name after the other.
+    is_alone: bool,
+}
+
+impl<'r> Reader<'r> {
+    /// A reader that expects a request to begin as the roll does.
+    pub(super) fn of(roll: &'r Roll) -> Self {
+        let mut reader = Self { roll, next: [(0, 0); WORKERS], last: 0, oldest: 1, is_alone: true };
+        reader.expect(0, 0);
+        reader
+    }
+
+    /// The names with which a text begins, as far as the worker brings them that has brought the last one; `None` if it
+    /// brings none, or others take turns with it.
+    pub(super) fn run(&mut self, text: &[u8]) -> Option<Run<'r>> {
+        let (place, _) = *self.next.get(self.last).filter(|_| self.is_alone)?;
+        let run = self.roll.run(place, text);
+        self.is_alone = run.is_some();
+        let run = run?;
+        let last = place + u32::try_from(run.ends.len()).ok()? - 1;
+        self.expect(self.last, self.roll.after(last));
+        Some(run)
+    }
+
+    /// The place of a name.
+    pub(super) fn place(&mut self, name: &[u8]) -> Option<u32> {
+        let hash = hash(name);
+        let followed = self.next.iter().position(|(_, next)| *next == hash);
+        let place = match followed.and_then(|worker| self.next.get(worker)) {
+            Some((place, _)) if self.roll.name(*place) == Some(name) => *place,
+            _ => self.roll.place_of(hash, name)?,
+        };
+        let worker = followed.unwrap_or(self.oldest);
+        if followed.is_none() {
+            self.oldest = (self.oldest + 1) % WORKERS;
+        }
+        self.is_alone = worker == self.last;
+        self.last = worker;
+        self.expect(worker, self.roll.after(place));
+        Some(place)
+    }
+
+    fn expect(&mut self, worker: usize, place: u32) {
+        if let (Some(next), Some(hash)) = (self.next.get_mut(worker), self.roll.hashes.get(place as usize)) {
+            *next = (place, *hash);
+        }
+    }
 }
 
 impl Roll {
-    /// The place of a name.
-    pub(super) fn place(&self, name: &[u8]) -> Option<u32> {
-        let place = *self.places.get(&hash(name))?;
+    /// The place of a name with this hash.
+    fn place_of(&self, hash: u64, name: &[u8]) -> Option<u32> {
+        let place = *self.places.get(&hash)?;
         (self.name(place)? == name).then_some(place)
     }
 
@@ -51,14 +117,14 @@ impl Roll {
     }
 
     /// The place after another; after the last comes the first.
-    pub(super) fn after(&self, place: u32) -> u32 {
+    fn after(&self, place: u32) -> u32 {
         if (place as usize) + 1 < self.ends.len() { place + 1 } else { 0 }
     }
 
     /// The names with which a text begins, as far as they stand in the same order on the roll from some place on.
     ///
     /// Each of them has a comma behind it in the text, or ends it.
-    pub(super) fn run(&self, place: u32, text: &[u8]) -> Option<Run<'_>> {
+    fn run(&self, place: u32, text: &[u8]) -> Option<Run<'_>> {
         let begin = self.begin(place)?;
         let known = self.text.get(begin as usize..)?;
         let ends = self.ends.get(place as usize..)?;
@@ -71,7 +137,7 @@ impl Roll {
         let n_whole = if n_alike == text.len() { n_alike + 1 } else { n_alike };
         let bound = begin.checked_add(u32::try_from(n_whole).ok()?)?;
         let ends = ends.get(..ends.partition_point(|end| end + 1 < bound))?;
-        (!ends.is_empty()).then_some(Run { ends, begin })
+        (!ends.is_empty()).then_some(Run { ends, begin, place })
     }
 
     fn begin(&self, place: u32) -> Option<u32> {
@@ -117,6 +183,7 @@ impl Roll {
         self.places.insert(hash, place);
         self.text.extend([b"\"", name.as_bytes(), b"\","].concat());
         self.ends.push(end);
+        self.hashes.push(hash);
         self.nodes.push(node);
     }
 }
@@ -149,6 +216,10 @@ mod tests {
         fleet
     }
 
+    fn place(roll: &Roll, name: &str) -> Option<u32> {
+        Reader::of(roll).place(name.as_bytes())
+    }
+
     fn names() -> impl Strategy<Value = Vec<String>> {
         prop::collection::btree_set("n[0-9]{0,2}(-[a-z]{0,70})?", 1..30).prop_map(|names| names.into_iter().collect()).prop_shuffle()
     }
@@ -172,14 +243,58 @@ mod tests {
         }
     }
 
+    proptest! {
+        /// Whatever order names come in, a reader knows the place of each that is on the roll, and of no other.
+        #[test]
+        fn readers_find_every_name(known in names(), asked in names(), mixed in prop::collection::vec(any::<prop::sample::Index>(), 60)) {
+            let mut roll = Roll::default();
+            roll.update(&fleet(&known), known.iter().map(String::as_str));
+            // Strangers among them; and several rounds through the roll, shuffled into each other.
+            let mut rounds = [known.clone(), known[known.len() / 2..].to_vec(), asked].map(|names| names.into_iter());
+            let mut text: Vec<String> = mixed.iter().filter_map(|at| rounds[at.index(3)].next()).collect();
+            text.extend(rounds.into_iter().flatten());
+            let mut reader = Reader::of(&roll);
+            let mut read = Vec::new();
+            while read.len() < text.len() {
+                let rest = text[read.len()..].iter().map(|name| format!("\"{name}\"")).collect::<Vec<_>>().join(",");
+                match reader.run(rest.as_bytes()) {
+                    Some(run) => read.extend((run.place..).take(run.ends.len()).map(Some)),
+                    None => read.push(reader.place(text[read.len()].as_bytes())),
+                }
+            }
+            let expected: Vec<Option<u32>> =
+                text.iter().map(|name| known.iter().position(|known| known == name).and_then(|at| u32::try_from(at).ok())).collect();
+            prop_assert_eq!(read, expected);
+        }
+    }
+
+    /// Sixteen workers that take turns are all followed, so that no name is looked up but the first of each.
+    #[test]
+    fn workers_are_followed() {
+        let known: Vec<String> = (0..16 * 70).map(|at| format!("node-{at:04}")).collect();
+        let mut roll = Roll::default();
+        roll.update(&fleet(&known), known.iter().map(String::as_str));
+        let mut reader = Reader::of(&roll);
+        let mut ask = |at: usize| reader.place(known[at].as_bytes()).unwrap() as usize;
+        assert!((0..16).all(|worker| ask(worker * 70) == worker * 70));
+        // Nobody finds anything any more but by following.
+        let blind = Roll { places: FxHashMap::default(), ..roll.clone() };
+        let mut reader = Reader { roll: &blind, ..reader };
+        for at in 1..70 {
+            for worker in 0..16 {
+                assert_eq!(reader.place(known[worker * 70 + at].as_bytes()).unwrap() as usize, worker * 70 + at);
+            }
+        }
+    }
+
     #[test]
     fn places_follow_the_fleet() {
         let known: Vec<String> = ["a", "b"].map(str::to_owned).into();
         let (mut fleet, mut roll) = (fleet(&known), Roll::default());
         roll.update(&fleet, ["b", "a", "x"].into_iter());
-        let [b, a, x] = ["b", "a", "x"].map(|name| roll.place(name.as_bytes()).unwrap());
+        let [b, a, x] = ["b", "a", "x"].map(|name| place(&roll, name).unwrap());
         assert_eq!([roll.node(b), roll.node(a), roll.node(x)], [fleet.node_id("b"), fleet.node_id("a"), None]);
-        assert!(roll.is_current(&fleet) && roll.place(b"c").is_none());
+        assert!(roll.is_current(&fleet) && place(&roll, "c").is_none());
         assert_eq!([roll.after(b), roll.after(x)], [a, b]);
         fleet.remove_inventory("a");
         fleet.set_inventory("x", placement::Inventory::default());
@@ -195,6 +310,6 @@ mod tests {
         for nth in 0..SPARE + 10 {
             roll.update(&fleet, [nth.to_string().as_str()].into_iter());
         }
-        assert!(roll.ends.len() <= SPARE && roll.place(b"0").is_none(), "{}", roll.ends.len());
+        assert!(roll.ends.len() <= SPARE && place(&roll, "0").is_none(), "{}", roll.ends.len());
     }
 }
