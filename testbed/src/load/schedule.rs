@@ -99,7 +99,8 @@ pub(super) async fn run(console: &Console, args: &ScheduleArgs) -> Result<()> {
         results.add_row(turn.row());
     }
     console.result(&results.to_string());
-    console.json(&json!({"nodes": args.nodes, "assigned": args.pods, "pod_bytes": args.pod_bytes, "turns": turns, "medians": medians}));
+    let n_pods = args.n_pods();
+    console.json(&json!({"nodes": args.nodes, "assigned": n_pods, "pod_bytes": args.pod_bytes, "turns": turns, "medians": medians}));
     Ok(())
 }
 
@@ -119,12 +120,19 @@ impl Turn {
     }
 }
 
+impl ScheduleArgs {
+    /// How many pods are bound before anything is measured.
+    fn n_pods(&self) -> u32 {
+        self.pods.min(self.nodes * fleet::MOST_PODS)
+    }
+}
+
 /// Fills the cluster if need be, then measures all turns.
 async fn schedule(console: &Console, client: &Client, args: &ScheduleArgs) -> Result<Vec<Turn>> {
-    console.step(&format!("making {} nodes and {} pods", args.nodes, args.pods));
+    let size = Size { n_nodes: args.nodes, n_pods: args.n_pods(), pod_bytes: args.pod_bytes };
+    console.step(&format!("making {} nodes and {} pods", size.n_nodes, size.n_pods));
     let objects = Objects::of(client);
-    let n_pods = args.pods.min(args.nodes * fleet::MOST_PODS);
-    fill::fill(console, &objects, Size { n_nodes: args.nodes, n_pods, pod_bytes: args.pod_bytes }).await?;
+    fill::fill(console, &objects, size).await?;
     let mut stage = Stage { console, args, bindings: Bindings::watch(client).await?, objects };
     stage.empty().await?;
     for scheduler in &args.schedulers {
