@@ -250,7 +250,7 @@ mod tests {
             let mut roll = Roll::default();
             roll.update(&fleet(&known), known.iter().map(String::as_str));
             // Strangers among them; and several rounds through the roll, shuffled into each other.
-            let mut rounds = [known.clone(), known[known.len() / 2..].to_vec(), asked].map(|names| names.into_iter());
+            let mut rounds = [known.clone(), known[known.len() / 2..].to_vec(), asked].map(Vec::into_iter);
             let mut text: Vec<String> = mixed.iter().filter_map(|at| rounds[at.index(3)].next()).collect();
             text.extend(rounds.into_iter().flatten());
             let mut reader = Reader::of(&roll);
