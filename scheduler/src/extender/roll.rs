@@ -1,8 +1,9 @@
-//! Node names in the order in which requests bring them, so that most of a request is recognised by comparing long stretches
-//! of it with the one before, and not name by name.
+//! Node names in the order in which the API server lists them, so that most of a request is recognised by comparing long
+//! stretches of it with the roll, and not name by name.
 //!
 //! kube-scheduler goes through its nodes round and round. Where it does so on several processors its order is that of several
-//! workers shuffled into each other, each of which goes through a piece of the nodes in order: a [`Reader`] follows them all.
+//! workers shuffled into each other, each of which goes through a piece of the nodes in order, or, where nodes are in several
+//! zones, through each zone's: a [`Reader`] follows them all.
 
 use std::hash::Hasher;
 
@@ -15,8 +16,8 @@ const SPARE: usize = 4096;
 /// How many bytes are compared at once.
 const STRETCH: usize = 64;
 
-/// How many workers are followed: kube-scheduler's `parallelism`.
-const WORKERS: usize = 16;
+/// How many workers are followed: kube-scheduler's `parallelism`, in each of three zones.
+const WORKERS: usize = 48;
 
 /// Names, and where they are in the fleet.
 #[derive(Clone, Debug, Default)]
@@ -166,11 +167,13 @@ impl Roll {
             self.nodes = nodes.collect();
             self.version = fleet.names_version();
         }
-        for name in new {
+        let mut new: Vec<_> = new.map(|name| (fleet.node_id(name), name)).collect();
+        new.sort_by_key(|(node, _)| (node.is_none(), *node));
+        for (node, name) in new {
             if self.ends.len() >= 2 * fleet.n_names() + SPARE {
                 *self = Self { version: self.version, ..Self::default() };
             }
-            self.add(name, fleet.node_id(name));
+            self.add(name, node);
         }
     }
 
@@ -295,7 +298,7 @@ mod tests {
         let [b, a, x] = ["b", "a", "x"].map(|name| place(&roll, name).unwrap());
         assert_eq!([roll.node(b), roll.node(a), roll.node(x)], [fleet.node_id("b"), fleet.node_id("a"), None]);
         assert!(roll.is_current(&fleet) && place(&roll, "c").is_none());
-        assert_eq!([roll.after(b), roll.after(x)], [a, b]);
+        assert_eq!([roll.after(a), roll.after(x)], [b, a], "in the order of the fleet");
         fleet.remove_inventory("a");
         fleet.set_inventory("x", placement::Inventory::default());
         assert!(!roll.is_current(&fleet), "another node may be where one was");
