@@ -142,9 +142,10 @@ impl<'a> Names<'a> {
                 ends.extend(run.ends.iter().map(|end| end - run.begin + offset));
                 places.extend((run.place..).take(run.ends.len()));
             } else {
-                let name = first_plain(rest)?;
+                let name = first_quoted(rest)?;
                 ends.push(offset + 1 + u32::try_from(name.len()).ok()?);
-                places.push(reader.place(name).unwrap_or(NOWHERE));
+                // All names on the roll are plain.
+                places.push(reader.place(name).or_else(|| is_plain(name).then_some(NOWHERE))?);
             }
             begin = *ends.last()? as usize + 2;
         }
@@ -232,13 +233,17 @@ impl<'a> Names<'a> {
     }
 }
 
-/// The name with which a text begins, if it is plain and a comma or the end is behind it.
-fn first_plain(text: &[u8]) -> Option<&[u8]> {
+/// What is in the quotes with which a text begins, if a comma or the end is behind them.
+#[inline]
+fn first_quoted(text: &[u8]) -> Option<&[u8]> {
     let text = text.strip_prefix(b"\"")?;
     let end = memchr(b'"', text)?;
-    let name = text.get(..end)?;
-    let odd = name.iter().fold(0, |odd, byte| odd | u8::from(!(0x20..0x7f).contains(byte)) | u8::from(*byte == b'\\'));
-    (odd == 0 && text.get(end + 1).is_none_or(|byte| *byte == b',')).then_some(name)
+    text.get(end + 1).is_none_or(|byte| *byte == b',').then(|| text.get(..end))?
+}
+
+/// Whether JSON would escape nothing in a name.
+fn is_plain(name: &[u8]) -> bool {
+    name.iter().fold(0, |odd, byte| odd | u8::from(!(0x20..0x7f).contains(byte)) | u8::from(*byte == b'\\')) == 0
 }
 
 #[cfg(test)]
