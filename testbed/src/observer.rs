@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::apiserver::Cluster;
@@ -38,11 +39,11 @@ pub struct TimedOut {
     state: String,
 }
 
-/// Watches of nodes, pods and Device objects.
-#[derive(Debug)]
+/// Watches of nodes, pods and Device objects; clones share them.
+#[derive(Clone, Debug)]
 pub struct Observer {
     snapshot: watch::Receiver<Snapshot>,
-    _watches: [AbortOnDropHandle<()>; 3],
+    _watches: Arc<[AbortOnDropHandle<()>; 3]>,
 }
 
 impl Observer {
@@ -54,7 +55,7 @@ impl Observer {
             spawn(Api::<Pod>::all(client.clone()), "pods", |s| &mut s.pods, sender.clone()),
             spawn(Api::<Device>::all(client.clone()), "devices", |s| &mut s.devices, sender),
         ];
-        Self { snapshot, _watches: watches }
+        Self { snapshot, _watches: Arc::new(watches) }
     }
 
     /// What is known now.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{Api, DeleteParams, PostParams};
+use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use kube::{Client, ResourceExt};
 use serde_json::{Value, json};
 
@@ -153,6 +153,20 @@ impl Pods {
     /// Removes a pod without waiting for its kubelet.
     pub async fn delete_now(&self, name: &str) -> Result<()> {
         self.delete_with(name, &DeleteParams::default().grace_period(0)).await
+    }
+
+    /// Asks for the deletion of every pod there is, those included that no watch has shown yet.
+    pub async fn delete_all(&self) -> Result<()> {
+        self.delete_all_with(&DeleteParams::default()).await
+    }
+
+    /// Removes every pod there is without waiting for kubelets.
+    pub async fn delete_all_now(&self) -> Result<()> {
+        self.delete_all_with(&DeleteParams::default().grace_period(0)).await
+    }
+
+    async fn delete_all_with(&self, params: &DeleteParams) -> Result<()> {
+        self.api.delete_collection(params, &ListParams::default()).await.map(drop).context("cannot delete all pods")
     }
 
     async fn delete_with(&self, name: &str, params: &DeleteParams) -> Result<()> {

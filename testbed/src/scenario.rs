@@ -127,7 +127,8 @@ impl World {
         let object: Namespace = serde_json::from_value(json!({"metadata": {"name": namespace}}))?;
         let namespaces: Api<Namespace> = Api::all(client.clone());
         namespaces.create(&PostParams::default(), &object).await.with_context(|| format!("cannot create namespace {namespace}"))?;
-        let observer = Observer::start(&client);
+        // One view only: what a wait has seen, whoever looks next sees as well.
+        let observer = cluster.as_ref().map_or_else(|| Observer::start(&client), |cluster| cluster.observer().clone());
         observer.synced(DEADLINE).await?;
         let configurations: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
         let has_webhooks = configurations.get_opt(WEBHOOKS).await.context("cannot read webhook configurations")?.is_some();
@@ -303,18 +304,10 @@ impl World {
 
     /// Deletes every pod of the namespace and waits until they are gone.
     async fn clear(&self) -> Result<()> {
-        for name in self.names() {
-            self.pods.delete(&name).await?;
-        }
+        self.pods.delete_all().await?;
         let prefix = format!("{}/", self.namespace);
         let gone = |snapshot: &Snapshot| (!snapshot.pods.keys().any(|key| key.starts_with(&prefix))).then_some(());
         self.until("all pods to be gone", gone).await
-    }
-
-    /// Every pod of the namespace.
-    fn names(&self) -> Vec<String> {
-        let prefix = format!("{}/", self.namespace);
-        self.observer.now().pods.into_keys().filter_map(|key| key.strip_prefix(&prefix).map(str::to_owned)).collect()
     }
 
     /// A node with GPUs, and its healthy ones.

@@ -10,6 +10,7 @@ use proto::resource::GPU_MEM;
 
 use super::{Body, World};
 use crate::apiserver::{Fault, Matching};
+use crate::observer::Snapshot;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
@@ -73,9 +74,21 @@ fn watches_dropped(world: &mut World) -> BoxFuture<'_, Result<()>> {
         world.until_all_run(&second).await?;
         ensure!(gone.hits() > 0, "no watch was refused");
         faults.clear();
-        Ok(())
+        deletions_need_no_watch(world).await
     }
     .boxed()
+}
+
+/// What is made while watches are late is deleted nevertheless, so that no scenario leaves pods to the next.
+async fn deletions_need_no_watch(world: &mut World) -> Result<()> {
+    let late = world.cluster()?.api().faults().hold_watches("pods");
+    world.create_many("unseen", 2, &[(GPU_MEM, "1")]).await?;
+    world.pods.delete_all().await?;
+    let shown = Snapshot::of(world.cluster()?.api().cluster());
+    let left: Vec<&String> = shown.pods.iter().filter(|(_, pod)| pod.metadata.deletion_timestamp.is_none()).map(|(key, _)| key).collect();
+    drop(late);
+    ensure!(left.is_empty(), "not deleted: {left:?}");
+    Ok(())
 }
 
 fn patch_errors(world: &mut World) -> BoxFuture<'_, Result<()>> {

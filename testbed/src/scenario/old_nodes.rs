@@ -68,9 +68,7 @@ fn used(node: &Value) -> u64 {
 /// Removes the node and its pods if they are there.
 pub(super) async fn remove_old_node(world: &mut World) -> Result<()> {
     // No kubelet ends these pods.
-    for name in world.names() {
-        world.pods.delete_now(&name).await?;
-    }
+    world.pods.delete_all_now().await?;
     world.clear().await?;
     let nodes: Api<Node> = Api::all(world.client.0.clone());
     world.excused.clear();
