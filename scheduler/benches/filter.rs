@@ -1,4 +1,5 @@
-//! Times of whole filter requests, bytes in to bytes out, on clusters that are half full. Names come in a shuffled order.
+//! Times of whole filter requests, bytes in to bytes out, on clusters that are half full. Names come in a shuffled order, or
+//! as sixteen workers of kube-scheduler find them.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -104,10 +105,27 @@ impl<'a> Asker<'a> {
     }
 }
 
-/// Asks for so many MiB on one GPU, of all nodes; for nothing, if for none.
-fn request(n_nodes: usize, mib: usize) -> Vec<u8> {
-    // A step that has no factor in common with the number visits every node once, far from the order of entry.
-    let names: Vec<String> = (0..n_nodes).map(|at| name(at * 7919 % n_nodes)).collect();
+/// Every node once, far from the order of entry: a step that has no factor in common with their number.
+fn shuffled(n_nodes: usize) -> impl Iterator<Item = usize> {
+    (0..n_nodes).map(move |at| at * 7919 % n_nodes)
+}
+
+/// Every node once, as sixteen workers pass them that go through a piece each, in no even pace.
+fn interleaved(n_nodes: usize) -> Vec<usize> {
+    let mut pieces: Vec<Range<usize>> = (0..16).map(|worker| worker * n_nodes / 16..(worker + 1) * n_nodes / 16).collect();
+    let mut dice = 1_usize;
+    let turns = std::iter::from_fn(|| {
+        pieces.retain(|piece| !piece.is_empty());
+        dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let worker = (dice >> 33).checked_rem(pieces.len())?;
+        pieces.get_mut(worker)?.next()
+    });
+    turns.collect()
+}
+
+/// Asks for so many MiB on one GPU, of these nodes; for nothing, if for none.
+fn request(nodes: impl IntoIterator<Item = usize>, mib: usize) -> Vec<u8> {
+    let names: Vec<String> = nodes.into_iter().map(name).collect();
     let limits = if mib > 0 { json!({"aliyun.com/gpu-mem": mib.to_string()}) } else { json!({}) };
     let pod = json!({
         "metadata": {"name": "new", "namespace": "default", "uid": UID},
@@ -118,7 +136,7 @@ fn request(n_nodes: usize, mib: usize) -> Vec<u8> {
 
 /// Asks for four whole GPUs, each with a virtual function on its switch, of all nodes.
 fn wishing_request(n_nodes: usize) -> Vec<u8> {
-    let names: Vec<String> = (0..n_nodes).map(|at| name(at * 7919 % n_nodes)).collect();
+    let names: Vec<String> = shuffled(n_nodes).map(name).collect();
     let annotations = json!({
         "scheduling.koordinator.sh/device-joint-allocate": r#"{"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}"#,
         "scheduling.koordinator.sh/device-allocate-hint": r#"{"rdma": {"vfSelector": {}, "exclusivePolicy": "PCIeLevel"}}"#,
@@ -158,14 +176,17 @@ fn bench(criterion: &mut Criterion) {
     for n_nodes in [5_000, 15_000] {
         let extender = cluster(n_nodes);
         for (what, mib) in [("all fit", 8138), ("none fits", 41_000)] {
-            bench(what, n_nodes, &extender, request(n_nodes, mib));
+            bench(what, n_nodes, &extender, request(shuffled(n_nodes), mib));
         }
-        bench("all fit, sampled", n_nodes / 10, &extender, request(n_nodes / 10, 8138));
-        bench("names alone", n_nodes, &extender, request(n_nodes, 0));
+        bench("all fit, by workers", n_nodes, &extender, request(interleaved(n_nodes), 8138));
+        bench("all fit, listed", n_nodes, &extender, request(0..n_nodes, 8138));
+        bench("all fit, sampled", n_nodes / 10, &extender, request(shuffled(n_nodes / 10), 8138));
+        bench("names alone", n_nodes, &extender, request(shuffled(n_nodes), 0));
     }
     for n_nodes in [5_000, 15_000] {
         let extender = placed_cluster(n_nodes);
-        for (what, body) in [("shares of placed devices", request(n_nodes, 8138)), ("joint allocation", wishing_request(n_nodes))] {
+        for (what, body) in [("shares of placed devices", request(shuffled(n_nodes), 8138)), ("joint allocation", wishing_request(n_nodes))]
+        {
             bench(what, n_nodes, &extender, body);
         }
     }

@@ -88,7 +88,16 @@ impl<'a> Asking<'a> {
         self.find_out(node, *brief, policies)
     }
 
-    /// The same where something stands in the way of a quick answer.
+    /// The score of a node that an earlier question of this kind has found to fit, if nothing has changed there since and no
+    /// hint is on it; what [`Self::verdict`] would say then.
+    #[inline]
+    pub fn remembered(&self, node: NodeId, policies: Policies) -> Option<Score> {
+        let (of, ranking) = self.ranking.as_ref()?;
+        let brief = self.fleet.brief_of(node)?;
+        if *of == policies && !brief.has_hints { ranking.score(node.index(), brief.version) } else { None }
+    }
+
+    /// The verdict where something stands in the way of a quick one.
     #[inline(never)]
     fn find_out(&mut self, node: NodeId, brief: Brief, policies: Policies) -> Result<Score, Reason> {
         // Answers to those who have a hint there, or who do not heed hints, are their own.

@@ -1,5 +1,7 @@
 //! The state: all nodes, by name and by dense index, and who holds what where.
 
+use std::num::NonZeroU32;
+
 use rustc_hash::FxHashMap;
 
 use crate::beside::Beside;
@@ -20,7 +22,8 @@ use crate::workload::Workload;
 /// A node's place in a [`Fleet`]; names nothing once the node is gone, even if its place is taken again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId {
-    index: u32,
+    /// One more than the index.
+    place: NonZeroU32,
     generation: u32,
 }
 
@@ -169,8 +172,8 @@ impl Fleet {
         if self.node(node).is_none() {
             return false;
         }
-        self.change(node.index, |node| node.put_hint(owner.clone(), placement));
-        self.hinted.insert(owner.clone(), node.index);
+        self.change(node.index(), |node| node.put_hint(owner.clone(), placement));
+        self.hinted.insert(owner.clone(), node.index());
         true
     }
 
@@ -201,7 +204,7 @@ impl Fleet {
 
     #[inline]
     pub(crate) fn node(&self, id: NodeId) -> Option<&Node> {
-        let slot = self.slots.get(id.index as usize)?;
+        let slot = self.slots.get(id.index() as usize)?;
         slot.node.as_ref().filter(|_| slot.generation == id.generation)
     }
 
@@ -212,7 +215,7 @@ impl Fleet {
     /// What is quickly told of a node, unless it is gone.
     #[inline]
     pub(crate) fn brief_of(&self, id: NodeId) -> Option<&Brief> {
-        self.briefs.get(id.index as usize).filter(|brief| brief.generation == id.generation)
+        self.briefs.get(id.index() as usize).filter(|brief| brief.generation == id.generation)
     }
 
     /// Changes a node, and what is told of it.
@@ -240,7 +243,7 @@ impl Fleet {
     /// Index of the node of this name, which is entered if need be.
     pub(crate) fn index_of(&mut self, name: &str) -> u32 {
         if let Some(known) = self.names.get(name) {
-            return known.index;
+            return known.index();
         }
         let index = self.vacant.pop().unwrap_or_else(|| {
             self.slots.push(Slot::default());
@@ -249,7 +252,7 @@ impl Fleet {
         });
         if let Some(slot) = self.slots.get_mut(index as usize) {
             slot.node = Some(Node::new(name.into()));
-            self.names.insert(name, NodeId { index, generation: slot.generation });
+            self.names.insert(name, NodeId::new(index, slot.generation));
         }
         index
     }
@@ -267,10 +270,11 @@ impl Fleet {
 
 impl NodeId {
     pub(crate) fn new(index: u32, generation: u32) -> Self {
-        Self { index, generation }
+        Self { place: NonZeroU32::MIN.saturating_add(index), generation }
     }
 
+    #[inline]
     pub(crate) fn index(self) -> u32 {
-        self.index
+        self.place.get() - 1
     }
 }

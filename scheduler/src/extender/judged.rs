@@ -1,6 +1,6 @@
 //! The verdict on every node of a request, and how it is told.
 
-use placement::{Asking, NodeId};
+use placement::{Asking, NodeId, Policies};
 use proto::extender::{ExtenderFilterResult, NodeList, WholeNode};
 
 use super::question::{Names, Nodes};
@@ -11,10 +11,6 @@ use crate::index::Index;
 
 /// Most bytes that one failed node's entry takes besides its name.
 const ENTRY: usize = 96;
-
-/// How many names are looked up before the first of them is judged, so that the processor waits for the memory of many at a
-/// time.
-const AT_A_TIME: usize = 64;
 
 /// Nodes that have been judged; `'n` is how long their names last.
 pub(super) struct Judged<'n> {
@@ -51,7 +47,7 @@ pub(super) fn judge<'n>(
         judge.judged.told = Told::Best(Contest::of(n_most));
     }
     match nodes {
-        Nodes::Names(names) => judge.names(names, Some(roll).filter(|roll| roll.is_current(index.fleet()))),
+        Nodes::Names(names) => judge.names(names, roll.is_current(index.fleet())),
         Nodes::Whole(nodes) => judge.whole(nodes),
     }
     judge.judged
@@ -67,21 +63,25 @@ struct Judge<'q, 'n> {
 }
 
 impl<'n> Judge<'_, 'n> {
-    fn names(&mut self, names: &'n Names<'_>, roll: Option<&Roll>) {
-        let mut found = [None; AT_A_TIME];
-        for begin in (0..names.len()).step_by(AT_A_TIME) {
-            let range = begin..names.len().min(begin + AT_A_TIME);
-            if self.asking.is_some() {
-                for (at, found) in range.clone().zip(&mut found) {
-                    *found = names.node(at, roll, self.index.fleet());
-                }
+    fn names(&mut self, names: &'n Names<'_>, is_current: bool) {
+        let known_to_all = self.wanted.depends_on_the_fleet_alone(self.index);
+        for at in 0..names.len() {
+            let node = if self.asking.is_some() { names.node(at, is_current, self.index.fleet()) } else { None };
+            if known_to_all.zip(node).is_some_and(|(policies, node)| self.has_lost(names, at, node, policies)) {
+                self.judged.n_fitting += 1;
+                continue;
             }
-            for (at, found) in range.zip(&found) {
-                let Some(name) = names.get(at) else { continue };
-                let verdict = self.wanted.of_found(self.index, name, *found, self.asking.as_mut());
-                self.push(at, name, verdict);
-            }
+            let Some(name) = names.get(at) else { continue };
+            let verdict = self.wanted.of_found(self.index, name, node, self.asking.as_mut());
+            self.push(at, name, verdict);
         }
+    }
+
+    /// Whether a node is known to fit, and to stand behind as many as can win.
+    #[inline]
+    fn has_lost(&self, names: &Names<'_>, at: usize, node: NodeId, policies: Policies) -> bool {
+        let (Told::Best(contest), Some(asking)) = (&self.judged.told, &self.asking) else { return false };
+        asking.remembered(node, policies).is_some_and(|merit| contest.is_lost(merit, || names.bytes(at)))
     }
 
     fn whole(&mut self, nodes: &'n NodeList) {

@@ -17,9 +17,6 @@ use super::roll::{Reader, Roll};
 /// What comes before the names.
 const NAMES: &[u8] = br#","NodeNames":["#;
 
-/// The place of a name that is not on the roll.
-const NOWHERE: u32 = u32::MAX;
-
 /// What is asked.
 #[derive(Debug)]
 pub(super) struct Question<'a> {
@@ -46,11 +43,13 @@ pub(super) enum Names<'a> {
     /// As they stand in the request, in quotes and with commas between them; nothing in them is escaped.
     Plain {
         /// From the first quote to the last.
-        text: &'a str,
+        text: &'a [u8],
         /// Where the closing quote of each is.
         ends: Vec<u32>,
-        /// The place of each on the roll; `NOWHERE` if it has none.
-        places: Vec<u32>,
+        /// The node of each in the fleet as the roll has it.
+        nodes: Vec<Option<NodeId>>,
+        /// Which of them are not on the roll, in order.
+        strangers: Vec<usize>,
     },
     /// One by one.
     Parsed(Vec<Name<'a>>),
@@ -133,47 +132,50 @@ impl<'a> Names<'a> {
     /// Finds names by their quotes; `None` if there is anything but names, commas and quotes, or a name is not plain.
     fn plain(text: &'a [u8], roll: &Roll) -> Option<Self> {
         let capacity = text.len() / 16;
-        let (mut ends, mut places) = (Vec::with_capacity(capacity), Vec::with_capacity(capacity));
+        let (mut ends, mut nodes, mut strangers) = (Vec::with_capacity(capacity), Vec::with_capacity(capacity), Vec::new());
         let (mut begin, mut reader) = (0, Reader::of(roll));
         while begin < text.len() {
             let rest = text.get(begin..)?;
             let offset = u32::try_from(begin).ok()?;
             if let Some(run) = reader.run(rest) {
-                ends.extend(run.ends.iter().map(|end| end - run.begin + offset));
-                places.extend((run.place..).take(run.ends.len()));
+                ends.extend(run.names(offset).map(|(end, _)| end));
+                nodes.extend(run.names(offset).map(|(_, node)| node));
             } else {
                 let name = first_quoted(rest)?;
+                let known = reader.find(name);
+                if known.is_none() {
+                    // All names on the roll are plain.
+                    is_plain(name).then(|| strangers.push(ends.len()))?;
+                }
                 ends.push(offset + 1 + u32::try_from(name.len()).ok()?);
-                // All names on the roll are plain.
-                places.push(reader.place(name).or_else(|| is_plain(name).then_some(NOWHERE))?);
+                nodes.push(known.and_then(|entry| entry.node));
             }
             begin = *ends.last()? as usize + 2;
         }
         // Behind the last name is the end, and not another comma.
         let is_whole = begin == text.len() + 1 || text.is_empty();
-        let text = std::str::from_utf8(text).ok().filter(|_| is_whole)?;
-        Some(Self::Plain { text, ends, places })
+        is_whole.then_some(Self::Plain { text, ends, nodes, strangers })
     }
 
-    /// The place of a node in the fleet; a current roll knows it already.
+    /// The place of a node in the fleet; a roll that is current knows it already.
     #[inline]
-    pub(super) fn node(&self, at: usize, roll: Option<&Roll>, fleet: &Fleet) -> Option<NodeId> {
-        match (self, roll) {
-            (Self::Plain { places, .. }, Some(roll)) if places.get(at).is_some_and(|place| *place != NOWHERE) => {
-                roll.node(*places.get(at)?)
-            }
+    pub(super) fn node(&self, at: usize, is_current: bool, fleet: &Fleet) -> Option<NodeId> {
+        match self {
+            Self::Plain { nodes, strangers, .. } if is_current => match nodes.get(at).copied().flatten() {
+                None if strangers.binary_search(&at).is_ok() => fleet.node_id(self.get(at)?),
+                node => node,
+            },
             _ => fleet.node_id(self.get(at)?),
         }
     }
 
     /// Plain names that are not on the roll.
     pub(super) fn strangers(&self) -> impl Iterator<Item = &str> {
-        let places = match self {
-            Self::Plain { places, .. } => places.as_slice(),
+        let strangers = match self {
+            Self::Plain { strangers, .. } => strangers.as_slice(),
             Self::Parsed(_) => &[],
         };
-        let strangers = places.iter().enumerate().filter(|(_, place)| **place == NOWHERE);
-        strangers.filter_map(|(at, _)| self.get(at))
+        strangers.iter().filter_map(|at| self.get(*at))
     }
 
     pub(super) fn len(&self) -> usize {
@@ -183,8 +185,13 @@ impl<'a> Names<'a> {
         }
     }
 
-    #[inline]
     pub(super) fn get(&self, at: usize) -> Option<&str> {
+        std::str::from_utf8(self.bytes(at)?).ok()
+    }
+
+    /// A name as it is in memory.
+    #[inline]
+    pub(super) fn bytes(&self, at: usize) -> Option<&[u8]> {
         match self {
             Self::Plain { text, ends, .. } => {
                 let begin = match at.checked_sub(1) {
@@ -193,7 +200,7 @@ impl<'a> Names<'a> {
                 };
                 text.get(begin..*ends.get(at)? as usize)
             }
-            Self::Parsed(names) => names.get(at).map(|name| &*name.0),
+            Self::Parsed(names) => names.get(at).map(|name| name.0.as_bytes()),
         }
     }
 
@@ -204,7 +211,7 @@ impl<'a> Names<'a> {
     /// Writes all names as JSON, with commas between them.
     pub(super) fn write_all(&self, json: &mut Vec<u8>) {
         match self {
-            Self::Plain { text, .. } => json.extend_from_slice(text.as_bytes()),
+            Self::Plain { text, .. } => json.extend_from_slice(text),
             Self::Parsed(names) => self.write_some(0..names.len(), json),
         }
     }

@@ -19,31 +19,42 @@ const STRETCH: usize = 64;
 /// Names that are expected at one time, at most: a few times as many as kube-scheduler has workers, in each of a few zones.
 const EXPECTED: usize = 512;
 
+/// So many names of one worker after another are taken for the beginning of a longer run. Where workers take turns runs are
+/// short, and looking for the end of each would cost more than it saves.
+const STEADY: u32 = 3;
+
 /// Names, and where they are in the fleet.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Roll {
     /// All names in quotes, with a comma behind each.
     text: Vec<u8>,
-    /// Where the closing quote of each is.
-    ends: Vec<u32>,
-    /// The hash of each.
-    hashes: Vec<u64>,
+    entries: Vec<Entry>,
     /// By the hash of the name: of two names with one hash only the first is found.
     places: FxHashMap<u64, u32>,
-    /// As they were in the fleet at this version of its names.
-    nodes: Vec<Option<NodeId>>,
+    /// That of the fleet's names when nodes were looked up.
     version: u64,
 }
 
+/// What is known of one name: as little as goes into a quarter of what a processor reads at a time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry {
+    /// The upper half of the name's hash.
+    hash: u32,
+    /// Where its closing quote is in the text.
+    end: u32,
+    /// The node, if the fleet has it.
+    pub(super) node: Option<NodeId>,
+}
+
 /// Names of a request that follow each other on the roll too.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Run<'r> {
-    /// Where their closing quotes are on the roll.
-    pub(super) ends: &'r [u32],
-    /// Where the first begins there.
-    pub(super) begin: u32,
+    /// What is known of each.
+    entries: &'r [Entry],
+    /// Where the first begins on the roll.
+    begin: u32,
     /// Its place.
-    pub(super) place: u32,
+    place: u32,
 }
 
 /// Reads the names of one request off a roll.
@@ -54,49 +65,62 @@ pub(super) struct Reader<'r> {
     expected: [u32; EXPECTED],
     /// The place of the name that comes after the last one.
     next: u32,
-    /// Whether one worker brings one name after the other.
-    is_alone: bool,
+    /// How many names one worker has brought after one another.
+    n_steady: u32,
+}
+
+impl Run<'_> {
+    /// The names, each with where its closing quote is, if the first begins at this offset.
+    pub(super) fn names(&self, offset: u32) -> impl Iterator<Item = (u32, Option<NodeId>)> {
+        self.entries.iter().map(move |entry| (entry.end - self.begin + offset, entry.node))
+    }
 }
 
 impl<'r> Reader<'r> {
     /// A reader that expects a request to begin as the roll does.
     pub(super) fn of(roll: &'r Roll) -> Self {
-        Self { roll, expected: [u32::MAX; EXPECTED], next: 0, is_alone: true }
+        Self { roll, expected: [u32::MAX; EXPECTED], next: 0, n_steady: STEADY }
     }
 
-    /// The names with which a text begins, as far as the worker brings them that has brought the last one; `None` if it
+    /// The names with which a text begins, as far as the worker brings them that has brought the last ones; `None` if it
     /// brings none, or others take turns with it.
+    #[inline]
     pub(super) fn run(&mut self, text: &[u8]) -> Option<Run<'r>> {
-        if !self.is_alone {
-            return None;
-        }
-        let run = self.roll.run(self.next, text);
-        self.is_alone = run.is_some();
-        let run = run?;
-        let last = run.place + u32::try_from(run.ends.len()).ok()? - 1;
+        if self.n_steady < STEADY { None } else { self.long_run(text) }
+    }
+
+    #[inline(never)]
+    fn long_run(&mut self, text: &[u8]) -> Option<Run<'r>> {
+        self.n_steady = 0;
+        let run = self.roll.run(self.next, text)?;
+        let last = run.place + u32::try_from(run.entries.len()).ok()? - 1;
+        self.n_steady = STEADY;
         self.expect_after(last);
         Some(run)
     }
 
-    /// The place of a name.
+    /// What is known of a name.
     #[inline]
-    pub(super) fn place(&mut self, name: &[u8]) -> Option<u32> {
+    pub(super) fn find(&mut self, name: &[u8]) -> Option<Entry> {
         let hash = hash(name);
-        let expected = self.expected.get(slot(hash)).copied().filter(|place| self.roll.hashes.get(*place as usize) == Some(&hash));
-        let place = match expected {
-            Some(place) if self.roll.name(place) == Some(name) => place,
-            _ => self.roll.place_of(hash, name)?,
-        };
-        self.is_alone = place == self.next;
+        let (place, entry) = self.expected(hash, name).or_else(|| self.roll.find(hash, name))?;
+        self.n_steady = if place == self.next { self.n_steady + 1 } else { 0 };
         self.expect_after(place);
-        Some(place)
+        Some(entry)
+    }
+
+    #[inline]
+    fn expected(&self, hash: u64, name: &[u8]) -> Option<(u32, Entry)> {
+        let place = *self.expected.get(slot(upper(hash)))?;
+        let entry = *self.roll.entries.get(place as usize)?;
+        (entry.hash == upper(hash) && self.roll.name(place) == Some(name)).then_some((place, entry))
     }
 
     #[inline]
     fn expect_after(&mut self, place: u32) {
         self.next = self.roll.after(place);
-        if let Some(hash) = self.roll.hashes.get(self.next as usize)
-            && let Some(expected) = self.expected.get_mut(slot(*hash))
+        if let Some(entry) = self.roll.entries.get(self.next as usize)
+            && let Some(expected) = self.expected.get_mut(slot(entry.hash))
         {
             *expected = self.next;
         }
@@ -104,25 +128,26 @@ impl<'r> Reader<'r> {
 }
 
 /// Where the place of a name is noted that is expected.
-fn slot(hash: u64) -> usize {
-    usize::try_from(hash % EXPECTED as u64).unwrap_or(0)
+fn slot(hash: u32) -> usize {
+    hash as usize % EXPECTED
 }
 
 impl Roll {
-    /// The place of a name with this hash.
-    fn place_of(&self, hash: u64, name: &[u8]) -> Option<u32> {
+    /// The place of a name with this hash, and what is known of it.
+    fn find(&self, hash: u64, name: &[u8]) -> Option<(u32, Entry)> {
         let place = *self.places.get(&hash)?;
-        (self.name(place)? == name).then_some(place)
+        let entry = *self.entries.get(place as usize)?;
+        (self.name(place)? == name).then_some((place, entry))
     }
 
     fn name(&self, place: u32) -> Option<&[u8]> {
         let begin = self.begin(place)? as usize + 1;
-        self.text.get(begin..*self.ends.get(place as usize)? as usize)
+        self.text.get(begin..self.entries.get(place as usize)?.end as usize)
     }
 
     /// The place after another; after the last comes the first.
     fn after(&self, place: u32) -> u32 {
-        if (place as usize) + 1 < self.ends.len() { place + 1 } else { 0 }
+        if (place as usize) + 1 < self.entries.len() { place + 1 } else { 0 }
     }
 
     /// The names with which a text begins, as far as they stand in the same order on the roll from some place on.
@@ -131,8 +156,8 @@ impl Roll {
     fn run(&self, place: u32, text: &[u8]) -> Option<Run<'_>> {
         let begin = self.begin(place)?;
         let known = self.text.get(begin as usize..)?;
-        let ends = self.ends.get(place as usize..)?;
-        let first = (*ends.first()? - begin) as usize;
+        let entries = self.entries.get(place as usize..)?;
+        let first = (entries.first()?.end - begin) as usize;
         if text.get(..=first)? != known.get(..=first)? {
             return None;
         }
@@ -140,40 +165,37 @@ impl Roll {
         let n_alike = n_alike(known, text);
         let n_whole = if n_alike == text.len() { n_alike + 1 } else { n_alike };
         let bound = begin.checked_add(u32::try_from(n_whole).ok()?)?;
-        let ends = ends.get(..ends.partition_point(|end| end + 1 < bound))?;
-        (!ends.is_empty()).then_some(Run { ends, begin, place })
+        let entries = entries.get(..entries.partition_point(|entry| entry.end + 1 < bound))?;
+        (!entries.is_empty()).then_some(Run { entries, begin, place })
     }
 
     fn begin(&self, place: u32) -> Option<u32> {
         match place.checked_sub(1) {
             None => Some(0),
-            Some(before) => Some(self.ends.get(before as usize)? + 2),
+            Some(before) => Some(self.entries.get(before as usize)?.end + 2),
         }
     }
 
-    /// Whether places lead where the fleet has the names now.
+    /// Whether the fleet has names where the roll says.
     pub(super) fn is_current(&self, fleet: &Fleet) -> bool {
         self.version == fleet.names_version()
-    }
-
-    /// The node at a place.
-    #[inline]
-    pub(super) fn node(&self, place: u32) -> Option<NodeId> {
-        self.nodes.get(place as usize).copied().flatten()
     }
 
     /// Finds all names in the fleet again, if it has changed, and takes plain names in that are new.
     pub(super) fn update<'n>(&mut self, fleet: &Fleet, new: impl Iterator<Item = &'n str>) {
         if !self.is_current(fleet) {
-            let name = |place| std::str::from_utf8(self.name(place)?).ok();
-            let nodes = (0_u32..).zip(&self.ends).map(|(place, _)| name(place).and_then(|name| fleet.node_id(name)));
-            self.nodes = nodes.collect();
+            let mut begin = 1;
+            for entry in &mut self.entries {
+                let name = self.text.get(begin..entry.end as usize).and_then(|name| std::str::from_utf8(name).ok());
+                entry.node = name.and_then(|name| fleet.node_id(name));
+                begin = entry.end as usize + 3;
+            }
             self.version = fleet.names_version();
         }
         let mut new: Vec<_> = new.map(|name| (fleet.node_id(name), name)).collect();
         new.sort_by_key(|(node, _)| (node.is_none(), *node));
         for (node, name) in new {
-            if self.ends.len() >= 2 * fleet.n_names() + SPARE {
+            if self.entries.len() >= 2 * fleet.n_names() + SPARE {
                 *self = Self { version: self.version, ..Self::default() };
             }
             self.add(name, node);
@@ -181,16 +203,14 @@ impl Roll {
     }
 
     fn add(&mut self, name: &str, node: Option<NodeId>) {
-        let (Ok(place), Ok(end)) = (u32::try_from(self.ends.len()), u32::try_from(self.text.len() + 1 + name.len())) else { return };
+        let (Ok(place), Ok(end)) = (u32::try_from(self.entries.len()), u32::try_from(self.text.len() + 1 + name.len())) else { return };
         let hash = hash(name.as_bytes());
         if self.places.contains_key(&hash) {
             return;
         }
         self.places.insert(hash, place);
         self.text.extend([b"\"", name.as_bytes(), b"\","].concat());
-        self.ends.push(end);
-        self.hashes.push(hash);
-        self.nodes.push(node);
+        self.entries.push(Entry { hash: upper(hash), end, node });
     }
 }
 
@@ -198,6 +218,10 @@ fn hash(name: &[u8]) -> u64 {
     let mut hasher = FxHasher::default();
     hasher.write(name);
     hasher.finish()
+}
+
+fn upper(hash: u64) -> u32 {
+    u32::try_from(hash >> 32).unwrap_or(0)
 }
 
 /// How many bytes two texts have in common from their beginnings.
@@ -223,7 +247,12 @@ mod tests {
     }
 
     fn place(roll: &Roll, name: &str) -> Option<u32> {
-        Reader::of(roll).place(name.as_bytes())
+        Some(roll.find(hash(name.as_bytes()), name.as_bytes())?.0)
+    }
+
+    /// The node of a name, or `None` if the name is not on the roll.
+    fn node(roll: &Roll, name: &str) -> Option<Option<NodeId>> {
+        Reader::of(roll).find(name.as_bytes()).map(|entry| entry.node)
     }
 
     fn names() -> impl Strategy<Value = Vec<String>> {
@@ -245,16 +274,16 @@ mod tests {
             let run = roll.run(u32::try_from(place).unwrap(), joined.as_bytes());
             let mut begin = 0;
             let ends: Vec<u32> = text[..expected].iter().map(|name| { let end = begin + 1 + u32::try_from(name.len()).unwrap(); begin = end + 2; end }).collect();
-            prop_assert_eq!(run.map_or(Vec::new(), |run| run.ends.iter().map(|end| end - run.begin).collect()), ends);
+            prop_assert_eq!(run.map_or(Vec::new(), |run| run.names(0).map(|(end, _)| end).collect()), ends);
         }
     }
 
     proptest! {
-        /// Whatever order names come in, a reader knows the place of each that is on the roll, and of no other.
+        /// Whatever order names come in, a reader knows the node of each that is on the roll, and of no other.
         #[test]
         fn readers_find_every_name(known in names(), asked in names(), mixed in prop::collection::vec(any::<prop::sample::Index>(), 60)) {
-            let mut roll = Roll::default();
-            roll.update(&fleet(&known), known.iter().map(String::as_str));
+            let (fleet, mut roll) = (fleet(&known), Roll::default());
+            roll.update(&fleet, known.iter().map(String::as_str));
             // Strangers among them; and several rounds through the roll, shuffled into each other.
             let mut rounds = [known.clone(), known[known.len() / 2..].to_vec(), asked].map(Vec::into_iter);
             let mut text: Vec<String> = mixed.iter().filter_map(|at| rounds[at.index(3)].next()).collect();
@@ -264,12 +293,11 @@ mod tests {
             while read.len() < text.len() {
                 let rest = text[read.len()..].iter().map(|name| format!("\"{name}\"")).collect::<Vec<_>>().join(",");
                 match reader.run(rest.as_bytes()) {
-                    Some(run) => read.extend((run.place..).take(run.ends.len()).map(Some)),
-                    None => read.push(reader.place(text[read.len()].as_bytes())),
+                    Some(run) => read.extend(run.names(0).map(|(_, node)| node)),
+                    None => read.push(reader.find(text[read.len()].as_bytes()).and_then(|entry| entry.node)),
                 }
             }
-            let expected: Vec<Option<u32>> =
-                text.iter().map(|name| known.iter().position(|known| known == name).and_then(|at| u32::try_from(at).ok())).collect();
+            let expected: Vec<Option<NodeId>> = text.iter().map(|name| fleet.node_id(name)).collect();
             prop_assert_eq!(read, expected);
         }
     }
@@ -278,15 +306,15 @@ mod tests {
     #[test]
     fn workers_are_followed() {
         let known: Vec<String> = (0..16 * 70).map(|at| format!("node-{at:04}")).collect();
-        let mut roll = Roll::default();
-        roll.update(&fleet(&known), known.iter().map(String::as_str));
+        let (fleet, mut roll) = (fleet(&known), Roll::default());
+        roll.update(&fleet, known.iter().map(String::as_str));
         let mut reader = Reader::of(&roll);
         let mut n_expected = 0;
         for at in 0..70 {
             for worker in 0..16 {
                 let place = worker * 70 + at;
                 n_expected += usize::from(reader.expected.contains(&u32::try_from(place).unwrap()));
-                assert_eq!(reader.place(known[place].as_bytes()).unwrap() as usize, place);
+                assert_eq!(reader.find(known[place].as_bytes()).unwrap().node, fleet.node_id(&known[place]));
             }
         }
         assert!(n_expected * 100 > known.len() * 90, "{n_expected} of {}", known.len());
@@ -298,15 +326,16 @@ mod tests {
         let (mut fleet, mut roll) = (fleet(&known), Roll::default());
         roll.update(&fleet, ["b", "a", "x"].into_iter());
         let [b, a, x] = ["b", "a", "x"].map(|name| place(&roll, name).unwrap());
-        assert_eq!([roll.node(b), roll.node(a), roll.node(x)], [fleet.node_id("b"), fleet.node_id("a"), None]);
-        assert!(roll.is_current(&fleet) && place(&roll, "c").is_none());
+        let nodes = |roll: &Roll| ["b", "a", "x", "c"].map(|name| node(roll, name));
+        assert_eq!(nodes(&roll), [Some(fleet.node_id("b")), Some(fleet.node_id("a")), Some(None), None]);
+        assert!(roll.is_current(&fleet));
         assert_eq!([roll.after(a), roll.after(x)], [b, a], "in the order of the fleet");
         fleet.remove_inventory("a");
         fleet.set_inventory("x", placement::Inventory::default());
         assert!(!roll.is_current(&fleet), "another node may be where one was");
         roll.update(&fleet, std::iter::empty());
-        assert_eq!([roll.node(b), roll.node(a), roll.node(x)], [fleet.node_id("b"), None, fleet.node_id("x")]);
-        assert!(roll.is_current(&fleet) && roll.node(x).is_some());
+        assert_eq!(nodes(&roll), [Some(fleet.node_id("b")), Some(None), Some(fleet.node_id("x")), None]);
+        assert!(roll.is_current(&fleet) && fleet.node_id("x").is_some());
     }
 
     #[test]
@@ -315,6 +344,6 @@ mod tests {
         for nth in 0..SPARE + 10 {
             roll.update(&fleet, [nth.to_string().as_str()].into_iter());
         }
-        assert!(roll.ends.len() <= SPARE && place(&roll, "0").is_none(), "{}", roll.ends.len());
+        assert!(roll.entries.len() <= SPARE && place(&roll, "0").is_none(), "{}", roll.entries.len());
     }
 }

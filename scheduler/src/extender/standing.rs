@@ -37,6 +37,8 @@ pub(super) struct Contest<'a> {
     n_most: usize,
     /// In order, each with its place in the request and in the fleet.
     first: Vec<(Standing<'a>, usize, Option<NodeId>)>,
+    /// Who stands behind this has lost, whatever else is to be said of it.
+    bar: Option<(Score, &'a str)>,
 }
 
 impl<'a> Order<'a> {
@@ -59,7 +61,16 @@ impl<'a> Order<'a> {
 impl<'a> Contest<'a> {
     /// A contest in which so many can win.
     pub(super) fn of(n_most: usize) -> Self {
-        Self { n_most, first: Vec::with_capacity(n_most.min(SCORES) + 1) }
+        Self { n_most, first: Vec::with_capacity(n_most.min(SCORES) + 1), bar: None }
+    }
+
+    /// Whether a node that is so good cannot win any more; its name is asked for only where that decides.
+    #[inline]
+    pub(super) fn is_lost<'n>(&self, merit: Score, name: impl FnOnce() -> Option<&'n [u8]>) -> bool {
+        match self.bar {
+            Some((least, last)) => merit < least || (merit == least && name().is_some_and(|name| name > last.as_bytes())),
+            None => false,
+        }
     }
 
     #[inline]
@@ -70,6 +81,8 @@ impl<'a> Contest<'a> {
         let place = self.first.partition_point(|(before, ..)| *before <= standing);
         self.first.insert(place, (standing, at, node));
         self.first.truncate(self.n_most);
+        let last = self.first.last().filter(|(last, ..)| self.first.len() == self.n_most && !last.has_failed && !last.is_avoided);
+        self.bar = last.map(|(last, ..)| (last.merit.0, last.name));
     }
 
     /// The winner's name and its place in the fleet.
@@ -146,7 +159,12 @@ mod tests {
             }
             let mut order: Vec<usize> = (0..nodes.len()).collect();
             order.sort_by_key(|at| standing(&nodes[*at]));
-            order.truncate(n_most);
+            let (winners, others) = order.split_at(n_most.min(order.len()));
+            let is_lost = |at: &usize| contest.is_lost(Score::of_points(nodes[*at].2), || Some(nodes[*at].3.as_bytes()));
+            prop_assert!(!winners.iter().any(is_lost));
+            let is_plain = winners.last().is_some_and(|at| !nodes[*at].0 && !nodes[*at].1);
+            prop_assert!(!is_plain || others.iter().filter(|at| !nodes[**at].0 && !nodes[**at].1).all(is_lost), "all plain ones are known to have lost");
+            let order = winners;
             prop_assert_eq!(contest.winner().map(|(name, _)| name), order.first().map(|at| nodes[*at].3.as_str()));
             prop_assert_eq!(contest.places().collect::<Vec<_>>(), order);
         }

@@ -1,6 +1,6 @@
 //! What a pod wants of every node, and whether a node will do.
 
-use placement::{Asking, Fleet, GpuAsk, NodeId, Reason, Score};
+use placement::{Asking, Fleet, GpuAsk, NodeId, Policies, Reason, Score};
 use proto::node::Node;
 use proto::pod::Pod;
 
@@ -63,6 +63,14 @@ impl<'a> Wanted<'a> {
         match self {
             Self::Room(ask) => Some(index.asking(ask)),
             Self::Nothing | Self::Impossible(_) | Self::Only(_) => None,
+        }
+    }
+
+    /// The policies, if the fleet alone says whether a node will do, provided that it has devices.
+    pub(super) fn depends_on_the_fleet_alone(&self, index: &Index) -> Option<Policies> {
+        match self {
+            Self::Room(ask) if index.serves_all(ask) => Some(ask.policies),
+            _ => None,
         }
     }
 

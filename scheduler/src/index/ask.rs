@@ -151,10 +151,16 @@ impl Index {
         }
     }
 
+    /// Whether no node is refused for what it does not tell of itself.
+    #[inline]
+    pub fn serves_all(&self, ask: &NodeAsk<'_>) -> bool {
+        (self.n_opaque == 0 || ask.in_units) && ask.isolation.is_none()
+    }
+
     /// Refuses amounts that cannot be compared with units of unknown size, and nodes without the pod's isolation.
     #[inline]
     pub(super) fn refuse_unserved(&self, name: &str, ask: &NodeAsk<'_>) -> Result<(), Reason> {
-        if (self.n_opaque == 0 || ask.in_units) && ask.isolation.is_none() {
+        if self.serves_all(ask) {
             return Ok(());
         }
         let state = self.nodes.get(name);
