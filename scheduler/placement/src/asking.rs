@@ -78,30 +78,33 @@ impl<'a> Asking<'a> {
     #[inline]
     pub fn verdict(&mut self, node: NodeId, policies: Policies) -> Result<Score, Reason> {
         let brief = self.fleet.brief_of(node).ok_or(Reason::NoDevice)?;
-        if !brief.has_hints
-            && let Some((of, ranking)) = &self.ranking
-            && *of == policies
-            && let Some(verdict) = ranking.get(node.index(), brief.version)
-        {
-            return verdict;
-        }
-        self.find_out(node, *brief, policies)
+        let remembered = self.recall(node, brief, policies);
+        remembered.unwrap_or_else(|| self.find_out(node, *brief, policies))
     }
 
-    /// The score of a node that an earlier question of this kind has found to fit, if nothing has changed there since and no
-    /// hint is on it; what [`Self::verdict`] would say then.
+    /// The score of a node that an earlier question of this kind has found to fit, if nothing has changed there since: what
+    /// [`Self::verdict`] would say.
     #[inline]
     pub fn remembered(&self, node: NodeId, policies: Policies) -> Option<Score> {
+        self.recall(node, self.fleet.brief_of(node)?, policies)?.ok()
+    }
+
+    #[inline]
+    fn recall(&self, node: NodeId, brief: &Brief, policies: Policies) -> Option<Result<Score, Reason>> {
         let (of, ranking) = self.ranking.as_ref()?;
-        let brief = self.fleet.brief_of(node)?;
-        if *of == policies && !brief.has_hints { ranking.score(node.index(), brief.version) } else { None }
+        if *of == policies && !self.is_special(node, brief) { ranking.get(node.index(), brief.version) } else { None }
+    }
+
+    /// Whether the answer is the asker's own: it has a hint there, or does not heed those of others.
+    #[inline]
+    fn is_special(&self, node: NodeId, brief: &Brief) -> bool {
+        brief.has_hints && (self.own == Some(node.index()) || self.hints == Hints::Ignore)
     }
 
     /// The verdict where something stands in the way of a quick one.
     #[inline(never)]
     fn find_out(&mut self, node: NodeId, brief: Brief, policies: Policies) -> Result<Score, Reason> {
-        // Answers to those who have a hint there, or who do not heed hints, are their own.
-        if brief.has_hints && (self.own == Some(node.index()) || self.hints == Hints::Ignore) {
+        if self.is_special(node, &brief) {
             return self.judge(node, &brief, policies);
         }
         let ranking = self.ranking(policies);

@@ -124,12 +124,6 @@ impl Ranking {
         if verdict & REFUSED == 0 { Some(Ok(Score::of_points(verdict))) } else { refusal(verdict).map(Err) }
     }
 
-    /// The score of a node of this version, if it is known to fit.
-    #[inline]
-    pub(crate) fn score(&self, index: u32, version: u64) -> Option<Score> {
-        self.get(index, version)?.ok()
-    }
-
     pub(crate) fn put(&self, index: u32, version: u64, verdict: Result<Score, Reason>) {
         let verdict = match verdict {
             Ok(score) => score.points(),
