@@ -78,41 +78,36 @@ impl<'a> Asking<'a> {
     #[inline]
     pub fn verdict(&mut self, node: NodeId, policies: Policies) -> Result<Score, Reason> {
         let brief = self.fleet.brief_of(node).ok_or(Reason::NoDevice)?;
-        let remembered = self.recall(node, brief, policies);
+        let remembered = self.remembered(node.index(), policies);
         remembered.unwrap_or_else(|| self.find_out(node, *brief, policies))
     }
 
-    /// The score of a node that an earlier question of this kind has found to fit, if nothing has changed there since: what
-    /// [`Self::verdict`] would say.
+    /// The verdict that an earlier question of this kind has brought on the node at a place, if nothing has changed there
+    /// since: what [`Self::verdict`] would say.
     #[inline]
-    pub fn remembered(&self, node: NodeId, policies: Policies) -> Option<Score> {
-        self.recall(node, self.fleet.brief_of(node)?, policies)?.ok()
-    }
-
-    #[inline]
-    fn recall(&self, node: NodeId, brief: &Brief, policies: Policies) -> Option<Result<Score, Reason>> {
+    pub fn remembered(&self, index: u32, policies: Policies) -> Option<Result<Score, Reason>> {
         let (of, ranking) = self.ranking.as_ref()?;
-        if *of == policies && !self.is_special(node, brief) { ranking.get(node.index(), brief.version) } else { None }
+        if *of == policies && !self.may_be_special(index) { ranking.get(index, self.fleet.version_at(index)) } else { None }
     }
 
-    /// Whether the answer is the asker's own: it has a hint there, or does not heed those of others.
+    /// Whether an answer may be the asker's own: it has a hint there, or does not heed those of others.
     #[inline]
-    fn is_special(&self, node: NodeId, brief: &Brief) -> bool {
-        brief.has_hints && (self.own == Some(node.index()) || self.hints == Hints::Ignore)
+    fn may_be_special(&self, index: u32) -> bool {
+        self.own == Some(index) || self.hints == Hints::Ignore
     }
 
     /// The verdict where something stands in the way of a quick one.
     #[inline(never)]
     fn find_out(&mut self, node: NodeId, brief: Brief, policies: Policies) -> Result<Score, Reason> {
-        if self.is_special(node, &brief) {
+        if brief.has_hints && self.may_be_special(node.index()) {
             return self.judge(node, &brief, policies);
         }
-        let ranking = self.ranking(policies);
-        if let Some(verdict) = ranking.get(node.index(), brief.version) {
+        let (ranking, version) = (self.ranking(policies), self.fleet.version_at(node.index()));
+        if let Some(verdict) = ranking.get(node.index(), version) {
             return verdict;
         }
         let verdict = self.judge(node, &brief, policies);
-        ranking.put(node.index(), brief.version, verdict);
+        ranking.put(node.index(), version, verdict);
         verdict
     }
 

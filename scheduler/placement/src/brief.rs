@@ -7,8 +7,6 @@ use crate::state::StateId;
 pub(crate) struct Brief {
     /// That of the node, or of the next one in its place if it is gone.
     pub(crate) generation: u32,
-    /// Grows with every change of the node, also from one node to its successor in the same place.
-    pub(crate) version: u64,
     /// Whether somebody is expected to take something of the node.
     pub(crate) has_hints: bool,
     /// Whether some request without wishes may break a rule although there is room.

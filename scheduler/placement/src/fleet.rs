@@ -1,7 +1,5 @@
 //! The state: all nodes, by name and by dense index, and who holds what where.
 
-use std::num::NonZeroU32;
-
 use rustc_hash::FxHashMap;
 
 use crate::beside::Beside;
@@ -22,8 +20,7 @@ use crate::workload::Workload;
 /// A node's place in a [`Fleet`]; names nothing once the node is gone, even if its place is taken again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId {
-    /// One more than the index.
-    place: NonZeroU32,
+    index: u32,
     generation: u32,
 }
 
@@ -35,6 +32,8 @@ pub struct Fleet {
     pub(crate) slots: Vec<Slot>,
     /// By the same index.
     pub(crate) briefs: Vec<Brief>,
+    /// What verdicts on each are known by, apart from the rest, as questions to all nodes read little else.
+    pub(crate) versions: Vec<u64>,
     vacant: Vec<u32>,
     /// Index of the node that each owner holds something of.
     pub(crate) owners: FxHashMap<OwnerId, u32>,
@@ -107,6 +106,12 @@ impl Fleet {
     #[inline]
     pub fn node_id(&self, name: &str) -> Option<NodeId> {
         self.names.get(name)
+    }
+
+    /// The node at a place.
+    pub fn id_at(&self, index: u32) -> Option<NodeId> {
+        let slot = self.slots.get(index as usize).filter(|slot| slot.node.is_some())?;
+        Some(NodeId::new(index, slot.generation))
     }
 
     /// Says what devices a node has now; everything held there is worked out anew.
@@ -218,6 +223,12 @@ impl Fleet {
         self.briefs.get(id.index() as usize).filter(|brief| brief.generation == id.generation)
     }
 
+    /// Grows with every change of the node at a place, also from one node to its successor there; 0 where there never was one.
+    #[inline]
+    pub(crate) fn version_at(&self, index: u32) -> u64 {
+        self.versions.get(index as usize).copied().unwrap_or(0)
+    }
+
     /// Changes a node, and what is told of it.
     pub(crate) fn change<T>(&mut self, index: u32, change: impl FnOnce(&mut Node) -> T) -> Option<T> {
         let slot = self.slots.get_mut(index as usize)?;
@@ -226,15 +237,16 @@ impl Fleet {
         node.worth = Worth::default();
         // The new state is entered before the old one is left: most often they are the same, or shared with others.
         let state = node.state().map(|state| self.states.enter(state));
-        let brief = Brief { generation: slot.generation, version: 0, has_hints: !node.hints.is_empty(), has_rules: node.has_rules, state };
+        let brief = Brief { generation: slot.generation, has_hints: !node.hints.is_empty(), has_rules: node.has_rules, state };
         self.tell(index, brief);
         Some(result)
     }
 
     fn tell(&mut self, index: u32, brief: Brief) {
         self.n_changes += 1;
-        let Some(told) = self.briefs.get_mut(index as usize) else { return };
-        let before = std::mem::replace(told, Brief { version: self.n_changes, ..brief });
+        let (Some(told), Some(version)) = (self.briefs.get_mut(index as usize), self.versions.get_mut(index as usize)) else { return };
+        *version = self.n_changes;
+        let before = std::mem::replace(told, brief);
         if let Some(state) = before.state {
             self.states.leave(state);
         }
@@ -248,6 +260,7 @@ impl Fleet {
         let index = self.vacant.pop().unwrap_or_else(|| {
             self.slots.push(Slot::default());
             self.briefs.push(Brief::default());
+            self.versions.push(0);
             u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
         });
         if let Some(slot) = self.slots.get_mut(index as usize) {
@@ -270,11 +283,12 @@ impl Fleet {
 
 impl NodeId {
     pub(crate) fn new(index: u32, generation: u32) -> Self {
-        Self { place: NonZeroU32::MIN.saturating_add(index), generation }
+        Self { index, generation }
     }
 
+    /// The number of its place among all; that of another node once it is gone, which [`Fleet::names_version`] tells.
     #[inline]
-    pub(crate) fn index(self) -> u32 {
-        self.place.get() - 1
+    pub const fn index(self) -> u32 {
+        self.index
     }
 }

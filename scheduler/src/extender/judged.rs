@@ -64,14 +64,14 @@ struct Judge<'q, 'n> {
 
 impl<'n> Judge<'_, 'n> {
     fn names(&mut self, names: &'n Names<'_>, is_current: bool) {
-        let known_to_all = self.wanted.depends_on_the_fleet_alone(self.index);
+        let policies = self.wanted.depends_on_the_fleet_alone(self.index).filter(|_| is_current);
         for at in 0..names.len() {
-            let node = if self.asking.is_some() { names.node(at, is_current, self.index.fleet()) } else { None };
-            if known_to_all.zip(node).is_some_and(|(policies, node)| self.has_lost(names, at, node, policies)) {
+            if policies.is_some_and(|policies| self.has_lost(names, at, policies)) {
                 self.judged.n_fitting += 1;
                 continue;
             }
             let Some(name) = names.get(at) else { continue };
+            let node = if self.asking.is_some() { names.node(at, is_current, self.index.fleet()) } else { None };
             let verdict = self.wanted.of_found(self.index, name, node, self.asking.as_mut());
             self.push(at, name, verdict);
         }
@@ -79,9 +79,10 @@ impl<'n> Judge<'_, 'n> {
 
     /// Whether a node is known to fit, and to stand behind as many as can win.
     #[inline]
-    fn has_lost(&self, names: &Names<'_>, at: usize, node: NodeId, policies: Policies) -> bool {
-        let (Told::Best(contest), Some(asking)) = (&self.judged.told, &self.asking) else { return false };
-        asking.remembered(node, policies).is_some_and(|merit| contest.is_lost(merit, || names.bytes(at)))
+    fn has_lost(&self, names: &Names<'_>, at: usize, policies: Policies) -> bool {
+        let (Told::Best(contest), Some(asking), Some(known)) = (&self.judged.told, &self.asking, names.known(at)) else { return false };
+        let Some(Ok(merit)) = known.index().and_then(|index| asking.remembered(index, policies)) else { return false };
+        contest.is_lost(merit, |last| names.is_behind(at, last))
     }
 
     fn whole(&mut self, nodes: &'n NodeList) {

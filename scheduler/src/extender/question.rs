@@ -12,7 +12,7 @@ use proto::pod::Pod;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
 
-use super::roll::{Reader, Roll};
+use super::roll::{Known, Reader, Roll};
 
 /// What comes before the names.
 const NAMES: &[u8] = br#","NodeNames":["#;
@@ -46,8 +46,8 @@ pub(super) enum Names<'a> {
         text: &'a [u8],
         /// Where the closing quote of each is.
         ends: Vec<u32>,
-        /// The node of each in the fleet as the roll has it.
-        nodes: Vec<Option<NodeId>>,
+        /// What the roll knows of each.
+        known: Vec<Known>,
         /// Which of them are not on the roll, in order.
         strangers: Vec<usize>,
     },
@@ -132,40 +132,58 @@ impl<'a> Names<'a> {
     /// Finds names by their quotes; `None` if there is anything but names, commas and quotes, or a name is not plain.
     fn plain(text: &'a [u8], roll: &Roll) -> Option<Self> {
         let capacity = text.len() / 16;
-        let (mut ends, mut nodes, mut strangers) = (Vec::with_capacity(capacity), Vec::with_capacity(capacity), Vec::new());
-        let (mut begin, mut reader) = (0, Reader::of(roll));
+        let (mut ends, mut known, mut strangers) = (Vec::with_capacity(capacity), Vec::with_capacity(capacity), Vec::new());
+        let (mut begin, mut length, mut reader) = (0, 0, Reader::of(roll));
         while begin < text.len() {
             let rest = text.get(begin..)?;
             let offset = u32::try_from(begin).ok()?;
             if let Some(run) = reader.run(rest) {
-                ends.extend(run.names(offset).map(|(end, _)| end));
-                nodes.extend(run.names(offset).map(|(_, node)| node));
+                ends.extend(run.ends(offset));
+                known.extend(run.known());
             } else {
-                let name = first_quoted(rest)?;
-                let known = reader.find(name);
-                if known.is_none() {
+                // Most names are as long as the one before, and one that is on the roll has no quote in it.
+                let (name, found) = match quoted(rest, length).and_then(|name| Some((name, reader.find(name)?))) {
+                    Some((name, found)) => (name, Some(found)),
+                    None => first_quoted(rest).map(|name| (name, reader.find(name)))?,
+                };
+                length = name.len();
+                if found.is_none() {
                     // All names on the roll are plain.
                     is_plain(name).then(|| strangers.push(ends.len()))?;
                 }
                 ends.push(offset + 1 + u32::try_from(name.len()).ok()?);
-                nodes.push(known.and_then(|entry| entry.node));
+                known.push(found.unwrap_or(Known::STRANGER));
             }
             begin = *ends.last()? as usize + 2;
         }
         // Behind the last name is the end, and not another comma.
         let is_whole = begin == text.len() + 1 || text.is_empty();
-        is_whole.then_some(Self::Plain { text, ends, nodes, strangers })
+        is_whole.then_some(Self::Plain { text, ends, known, strangers })
     }
 
-    /// The place of a node in the fleet; a roll that is current knows it already.
+    /// What the roll knows of a name that is on it.
     #[inline]
-    pub(super) fn node(&self, at: usize, is_current: bool, fleet: &Fleet) -> Option<NodeId> {
+    pub(super) fn known(&self, at: usize) -> Option<Known> {
         match self {
-            Self::Plain { nodes, strangers, .. } if is_current => match nodes.get(at).copied().flatten() {
-                None if strangers.binary_search(&at).is_ok() => fleet.node_id(self.get(at)?),
-                node => node,
-            },
-            _ => fleet.node_id(self.get(at)?),
+            Self::Plain { known, .. } => known.get(at).copied().filter(|known| *known != Known::STRANGER),
+            Self::Parsed(_) => None,
+        }
+    }
+
+    /// The node of a name; a roll that is current knows where in the fleet it is.
+    pub(super) fn node(&self, at: usize, is_current: bool, fleet: &Fleet) -> Option<NodeId> {
+        match self.known(at).filter(|_| is_current) {
+            Some(known) => fleet.id_at(known.index()?),
+            None => fleet.node_id(self.get(at)?),
+        }
+    }
+
+    /// Whether one name comes behind another by its letters.
+    #[inline]
+    pub(super) fn is_behind(&self, at: usize, other: usize) -> bool {
+        match self.known(at).zip(self.known(other)) {
+            Some((one, other)) => one.rank > other.rank,
+            None => self.bytes(at) > self.bytes(other),
         }
     }
 
@@ -238,6 +256,14 @@ impl<'a> Names<'a> {
             (Self::Parsed(_), Some(name)) => json.extend_from_slice(serde_json::Value::from(name).to_string().as_bytes()),
         }
     }
+}
+
+/// So many bytes behind the quote with which a text begins, if another quote is behind them, and then a comma or the end.
+#[inline]
+fn quoted(text: &[u8], length: usize) -> Option<&[u8]> {
+    let (first, last) = (text.first()?, text.get(length + 1)?);
+    let is_whole = (*first, *last) == (b'"', b'"') && text.get(length + 2).is_none_or(|byte| *byte == b',');
+    is_whole.then(|| text.get(1..=length))?
 }
 
 /// What is in the quotes with which a text begins, if a comma or the end is behind them.

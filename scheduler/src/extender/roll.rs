@@ -13,11 +13,14 @@ use rustc_hash::{FxHashMap, FxHasher};
 /// How many names there may be besides twice as many as the fleet has; then all are forgotten.
 const SPARE: usize = 4096;
 
+/// No node.
+const NOWHERE: u32 = u32::MAX;
+
 /// How many bytes are compared at once.
 const STRETCH: usize = 64;
 
 /// Names that are expected at one time, at most: a few times as many as kube-scheduler has workers, in each of a few zones.
-const EXPECTED: usize = 512;
+const EXPECTED: usize = 2048;
 
 /// So many names of one worker after another are taken for the beginning of a longer run. Where workers take turns runs are
 /// short, and looking for the end of each would cost more than it saves.
@@ -31,19 +34,29 @@ pub(super) struct Roll {
     entries: Vec<Entry>,
     /// By the hash of the name: of two names with one hash only the first is found.
     places: FxHashMap<u64, u32>,
+    /// All places, in the order of the names.
+    by_name: Vec<u32>,
     /// That of the fleet's names when nodes were looked up.
     version: u64,
 }
 
 /// What is known of one name: as little as goes into a quarter of what a processor reads at a time.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Entry {
+struct Entry {
     /// The upper half of the name's hash.
     hash: u32,
     /// Where its closing quote is in the text.
     end: u32,
-    /// The node, if the fleet has it.
-    pub(super) node: Option<NodeId>,
+    known: Known,
+}
+
+/// What is known of a name that is on the roll.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Known {
+    /// The place of the node in the fleet; `NOWHERE` if it is not there.
+    index: u32,
+    /// How many names on the roll come before it by their letters.
+    pub(super) rank: u32,
 }
 
 /// Names of a request that follow each other on the roll too.
@@ -69,10 +82,30 @@ pub(super) struct Reader<'r> {
     n_steady: u32,
 }
 
+impl Known {
+    /// Of a name that is not on the roll nothing is known.
+    pub(super) const STRANGER: Self = Self { index: NOWHERE, rank: u32::MAX };
+
+    fn of(node: Option<NodeId>) -> Self {
+        Self { index: node.map_or(NOWHERE, NodeId::index), rank: 0 }
+    }
+
+    /// The place of the node in the fleet, if it is there.
+    #[inline]
+    pub(super) fn index(self) -> Option<u32> {
+        (self.index != NOWHERE).then_some(self.index)
+    }
+}
+
 impl Run<'_> {
-    /// The names, each with where its closing quote is, if the first begins at this offset.
-    pub(super) fn names(&self, offset: u32) -> impl Iterator<Item = (u32, Option<NodeId>)> {
-        self.entries.iter().map(move |entry| (entry.end - self.begin + offset, entry.node))
+    /// Where the closing quote of each name is, if the first begins at this offset.
+    pub(super) fn ends(&self, offset: u32) -> impl Iterator<Item = u32> {
+        self.entries.iter().map(move |entry| entry.end - self.begin + offset)
+    }
+
+    /// What is known of each name.
+    pub(super) fn known(&self) -> impl Iterator<Item = Known> {
+        self.entries.iter().map(|entry| entry.known)
     }
 }
 
@@ -101,12 +134,12 @@ impl<'r> Reader<'r> {
 
     /// What is known of a name.
     #[inline]
-    pub(super) fn find(&mut self, name: &[u8]) -> Option<Entry> {
+    pub(super) fn find(&mut self, name: &[u8]) -> Option<Known> {
         let hash = hash(name);
         let (place, entry) = self.expected(hash, name).or_else(|| self.roll.find(hash, name))?;
         self.n_steady = if place == self.next { self.n_steady + 1 } else { 0 };
         self.expect_after(place);
-        Some(entry)
+        Some(entry.known)
     }
 
     #[inline]
@@ -187,7 +220,7 @@ impl Roll {
             let mut begin = 1;
             for entry in &mut self.entries {
                 let name = self.text.get(begin..entry.end as usize).and_then(|name| std::str::from_utf8(name).ok());
-                entry.node = name.and_then(|name| fleet.node_id(name));
+                entry.known.index = Known::of(name.and_then(|name| fleet.node_id(name))).index;
                 begin = entry.end as usize + 3;
             }
             self.version = fleet.names_version();
@@ -200,6 +233,24 @@ impl Roll {
             }
             self.add(name, node);
         }
+        self.rank();
+    }
+
+    /// Ranks names anew if some have come.
+    fn rank(&mut self) {
+        let n_ranked = self.by_name.len();
+        if n_ranked == self.entries.len() {
+            return;
+        }
+        let mut by_name = std::mem::take(&mut self.by_name);
+        by_name.extend((0..self.entries.len()).skip(n_ranked).filter_map(|place| u32::try_from(place).ok()));
+        by_name.sort_by_key(|place| self.name(*place));
+        for (rank, place) in (0..).zip(&by_name) {
+            if let Some(entry) = self.entries.get_mut(*place as usize) {
+                entry.known.rank = rank;
+            }
+        }
+        self.by_name = by_name;
     }
 
     fn add(&mut self, name: &str, node: Option<NodeId>) {
@@ -210,7 +261,7 @@ impl Roll {
         }
         self.places.insert(hash, place);
         self.text.extend([b"\"", name.as_bytes(), b"\","].concat());
-        self.entries.push(Entry { hash: upper(hash), end, node });
+        self.entries.push(Entry { hash: upper(hash), end, known: Known::of(node) });
     }
 }
 
@@ -251,8 +302,12 @@ mod tests {
     }
 
     /// The node of a name, or `None` if the name is not on the roll.
-    fn node(roll: &Roll, name: &str) -> Option<Option<NodeId>> {
-        Reader::of(roll).find(name.as_bytes()).map(|entry| entry.node)
+    fn node(roll: &Roll, name: &str) -> Option<Option<u32>> {
+        Reader::of(roll).find(name.as_bytes()).map(Known::index)
+    }
+
+    fn index(fleet: &Fleet, name: &str) -> Option<u32> {
+        fleet.node_id(name).map(NodeId::index)
     }
 
     fn names() -> impl Strategy<Value = Vec<String>> {
@@ -274,7 +329,7 @@ mod tests {
             let run = roll.run(u32::try_from(place).unwrap(), joined.as_bytes());
             let mut begin = 0;
             let ends: Vec<u32> = text[..expected].iter().map(|name| { let end = begin + 1 + u32::try_from(name.len()).unwrap(); begin = end + 2; end }).collect();
-            prop_assert_eq!(run.map_or(Vec::new(), |run| run.names(0).map(|(end, _)| end).collect()), ends);
+            prop_assert_eq!(run.map_or(Vec::new(), |run| run.ends(0).collect()), ends);
         }
     }
 
@@ -293,12 +348,15 @@ mod tests {
             while read.len() < text.len() {
                 let rest = text[read.len()..].iter().map(|name| format!("\"{name}\"")).collect::<Vec<_>>().join(",");
                 match reader.run(rest.as_bytes()) {
-                    Some(run) => read.extend(run.names(0).map(|(_, node)| node)),
-                    None => read.push(reader.find(text[read.len()].as_bytes()).and_then(|entry| entry.node)),
+                    Some(run) => read.extend(run.known().map(Some)),
+                    None => read.push(reader.find(text[read.len()].as_bytes())),
                 }
             }
-            let expected: Vec<Option<NodeId>> = text.iter().map(|name| fleet.node_id(name)).collect();
-            prop_assert_eq!(read, expected);
+            let known_of = |name: &String| known.contains(name).then(|| {
+                let n_before = known.iter().filter(|other| *other < name).count();
+                Known { index: index(&fleet, name).unwrap(), rank: u32::try_from(n_before).unwrap() }
+            });
+            prop_assert_eq!(read, text.iter().map(known_of).collect::<Vec<_>>());
         }
     }
 
@@ -314,7 +372,7 @@ mod tests {
             for worker in 0..16 {
                 let place = worker * 70 + at;
                 n_expected += usize::from(reader.expected.contains(&u32::try_from(place).unwrap()));
-                assert_eq!(reader.find(known[place].as_bytes()).unwrap().node, fleet.node_id(&known[place]));
+                assert_eq!(reader.find(known[place].as_bytes()).unwrap().index(), index(&fleet, &known[place]));
             }
         }
         assert!(n_expected * 100 > known.len() * 90, "{n_expected} of {}", known.len());
@@ -327,14 +385,14 @@ mod tests {
         roll.update(&fleet, ["b", "a", "x"].into_iter());
         let [b, a, x] = ["b", "a", "x"].map(|name| place(&roll, name).unwrap());
         let nodes = |roll: &Roll| ["b", "a", "x", "c"].map(|name| node(roll, name));
-        assert_eq!(nodes(&roll), [Some(fleet.node_id("b")), Some(fleet.node_id("a")), Some(None), None]);
+        assert_eq!(nodes(&roll), [Some(index(&fleet, "b")), Some(index(&fleet, "a")), Some(None), None]);
         assert!(roll.is_current(&fleet));
         assert_eq!([roll.after(a), roll.after(x)], [b, a], "in the order of the fleet");
         fleet.remove_inventory("a");
         fleet.set_inventory("x", placement::Inventory::default());
         assert!(!roll.is_current(&fleet), "another node may be where one was");
         roll.update(&fleet, std::iter::empty());
-        assert_eq!(nodes(&roll), [Some(fleet.node_id("b")), Some(None), Some(fleet.node_id("x")), None]);
+        assert_eq!(nodes(&roll), [Some(index(&fleet, "b")), Some(None), Some(index(&fleet, "x")), None]);
         assert!(roll.is_current(&fleet) && fleet.node_id("x").is_some());
     }
 

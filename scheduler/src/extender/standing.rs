@@ -37,8 +37,8 @@ pub(super) struct Contest<'a> {
     n_most: usize,
     /// In order, each with its place in the request and in the fleet.
     first: Vec<(Standing<'a>, usize, Option<NodeId>)>,
-    /// Who stands behind this has lost, whatever else is to be said of it.
-    bar: Option<(Score, &'a str)>,
+    /// Who stands behind the node at this place in the request, which is so good, has lost, whatever else is to be said of it.
+    bar: Option<(Score, usize)>,
 }
 
 impl<'a> Order<'a> {
@@ -64,13 +64,11 @@ impl<'a> Contest<'a> {
         Self { n_most, first: Vec::with_capacity(n_most.min(SCORES) + 1), bar: None }
     }
 
-    /// Whether a node that is so good cannot win any more; its name is asked for only where that decides.
+    /// Whether a node that is so good cannot win any more; `is_behind` says whether its name comes behind that at a place in
+    /// the request.
     #[inline]
-    pub(super) fn is_lost<'n>(&self, merit: Score, name: impl FnOnce() -> Option<&'n [u8]>) -> bool {
-        match self.bar {
-            Some((least, last)) => merit < least || (merit == least && name().is_some_and(|name| name > last.as_bytes())),
-            None => false,
-        }
+    pub(super) fn is_lost(&self, merit: Score, is_behind: impl FnOnce(usize) -> bool) -> bool {
+        self.bar.is_some_and(|(least, last)| merit < least || (merit == least && is_behind(last)))
     }
 
     #[inline]
@@ -82,7 +80,7 @@ impl<'a> Contest<'a> {
         self.first.insert(place, (standing, at, node));
         self.first.truncate(self.n_most);
         let last = self.first.last().filter(|(last, ..)| self.first.len() == self.n_most && !last.has_failed && !last.is_avoided);
-        self.bar = last.map(|(last, ..)| (last.merit.0, last.name));
+        self.bar = last.map(|(last, at, _)| (last.merit.0, *at));
     }
 
     /// The winner's name and its place in the fleet.
@@ -160,7 +158,7 @@ mod tests {
             let mut order: Vec<usize> = (0..nodes.len()).collect();
             order.sort_by_key(|at| standing(&nodes[*at]));
             let (winners, others) = order.split_at(n_most.min(order.len()));
-            let is_lost = |at: &usize| contest.is_lost(Score::of_points(nodes[*at].2), || Some(nodes[*at].3.as_bytes()));
+            let is_lost = |at: &usize| contest.is_lost(Score::of_points(nodes[*at].2), |last| nodes[*at].3 > nodes[last].3);
             prop_assert!(!winners.iter().any(is_lost));
             let is_plain = winners.last().is_some_and(|at| !nodes[*at].0 && !nodes[*at].1);
             prop_assert!(!is_plain || others.iter().filter(|at| !nodes[**at].0 && !nodes[**at].1).all(is_lost), "all plain ones are known to have lost");

@@ -42,8 +42,8 @@ fn ask(percent: u32) -> Ask<'static> {
 /// Of how many nodes it is remembered what came of a question.
 fn n_remembered(fleet: &Fleet, percent: u32) -> usize {
     let ranking = fleet.rankings.of(&ask(percent), Policies::default(), fleet.forecasts.number(), fleet.slots.len());
-    let is_known = |(index, brief): &(u32, &crate::brief::Brief)| ranking.get(*index, brief.version).is_some();
-    (0..).zip(&fleet.briefs).filter(is_known).count()
+    let is_known = |(index, version): &(u32, &u64)| ranking.get(*index, **version).is_some();
+    (0..).zip(&fleet.versions).filter(is_known).count()
 }
 
 fn put(fleet: &Fleet, percent: u32) {
