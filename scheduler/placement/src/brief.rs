@@ -7,6 +7,8 @@ use crate::state::StateId;
 pub(crate) struct Brief {
     /// That of the node, or of the next one in its place if it is gone.
     pub(crate) generation: u32,
+    /// Whether the place has a node.
+    pub(crate) is_there: bool,
     /// Whether somebody is expected to take something of the node.
     pub(crate) has_hints: bool,
     /// Whether some request without wishes may break a rule although there is room.

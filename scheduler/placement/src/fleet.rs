@@ -110,8 +110,8 @@ impl Fleet {
 
     /// The node at a place.
     pub fn id_at(&self, index: u32) -> Option<NodeId> {
-        let slot = self.slots.get(index as usize).filter(|slot| slot.node.is_some())?;
-        Some(NodeId::new(index, slot.generation))
+        let brief = self.briefs.get(index as usize).filter(|brief| brief.is_there)?;
+        Some(NodeId::new(index, brief.generation))
     }
 
     /// Says what devices a node has now; everything held there is worked out anew.
@@ -237,7 +237,8 @@ impl Fleet {
         node.worth = Worth::default();
         // The new state is entered before the old one is left: most often they are the same, or shared with others.
         let state = node.state().map(|state| self.states.enter(state));
-        let brief = Brief { generation: slot.generation, has_hints: !node.hints.is_empty(), has_rules: node.has_rules, state };
+        let (has_hints, has_rules) = (!node.hints.is_empty(), node.has_rules);
+        let brief = Brief { generation: slot.generation, is_there: true, has_hints, has_rules, state };
         self.tell(index, brief);
         Some(result)
     }
@@ -263,8 +264,9 @@ impl Fleet {
             self.versions.push(0);
             u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
         });
-        if let Some(slot) = self.slots.get_mut(index as usize) {
+        if let (Some(slot), Some(brief)) = (self.slots.get_mut(index as usize), self.briefs.get_mut(index as usize)) {
             slot.node = Some(Node::new(name.into()));
+            brief.is_there = true;
             self.names.insert(name, NodeId::new(index, slot.generation));
         }
         index

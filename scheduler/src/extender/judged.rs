@@ -1,6 +1,6 @@
 //! The verdict on every node of a request, and how it is told.
 
-use placement::{Asking, NodeId, Policies};
+use placement::{Asking, NodeId, Policies, Reason, Score};
 use proto::extender::{ExtenderFilterResult, NodeList, WholeNode};
 
 use super::question::{Names, Nodes};
@@ -66,9 +66,17 @@ impl<'n> Judge<'_, 'n> {
     fn names(&mut self, names: &'n Names<'_>, is_current: bool) {
         let policies = self.wanted.depends_on_the_fleet_alone(self.index).filter(|_| is_current);
         for at in 0..names.len() {
-            if policies.is_some_and(|policies| self.has_lost(names, at, policies)) {
-                self.judged.n_fitting += 1;
-                continue;
+            match policies.and_then(|policies| self.remembered(names, at, policies)) {
+                Some(Ok(merit)) if self.has_lost(names, at, merit) => {
+                    self.judged.n_fitting += 1;
+                    continue;
+                }
+                // Of nodes without devices more is to be said.
+                Some(Err(reason)) if reason != Reason::NoDevice => {
+                    self.judged.missed.push((at, Miss { reason, unknown: false }));
+                    continue;
+                }
+                _ => {}
             }
             let Some(name) = names.get(at) else { continue };
             let node = if self.asking.is_some() { names.node(at, is_current, self.index.fleet()) } else { None };
@@ -77,12 +85,19 @@ impl<'n> Judge<'_, 'n> {
         }
     }
 
-    /// Whether a node is known to fit, and to stand behind as many as can win.
+    /// The verdict on a node, if it is known already.
     #[inline]
-    fn has_lost(&self, names: &Names<'_>, at: usize, policies: Policies) -> bool {
-        let (Told::Best(contest), Some(asking), Some(known)) = (&self.judged.told, &self.asking, names.known(at)) else { return false };
-        let Some(Ok(merit)) = known.index().and_then(|index| asking.remembered(index, policies)) else { return false };
-        contest.is_lost(merit, |last| names.is_behind(at, last))
+    fn remembered(&self, names: &Names<'_>, at: usize, policies: Policies) -> Option<Result<Score, Reason>> {
+        self.asking.as_ref()?.remembered(names.known(at)?.index()?, policies)
+    }
+
+    /// Whether a node that is so good stands behind as many as can win.
+    #[inline]
+    fn has_lost(&self, names: &Names<'_>, at: usize, merit: Score) -> bool {
+        match &self.judged.told {
+            Told::Best(contest) => contest.is_lost(merit, |last| names.is_behind(at, last)),
+            Told::All(..) => false,
+        }
     }
 
     fn whole(&mut self, nodes: &'n NodeList) {

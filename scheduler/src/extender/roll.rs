@@ -301,9 +301,9 @@ mod tests {
         Some(roll.find(hash(name.as_bytes()), name.as_bytes())?.0)
     }
 
-    /// The node of a name, or `None` if the name is not on the roll.
-    fn node(roll: &Roll, name: &str) -> Option<Option<u32>> {
-        Reader::of(roll).find(name.as_bytes()).map(Known::index)
+    /// The place of a name's node, which may be nowhere, or `None` if the name is not on the roll.
+    fn node(roll: &Roll, name: &str) -> Option<u32> {
+        Reader::of(roll).find(name.as_bytes()).map(|known| known.index)
     }
 
     fn index(fleet: &Fleet, name: &str) -> Option<u32> {
@@ -385,14 +385,14 @@ mod tests {
         roll.update(&fleet, ["b", "a", "x"].into_iter());
         let [b, a, x] = ["b", "a", "x"].map(|name| place(&roll, name).unwrap());
         let nodes = |roll: &Roll| ["b", "a", "x", "c"].map(|name| node(roll, name));
-        assert_eq!(nodes(&roll), [Some(index(&fleet, "b")), Some(index(&fleet, "a")), Some(None), None]);
+        assert_eq!(nodes(&roll), [index(&fleet, "b"), index(&fleet, "a"), Some(NOWHERE), None]);
         assert!(roll.is_current(&fleet));
         assert_eq!([roll.after(a), roll.after(x)], [b, a], "in the order of the fleet");
         fleet.remove_inventory("a");
         fleet.set_inventory("x", placement::Inventory::default());
         assert!(!roll.is_current(&fleet), "another node may be where one was");
         roll.update(&fleet, std::iter::empty());
-        assert_eq!(nodes(&roll), [Some(index(&fleet, "b")), Some(None), Some(index(&fleet, "x")), None]);
+        assert_eq!(nodes(&roll), [index(&fleet, "b"), Some(NOWHERE), index(&fleet, "x"), None]);
         assert!(roll.is_current(&fleet) && fleet.node_id("x").is_some());
     }
 

@@ -162,14 +162,15 @@ async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<V
     sizes.sort_unstable();
     sizes.dedup();
     let mut measured = Vec::new();
+    let questions = Questions::new((0..n_nodes).map(fleet::node_name), args.order, args.shapes, args.pod_bytes)?;
+    // One client for all sizes: a pod that asks again is answered with all nodes.
+    let mut client = Client { questions, scheduler: Line::to(rig.address)?, floor: Line::to(floor.address)? };
     for n_names in sizes {
         console.step(&format!("{} questions of {n_names} names", args.requests));
-        let names = (0..n_nodes).map(fleet::node_name);
-        let questions = Questions::new(names, args.order, args.shapes, args.pod_bytes)?;
-        let client = Client { questions, scheduler: Line::to(rig.address)?, floor: Line::to(floor.address)? };
-        let (client, _) = client.ask(n_names, WARM_UP).await?;
+        (client, _) = client.ask(n_names, WARM_UP).await?;
         let before = rig.histogram("filter").await?;
-        let (_, asked) = client.ask(n_names, args.requests).await?;
+        let asked;
+        (client, asked) = client.ask(n_names, args.requests).await?;
         let daemon = rig.histogram("filter").await?.since(&before);
         let (binds_per_second, failed_binds) = churn.as_ref().map_or((0.0, 0), Churn::rate);
         measured.push(Filtered {
@@ -227,6 +228,8 @@ impl Client {
             let answer = self.scheduler.ask(&question)?;
             asked.latencies.push(began.elapsed());
             ensure!(answer.starts_with(br#"{"Nodes":null,"NodeNames":["node-"#), "filter answers {}", String::from_utf8_lossy(answer));
+            let n_told = answer.windows(5).filter(|name| name == b"node-").count();
+            ensure!(n_told == 1, "a pod that asks for the first time is answered with {n_told} nodes");
             (asked.request_bytes, asked.answer_bytes) = (body.len(), answer.len());
         }
         Ok(asked)

@@ -28,7 +28,8 @@ pub(super) fn check_derived(fleet: &Fleet, node: &Node, generation: u32, brief: 
     if kept != node.state().as_ref() {
         violations.push(differs(node, "the state that is kept to compare nodes by is not the node's"));
     }
-    if (brief.generation, brief.has_hints, brief.has_rules) != (generation, !node.hints.is_empty(), node.has_rules) {
+    let told = (brief.is_there, brief.generation, brief.has_hints, brief.has_rules);
+    if told != (true, generation, !node.hints.is_empty(), node.has_rules) {
         violations.push(differs(node, "what is told of it in brief is not so"));
     }
     let held = node.held.iter().map(|held| &held.holdings.exclusions);

@@ -117,6 +117,7 @@ fn m(fleet: &mut Fleet) -> &mut Node {
 #[case::use_beside_gpus_uncounted(|fleet: &mut Fleet| fleet.beside = crate::beside::Beside::default(), &["Index"])]
 #[case::hint_not_told(|fleet: &mut Fleet| fleet.briefs[0].has_hints = false, &["RowDiffers"])]
 #[case::rule_not_told(|fleet: &mut Fleet| fleet.briefs[1].has_rules = true, &["RowDiffers"])]
+#[case::not_told_of(|fleet: &mut Fleet| fleet.briefs[1].is_there = false, &["RowDiffers"])]
 #[case::generation_not_told(|fleet: &mut Fleet| fleet.briefs[1].generation += 1, &["RowDiffers"])]
 #[case::state_not_told(|fleet: &mut Fleet| fleet.briefs[1].state = None, &["Index", "RowDiffers"])]
 #[case::state_of_nobody(
