@@ -21,6 +21,8 @@ const MAX_QUESTIONS: usize = 128;
 /// Bits of a verdict; the rest of a word is a version, which comes again after 68 billion changes.
 const VERDICT_BITS: u32 = 28;
 const VERSION_MASK: u64 = u64::MAX >> VERDICT_BITS;
+/// The word of a node that has not been judged: its version comes last of all.
+const UNKNOWN: u64 = u64::MAX;
 /// Says that a verdict is a refusal.
 const REFUSED: u32 = 1 << (VERDICT_BITS - 1);
 
@@ -103,13 +105,13 @@ fn refusal(verdict: u32) -> Option<Reason> {
 
 impl Ranking {
     fn with_room_for(n_nodes: usize) -> Self {
-        Self { words: (0..n_nodes).map(|_| AtomicU64::new(0)).collect() }
+        Self { words: (0..n_nodes).map(|_| AtomicU64::new(UNKNOWN)).collect() }
     }
 
     /// The same with room for nodes that have come since, and for some more.
     fn grown(&self, n_nodes: usize) -> Self {
         let known = self.words.iter().map(|word| word.load(Ordering::Relaxed));
-        let words = known.chain(std::iter::repeat(0)).take(n_nodes + n_nodes / 4).map(AtomicU64::new);
+        let words = known.chain(std::iter::repeat(UNKNOWN)).take(n_nodes + n_nodes / 4).map(AtomicU64::new);
         Self { words: words.collect() }
     }
 
@@ -134,5 +136,19 @@ impl Ranking {
         if let Some(word) = self.words.get(index as usize) {
             word.store((version & VERSION_MASK) << VERDICT_BITS | u64::from(verdict), Ordering::Relaxed);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_node_that_was_never_judged_nothing_is_known() {
+        let ranking = Ranking::with_room_for(2);
+        ranking.put(0, 7, Err(Reason::NoDevice));
+        let grown = ranking.grown(4);
+        assert_eq!([7, 8].map(|version| grown.get(0, version)), [Some(Err(Reason::NoDevice)), None]);
+        assert!((1..4).all(|index| grown.get(index, 0).is_none()));
     }
 }
