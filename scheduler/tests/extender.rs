@@ -25,6 +25,8 @@ mod leading;
 #[path = "extender/objects.rs"]
 mod objects;
 mod old_extender_bugs;
+#[path = "extender/repeated.rs"]
+mod repeated;
 #[path = "extender/requests.rs"]
 mod requests;
 #[path = "extender/served.rs"]

@@ -306,7 +306,10 @@ impl World {
     async fn clear(&self) -> Result<()> {
         self.pods.delete_all().await?;
         let prefix = format!("{}/", self.namespace);
-        let gone = |snapshot: &Snapshot| (!snapshot.pods.keys().any(|key| key.starts_with(&prefix))).then_some(());
+        // A pod that no watch has shown yet may still be there.
+        let is_left = |cluster: &Cluster| cluster.api().cluster().list("pods", Some(&self.namespace)).is_ok_and(|pods| !pods.is_empty());
+        let is_shown = |snapshot: &Snapshot| snapshot.pods.keys().any(|key| key.starts_with(&prefix));
+        let gone = |snapshot: &Snapshot| (!is_shown(snapshot) && !self.cluster.as_ref().is_some_and(is_left)).then_some(());
         self.until("all pods to be gone", gone).await
     }
 

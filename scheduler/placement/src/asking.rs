@@ -83,7 +83,7 @@ impl<'a> Asking<'a> {
     }
 
     /// The verdict that an earlier question of this kind has brought on the node at a place, if nothing has changed there
-    /// since: what [`Self::verdict`] would say.
+    /// since: what [`Self::verdict`] would say. Knows nothing before the first verdict by these policies.
     #[inline]
     pub fn remembered(&self, index: u32, policies: Policies) -> Option<Result<Score, Reason>> {
         let (of, ranking) = self.ranking.as_ref()?;

@@ -22,6 +22,9 @@ const STRETCH: usize = 64;
 /// Names that are expected at one time, at most: a few times as many as kube-scheduler has workers, in each of a few zones.
 const EXPECTED: usize = 2048;
 
+/// The longest name that a node can have, in bytes (Kubernetes: a DNS subdomain); longer ones are not kept.
+const LONGEST: usize = 253;
+
 /// So many names of one worker after another are taken for the beginning of a longer run. Where workers take turns runs are
 /// short, and looking for the end of each would cost more than it saves.
 const STEADY: u32 = 3;
@@ -78,7 +81,7 @@ pub(super) struct Reader<'r> {
     expected: [u32; EXPECTED],
     /// The place of the name that comes after the last one.
     next: u32,
-    /// How many names one worker has brought after one another.
+    /// How many names one worker has brought after one another, as far as that is counted.
     n_steady: u32,
 }
 
@@ -256,7 +259,7 @@ impl Roll {
     fn add(&mut self, name: &str, node: Option<NodeId>) {
         let (Ok(place), Ok(end)) = (u32::try_from(self.entries.len()), u32::try_from(self.text.len() + 1 + name.len())) else { return };
         let hash = hash(name.as_bytes());
-        if self.places.contains_key(&hash) {
+        if name.len() > LONGEST || self.places.contains_key(&hash) {
             return;
         }
         self.places.insert(hash, place);

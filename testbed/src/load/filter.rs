@@ -165,6 +165,8 @@ async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<V
     let questions = Questions::new((0..n_nodes).map(fleet::node_name), args.order, args.shapes, args.pod_bytes)?;
     // One client for all sizes: a pod that asks again is answered with all nodes.
     let mut client = Client { questions, scheduler: Line::to(rig.address)?, floor: Line::to(floor.address)? };
+    // What has never been asked of a node is worked out once; a cluster that is up has seen its kinds of pods.
+    (client, _) = client.ask(n_nodes, WARM_UP).await?;
     for n_names in sizes {
         console.step(&format!("{} questions of {n_names} names", args.requests));
         (client, _) = client.ask(n_names, WARM_UP).await?;

@@ -85,7 +85,8 @@ async fn deletions_need_no_watch(world: &mut World) -> Result<()> {
     world.create_many("unseen", 2, &[(GPU_MEM, "1")]).await?;
     world.pods.delete_all().await?;
     let shown = Snapshot::of(world.cluster()?.api().cluster());
-    let left: Vec<&String> = shown.pods.iter().filter(|(_, pod)| pod.metadata.deletion_timestamp.is_none()).map(|(key, _)| key).collect();
+    let ours = shown.pods.iter().filter(|(key, _)| key.starts_with(&world.key("")));
+    let left: Vec<&String> = ours.filter(|(_, pod)| pod.metadata.deletion_timestamp.is_none()).map(|(key, _)| key).collect();
     drop(late);
     ensure!(left.is_empty(), "not deleted: {left:?}");
     Ok(())
