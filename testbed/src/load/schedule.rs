@@ -1,12 +1,13 @@
 //! `testbed load schedule`: pods per second from creation to binding, by the kube-schedulers of a real control plane.
 //!
 //! Fills the cluster with nodes that are nothing but objects, then lets one scheduler after the other place the same pods, round
-//! after round. Starts no process: which scheduler asks an extender is the control plane's configuration.
+//! after round. Starts no process: which scheduler asks an extender is the control plane's configuration. Halts those that it is
+//! told to while it creates their pods.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use kube::Client;
 use serde::Serialize;
@@ -19,10 +20,12 @@ use crate::console::{Console, table};
 use crate::pods::{PodSpec, set};
 use bindings::{Bindings, Rates};
 use fill::{LABEL, Size, WAITING, path};
+use halt::Process;
 use objects::{Objects, each};
 
 mod bindings;
 mod fill;
+mod halt;
 mod objects;
 
 /// Pods that each scheduler places before the first that count.
@@ -50,6 +53,10 @@ pub struct ScheduleArgs {
     /// `schedulerName` of pods; the first is what others are compared with.
     #[arg(long = "scheduler", value_name = "NAME", default_value = "default-scheduler")]
     schedulers: Vec<String>,
+    /// Halt this scheduler's process while its pods are created, and measure from when it goes on: else the load measures how
+    /// fast pods are created. The process is one of this machine.
+    #[arg(long = "halt", value_name = "NAME=PID", value_parser = Process::parse)]
+    halts: Vec<Process>,
     /// Pods that each scheduler places in a round.
     #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     waiting: u32,
@@ -73,7 +80,7 @@ pub(super) struct Turn {
     pods: u32,
     /// Until the last pod was created.
     created_seconds: f64,
-    /// From the creation of the first pod to the last binding.
+    /// From the creation of the first pod, or from when the scheduler went on, to the last binding.
     seconds: f64,
     per_second: f64,
     /// From when a tenth was bound to when nine tenths were.
@@ -85,6 +92,9 @@ pub(super) struct Turn {
 
 /// Measures and prints.
 pub(super) async fn run(console: &Console, args: &ScheduleArgs) -> Result<()> {
+    if let Some(process) = args.halts.iter().find(|process| !args.schedulers.contains(&process.scheduler)) {
+        bail!("--halt names {:?}, which no --scheduler does", process.scheduler);
+    }
     let client = client_of(&args.kubeconfig).await?;
     if args.clean {
         fill::clean(console, &Objects::of(&client)).await?;
@@ -124,6 +134,11 @@ impl ScheduleArgs {
     /// How many pods are bound before anything is measured.
     fn n_pods(&self) -> u32 {
         self.pods.min(self.nodes * fleet::MOST_PODS)
+    }
+
+    /// The process of a scheduler that is to be halted.
+    fn process(&self, scheduler: &str) -> Option<&Process> {
+        self.halts.iter().find(|process| process.scheduler == scheduler)
     }
 }
 
@@ -170,9 +185,14 @@ impl Stage<'_> {
         let waiting = (0..n_pods).map(|idx| waiting_pod(scheduler, round, idx, self.args));
         let waiting: Vec<Value> = waiting.collect::<Result<_>>()?;
         let (objects, pods) = (&self.objects, pods.as_str());
-        let began = Instant::now();
+        let halted = self.args.process(scheduler).map(Process::halt).transpose()?;
+        let mut began = Instant::now();
         each(self.console, "creating pods", waiting, |pod| async move { objects.create(pods, &pod).await }).await?;
         let created_seconds = began.elapsed().as_secs_f64();
+        if let Some(halted) = halted {
+            began = Instant::now();
+            halted.go_on()?;
+        }
         self.bindings.until_bound(n_pods as usize).await.with_context(|| format!("pods of scheduler {scheduler}"))?;
         let bound = self.bindings.shown().bound();
         let rates = Rates::of(bound.into_iter().map(|at| at.saturating_duration_since(began)).collect());

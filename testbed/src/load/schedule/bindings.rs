@@ -124,7 +124,7 @@ async fn follow(pods: Api<Pod>, sender: watch::Sender<Shown>) {
 /// How fast pods were bound.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Rates {
-    /// From the creation of the first pod to the last binding.
+    /// From the beginning to the last binding.
     pub(super) seconds: f64,
     /// Pods per second in this time.
     pub(super) per_second: f64,
@@ -133,7 +133,7 @@ pub(super) struct Rates {
 }
 
 impl Rates {
-    /// Of pods that were bound so long after the first was created.
+    /// Of pods that were bound so long after the beginning.
     pub(super) fn of(mut bound: Vec<Duration>) -> Self {
         bound.sort_unstable();
         let n_bound = bound.len();

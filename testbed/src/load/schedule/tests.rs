@@ -13,6 +13,7 @@ fn args(schedulers: &[&str]) -> ScheduleArgs {
         pods: 40,
         pod_bytes: 2048,
         schedulers: schedulers.iter().map(|name| (*name).to_owned()).collect(),
+        halts: Vec::new(),
         waiting: 20,
         shapes: 4,
         rounds: 2,
@@ -51,6 +52,13 @@ async fn pods_per_second_with_and_without_us() {
         assert_eq!(objects.names(path, "").await.unwrap().len(), 0, "{path}");
     }
     rig.stop().await;
+}
+
+#[tokio::test]
+async fn only_schedulers_that_have_turns_are_halted() {
+    let args = ScheduleArgs { halts: vec![Process::parse("other=4711").unwrap()], ..args(&["plain"]) };
+    let error = run(&Console::new(true), &args).await.unwrap_err();
+    assert_eq!(error.to_string(), r#"--halt names "other", which no --scheduler does"#);
 }
 
 #[rstest]

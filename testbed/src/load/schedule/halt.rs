@@ -1,0 +1,114 @@
+//! Processes of kube-schedulers that stand still while their pods are created, so that how fast pods are created is not what is
+//! measured.
+
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+/// A kube-scheduler and its process on this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Process {
+    /// The `schedulerName` of its pods.
+    pub(super) scheduler: String,
+    pid: u32,
+}
+
+/// A process that stands still until it is let go on, or this is dropped.
+#[derive(Debug)]
+pub(super) struct Halted(Process);
+
+impl Process {
+    /// Reads `NAME=PID`.
+    ///
+    /// # Errors
+    /// What is wrong with it, in words.
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        let (scheduler, pid) = text.split_once('=').ok_or("give it as NAME=PID, with the schedulerName of the pods")?;
+        let pid = pid.parse().ok().filter(|pid| *pid > 1).ok_or_else(|| format!("{pid:?} is not the id of a process"))?;
+        Ok(Self { scheduler: scheduler.to_owned(), pid })
+    }
+
+    /// Lets it stand still (SIGSTOP).
+    ///
+    /// # Errors
+    /// If it cannot be sent a signal.
+    pub(super) fn halt(&self) -> Result<Halted> {
+        self.signal("STOP")?;
+        Ok(Halted(self.clone()))
+    }
+
+    /// Sending a signal needs unsafe code or a program.
+    fn signal(&self, name: &str) -> Result<()> {
+        let Self { scheduler, pid } = self;
+        let sent = Command::new("sh").args(["-c", &format!("kill -{name} {pid}")]).output().context("cannot run sh")?;
+        let error = String::from_utf8_lossy(&sent.stderr);
+        ensure!(sent.status.success(), "--halt {scheduler}={pid}: process {pid} cannot be sent SIG{name}: {}", error.trim());
+        Ok(())
+    }
+}
+
+impl Halted {
+    /// Lets it go on (SIGCONT).
+    ///
+    /// # Errors
+    /// If it cannot be sent a signal.
+    pub(super) fn go_on(self) -> Result<()> {
+        self.0.signal("CONT")
+    }
+}
+
+impl Drop for Halted {
+    fn drop(&mut self) {
+        // It may have ended, and then nobody waits for it.
+        let _ = self.0.signal("CONT");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Write};
+    use std::process::Stdio;
+
+    use super::*;
+
+    /// The letter by which the system tells what a process does; `T` if it stands still.
+    fn state(pid: u32) -> Option<char> {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        stat.rsplit_once(") ")?.1.chars().next()
+    }
+
+    #[rstest::rstest]
+    #[case::plain("plain=4711", Ok(("plain", 4711)))]
+    #[case::no_pid("plain", Err("give it as NAME=PID, with the schedulerName of the pods"))]
+    #[case::every_process("plain=-1", Err(r#""-1" is not the id of a process"#))]
+    #[case::own_group("plain=0", Err(r#""0" is not the id of a process"#))]
+    #[case::init("plain=1", Err(r#""1" is not the id of a process"#))]
+    fn processes_of_schedulers(#[case] text: &str, #[case] wanted: Result<(&str, u32), &str>) {
+        let wanted = wanted.map(|(scheduler, pid)| Process { scheduler: scheduler.to_owned(), pid }).map_err(str::to_owned);
+        assert_eq!(Process::parse(text), wanted);
+    }
+
+    #[test]
+    fn a_process_stands_still_until_it_is_let_go_on_or_forgotten() {
+        let mut echo = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let process = Process { scheduler: "echo".to_owned(), pid: echo.id() };
+        let (mut asked, mut answers) = (echo.stdin.take().unwrap(), BufReader::new(echo.stdout.take().unwrap()).lines());
+        for forget in [false, true] {
+            let halted = process.halt().unwrap();
+            while state(echo.id()) != Some('T') {
+                std::thread::yield_now();
+            }
+            if forget {
+                drop(halted)
+            } else {
+                halted.go_on().unwrap()
+            }
+            writeln!(asked, "{forget}").unwrap();
+            assert_eq!(answers.next().unwrap().unwrap(), forget.to_string());
+        }
+        drop(asked);
+        echo.wait().unwrap();
+        let error = process.halt().unwrap_err().to_string();
+        assert!(error.starts_with(&format!("--halt echo={0}: process {0} cannot be sent SIGSTOP: ", echo.id())), "{error}");
+    }
+}
