@@ -59,6 +59,8 @@ pub enum Outcome {
     OnNode(BTreeMap<String, String>),
     /// The API server refused: nothing was written.
     Refused(String),
+    /// The API server had too much to do to take it up: nothing was written.
+    Busy(String),
     /// It may have been written or not.
     Unknown(String),
 }
@@ -243,7 +245,9 @@ impl Answer {
     fn outcome(&self) -> Outcome {
         match self.status {
             status if status.is_success() => Outcome::Bound,
-            StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => Outcome::Unknown(self.message()),
+            // Said by what stands before a write: flow control, the limit of requests in flight, an admission webhook.
+            StatusCode::TOO_MANY_REQUESTS => Outcome::Busy(self.message()),
+            StatusCode::REQUEST_TIMEOUT => Outcome::Unknown(self.message()),
             status if status.is_server_error() => Outcome::Unknown(self.message()),
             _ => Outcome::Refused(self.message()),
         }

@@ -48,6 +48,15 @@ async fn nothing_is_sent_that_the_lease_does_not_cover(#[case] after: u64, #[cas
     assert_eq!(n_sent.load(Ordering::Relaxed), usize::from(is_sent));
 }
 
+/// An API server is busy before it writes, never afterwards: nothing need be found out.
+#[tokio::test(start_paused = true)]
+async fn nothing_is_written_by_a_busy_server() {
+    let (binder, n_sent, order) = leading(429);
+    let outcome = binder.bind(&order, Instant::now() + secs(6)).await;
+    assert_eq!(outcome, Outcome::Busy("429 Too Many Requests".to_owned()));
+    assert_eq!(n_sent.load(Ordering::Relaxed), 1);
+}
+
 /// A busy API server is asked again only as long as the lease covers that.
 #[tokio::test(start_paused = true)]
 async fn nothing_is_sent_again_when_another_may_lead() {

@@ -60,6 +60,9 @@ pub enum BindFailure {
     /// The API server refused.
     #[error("the API server refused the binding: {0}")]
     Refused(String),
+    /// The API server had too much to do.
+    #[error("nothing is written: the API server is too busy, see that it serves the scheduler before others (FlowSchema): {0}")]
+    Busy(String),
     /// Nobody knows.
     #[error("it is not known whether the binding was written, which is being found out: {0}")]
     Unknown(String),
@@ -115,6 +118,7 @@ impl BindFailure {
             Self::Undecided(AssumeError::Invalid { .. }) => "invalid",
             Self::Undecided(_) => "bound_before",
             Self::Refused(_) => "api_server",
+            Self::Busy(_) => "api_server_busy",
             Self::Unknown(_) | Self::Broken(_) => "unknown",
         }
     }
@@ -129,9 +133,13 @@ impl BindFailure {
             Self::NotReady(_) | Self::NotLeading(NotLeading::Starting) => Ending::NotReady,
             Self::NotLeading(_) => Ending::NotLeading,
             Self::Unknown(_) | Self::Broken(_) => Ending::Unknown,
-            Self::NoIdentity(_) | Self::Late(_) | Self::NoPod { .. } | Self::Unreadable(_) | Self::Undecided(_) | Self::Refused(_) => {
-                Ending::Refused
-            }
+            Self::NoIdentity(_)
+            | Self::Late(_)
+            | Self::NoPod { .. }
+            | Self::Unreadable(_)
+            | Self::Undecided(_)
+            | Self::Refused(_)
+            | Self::Busy(_) => Ending::Refused,
         }
     }
 }
@@ -170,9 +178,9 @@ impl Extender {
         match &outcome {
             Outcome::Bound => self.index.write().confirm(&pod.uid, stamp, now()),
             Outcome::OnNode(annotations) => self.index.write().confirm_found(&pod.uid, stamp, annotations, now()),
-            Outcome::Refused(_) if !repeated => self.index.write().forget(&pod.uid, stamp),
+            Outcome::Refused(_) | Outcome::Busy(_) if !repeated => self.index.write().forget(&pod.uid, stamp),
             // An earlier write of the same binding may have got through, whatever this one came to.
-            Outcome::Refused(_) | Outcome::Unknown(_) => {
+            Outcome::Refused(_) | Outcome::Busy(_) | Outcome::Unknown(_) => {
                 self.index.write().doubt(&pod.uid, stamp, now());
                 if self.resolving().insert((pod.uid.as_str().into(), stamp)) {
                     tokio::spawn(Arc::clone(self).resolve(pod, stamp));
@@ -258,6 +266,7 @@ fn judge(outcome: Outcome) -> Result<(), BindFailure> {
     match outcome {
         Outcome::Bound | Outcome::OnNode(_) => Ok(()),
         Outcome::Refused(message) => Err(BindFailure::Refused(message)),
+        Outcome::Busy(message) => Err(BindFailure::Busy(message)),
         Outcome::Unknown(message) => Err(BindFailure::Unknown(message)),
     }
 }

@@ -123,10 +123,26 @@ async fn server_busy_for_longer_than_the_bind_may_take() {
     world.api.fail_posts([Fault::Busy(60)]);
     let begun = tokio::time::Instant::now();
     let error = world.bind(&pod, "n1").await;
-    assert!(error.contains("429"), "{error}");
+    assert!(
+        error.starts_with("nothing is written: the API server is too busy") && error.ends_with("429 Too Many Requests: too many requests"),
+        "{error}"
+    );
     assert!(begun.elapsed() < Duration::from_secs(4), "there is no use in waiting");
-    settled(&world).await;
-    assert_eq!(world.used("n1").await, [0, 0]);
+    assert_eq!((n_assumed(&world), world.used("n1").await), (0, vec![0, 0]), "it says so before it writes");
+    assert_eq!(world.api.n_gets(), 0, "there is nothing to find out");
+    assert_eq!(world.bind(&pod, "n2").await, "", "elsewhere is open at once");
+    let (_, metrics) = world.send("GET", "/metrics", "").await;
+    assert!(metrics.contains("gpushare_scheduler_refused_binds_total{reason=\"api_server_busy\"} 1"), "{metrics}");
+}
+
+/// An API server that is busy at last has refused no node.
+#[tokio::test(start_paused = true)]
+async fn a_busy_server_leaves_the_node_as_good_as_it_was() {
+    let pod = units("p", 8138);
+    let world = world().with_pod(&pod);
+    world.api.fail_posts([Fault::Busy(60)]);
+    assert_ne!(world.bind(&pod, "n1").await, "");
+    assert_eq!(world.fitting(&pod, &["n1", "n2"]).await.len(), 1, "a pod whose node failed it is answered with all");
 }
 
 /// The write is known only by looking: bound in the end or not, the books agree, and the answer comes in time.

@@ -33,11 +33,14 @@ async fn repeated_bind_writes_the_same_devices_and_time() {
     assert_eq!(world.used("n1").await, [2048, 2048]);
 }
 
+#[rstest]
+#[case::forbidden(Fault::Status(403))]
+#[case::busy(Fault::Busy(60))]
 #[tokio::test(start_paused = true)]
-async fn refusal_of_a_repeat_does_not_take_back_what_may_be_written() {
+async fn refusal_of_a_repeat_does_not_take_back_what_may_be_written(#[case] refusal: Fault) {
     let pod = units("p", 8138);
     let world = world().with_pod(&pod);
-    world.api.fail_posts([Fault::HangAfterwards, Fault::Status(403)]);
+    world.api.fail_posts([Fault::HangAfterwards, refusal]);
     world.api.fail_gets([Fault::Status(500), Fault::Status(500)]);
     assert_ne!(world.bind(&pod, "n1").await, "");
     assert_ne!(world.bind(&pod, "n1").await, "");
