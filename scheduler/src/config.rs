@@ -65,6 +65,10 @@ pub struct Args {
     /// Most requests in work at one time; more wait.
     #[arg(long, env = "GPUSHARE_CONCURRENCY", default_value_t = 512, value_parser = concurrency)]
     concurrency: usize,
+    /// Most bindings on their way to the API server at one time, each on a connection of its own; more wait, and nothing is
+    /// written of one that has waited too long. More at once make a busy API server slower, not faster.
+    #[arg(long, env = "GPUSHARE_BIND_CONCURRENCY", default_value_t = 64, value_parser = concurrency)]
+    bind_concurrency: usize,
     /// Certificate chain to serve TLS with (PEM).
     #[arg(long, env = "GPUSHARE_TLS_CERT_FILE", requires = "tls_key_file", value_name = "FILE")]
     tls_cert_file: Option<PathBuf>,
@@ -148,6 +152,8 @@ pub struct Serving {
     pub read_timeout: Duration,
     /// Most requests in work at one time.
     pub concurrency: usize,
+    /// Most bindings on their way to the API server at one time.
+    pub bind_concurrency: usize,
     /// Certificates in files, if TLS is served with such.
     pub tls: Option<TlsFiles>,
     /// Whether TLS is served with certificates that are made here, and the verbs demand one of the same authority.
@@ -213,6 +219,7 @@ impl TryFrom<Args> for Config {
                 max_body: args.max_body,
                 read_timeout: args.read_timeout,
                 concurrency: args.concurrency,
+                bind_concurrency: args.bind_concurrency,
                 tls,
                 tls_from_secret: admission.certificates.as_ref().is_some_and(|certificates| certificates.for_extender),
             },

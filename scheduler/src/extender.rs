@@ -12,6 +12,7 @@ pub mod prioritize;
 mod question;
 mod remembered;
 mod roll;
+mod sending;
 mod standing;
 mod turns;
 mod wanted;
@@ -45,6 +46,7 @@ use patience::Patience;
 use question::Names;
 use remembered::Remembered;
 use roll::Roll;
+use sending::Sending;
 use turns::Turns;
 
 /// Everything that requests are answered with.
@@ -62,8 +64,8 @@ pub struct Extender {
     patience: Mutex<Patience>,
     /// By pod UID.
     turns: Turns,
-    /// By node name.
-    node_turns: Turns,
+    /// Bindings on their way to the API server.
+    sending: Sending,
     /// Decisions whose outcome is being found out, by pod UID and stamp.
     resolving: Mutex<FxHashSet<(Box<str>, u64)>>,
     /// Filters and prioritizes in work.
@@ -166,7 +168,7 @@ impl Extender {
             roll: Mutex::default(),
             patience: Mutex::default(),
             turns: Turns::default(),
-            node_turns: Turns::default(),
+            sending: Sending::new(serving.bind_concurrency),
             resolving: Mutex::default(),
             answering: Semaphore::new(serving.concurrency),
             binding: Semaphore::new(serving.concurrency),

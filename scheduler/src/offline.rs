@@ -63,6 +63,7 @@ pub fn serving() -> Serving {
         max_body: 32 << 20,
         read_timeout: Duration::from_secs(10),
         concurrency: 512,
+        bind_concurrency: 64,
         tls: None,
         tls_from_secret: false,
     }

@@ -8,6 +8,8 @@ mod answers;
 mod api;
 #[path = "extender/bind_outcomes.rs"]
 mod bind_outcomes;
+#[path = "extender/bind_queue.rs"]
+mod bind_queue;
 #[path = "extender/bind_races.rs"]
 mod bind_races;
 #[path = "extender/bodies.rs"]

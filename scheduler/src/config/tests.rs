@@ -53,6 +53,7 @@ fn policies_and_weights_are_taken_over() {
 #[case::tiny_body(&["--max-body", "10"], "must be from 1Ki to 1Gi")]
 #[case::body_text(&["--max-body", "32MB"], "is not a quantity")]
 #[case::no_concurrency(&["--concurrency", "0"], "must be from 1 to 65536")]
+#[case::no_binds(&["--bind-concurrency", "0"], "must be from 1 to 65536")]
 #[case::cert_without_key(&["--tls-cert-file", "a"], "--tls-key-file")]
 #[case::client_ca_without_cert(&["--client-ca-file", "a"], "--tls-cert-file")]
 #[case::level(&["--log-level", "inof"], "\"inof\" is none of off, error, warn, info, debug, trace")]
@@ -122,8 +123,8 @@ fn help() {
 proptest! {
     /// Whatever a flag is given, it is taken within its bounds or refused.
     #[test]
-    fn no_value_panics(flag in 0..8_usize, value in "([a-z0-9.=/,_ {}-]{0,20}|\\PC{0,12}|-?[0-9]{1,22}(ms|s|m|h|Mi|Gi)?)") {
-        let flags = ["prefix", "memory-resource", "score-weights", "bind-timeout", "hint-ttl", "max-body", "concurrency", "log-level"];
+    fn no_value_panics(flag in 0..9_usize, value in "([a-z0-9.=/,_ {}-]{0,20}|\\PC{0,12}|-?[0-9]{1,22}(ms|s|m|h|Mi|Gi)?)") {
+        let flags = ["prefix", "memory-resource", "score-weights", "bind-timeout", "hint-ttl", "max-body", "concurrency", "bind-concurrency", "log-level"];
         if let Ok(config) = parse(&[&format!("--{}={value}", flags[flag])]) {
             prop_assert!(!config.scheduling.bind_timeout.is_zero() && config.serving.max_body <= 1 << 30);
             prop_assert!(config.serving.prefix.is_empty() || config.serving.prefix.starts_with('/') && !config.serving.prefix.ends_with('/'));

@@ -11,6 +11,7 @@ use rustc_hash::FxHashSet;
 use tokio::time::{Instant, sleep, timeout_at};
 use tracing::{debug, info, warn};
 
+use super::sending::Leave;
 use super::{Extender, RequestFailure, now};
 use crate::accounting::PodFacts;
 use crate::bind::{Order, Outcome, PodId, shorten};
@@ -25,8 +26,6 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 const UNSEEN: Duration = Duration::from_secs(300);
 /// How often decisions are checked for that.
 const SWEEP: Duration = Duration::from_secs(5);
-/// How long a bind waits for those before it on its node; well below what is left of kube-scheduler's own patience.
-const NODE_PATIENCE: Duration = Duration::from_millis(500);
 
 /// Why a pod was not bound.
 #[derive(Debug, thiserror::Error)]
@@ -157,15 +156,11 @@ impl Extender {
         let facts = timeout_at(deadline, self.facts(&pod)).await.map_err(late("reading the pod"))??;
         let Some(facts) = facts.filter(|facts| self.index.read().concerns(facts)) else {
             let order = Order { pod, node, annotations: BTreeMap::new(), labels: BTreeMap::new() };
+            let _leave = in_time(deadline, self.sending.anywhere()).await?;
             return judge(self.binder.bind(&order, deadline).await);
         };
-        // The API server, and so kubelet, sees the pods of a node in the order in which they were assumed. A write that
-        // hangs does not hold up those behind it for long.
-        let patience = deadline.min(Instant::now() + NODE_PATIENCE);
-        let _order = timeout_at(patience, self.node_turns.take(&node)).await.ok();
-        if Instant::now() >= deadline {
-            return Err(BindFailure::Late("waiting for the node's other binds"));
-        }
+        // The API server, and so kubelet, sees the pods of a node in the order in which they were assumed.
+        let _leave = in_time(deadline, self.sending.to(&node)).await?;
         self.decide(pod, &facts, &node, deadline).await
     }
 
@@ -260,6 +255,12 @@ impl Extender {
             }
         }
     }
+}
+
+/// Leave to send a binding, while there is time to.
+async fn in_time<'a>(deadline: Instant, leave: impl Future<Output = Leave<'a>>) -> Result<Leave<'a>, BindFailure> {
+    let leave = timeout_at(deadline, leave).await.ok().filter(|_| Instant::now() < deadline);
+    leave.ok_or(BindFailure::Late("waiting for other bindings to be written"))
 }
 
 fn judge(outcome: Outcome) -> Result<(), BindFailure> {

@@ -38,11 +38,16 @@ struct State {
     bindings: Vec<Value>,
     queries: Vec<String>,
     n_gets: usize,
+    n_posting: usize,
+    most_posting: usize,
 }
 
 /// The server; clones share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Api(Arc<Mutex<State>>);
+
+/// A POST that is under way, until dropped: answered, or given up by the client.
+struct Posting(Api);
 
 /// An answer, or a broken connection.
 type Reply = Result<Response<Body>, std::io::Error>;
@@ -98,8 +103,21 @@ impl Api {
         self.state().n_gets
     }
 
+    /// How many POSTs have been under way at one time, at most.
+    pub(crate) fn most_posting(&self) -> usize {
+        self.state().most_posting
+    }
+
+    fn posting(&self) -> Posting {
+        let mut state = self.state();
+        state.n_posting += 1;
+        state.most_posting = state.most_posting.max(state.n_posting);
+        Posting(self.clone())
+    }
+
     async fn answer(self, request: Request<Body>) -> Reply {
         let (parts, body) = request.into_parts();
+        let _posting = (parts.method == Method::POST).then(|| self.posting());
         let body = body.collect().await.unwrap().to_bytes();
         let path = parts.uri.path().to_owned();
         let fault = self.note(&parts.method, &body);
@@ -171,6 +189,12 @@ impl Api {
             Some(pod) => reply(200, pod),
             None => failure(404, "pods not found"),
         }
+    }
+}
+
+impl Drop for Posting {
+    fn drop(&mut self) {
+        self.0.state().n_posting -= 1;
     }
 }
 

@@ -72,6 +72,12 @@ impl World {
         Self::unsynced(&offline::serving()).listed()
     }
 
+    /// A world in which everything has been listed, there is nothing, and so many bindings may be under way.
+    pub(crate) fn sending(most: usize) -> Self {
+        let serving = Serving { bind_concurrency: most, ..offline::serving() };
+        Self::unsynced(&serving).listed()
+    }
+
     fn listed(self) -> Self {
         self.list::<Node>(&[]);
         self.list::<RawDevice>(&[]);
