@@ -9,6 +9,7 @@ mod admission;
 mod crd;
 mod daemons;
 mod fields;
+mod flow;
 mod images;
 mod leader;
 mod render;
