@@ -1,14 +1,14 @@
-//! Node names in the order in which the API server lists them, so that most of a request is recognised by comparing long
-//! stretches of it with the roll, and not name by name.
+//! Node names in the order in which requests bring them, so that much of a request is recognised by comparing long stretches of
+//! it with the roll, and the rest is looked up close to what was looked up before.
 //!
-//! kube-scheduler goes through its nodes round and round. Where it does so on several processors its order is that of several
-//! workers shuffled into each other, each of which goes through a piece of the nodes in order, or, where nodes are in several
-//! zones, through each zone's: a [`Reader`] follows them all.
+//! kube-scheduler goes through its list of nodes round and round. Where the list was filled by a watch (1.35 and later) it is in
+//! no order that anybody else knows, but it stays as it is until kube-scheduler starts anew. On several processors its workers go
+//! through a piece of the list each, and a request has their names shuffled into each other.
 
 use std::hash::Hasher;
 
 use placement::{Fleet, NodeId};
-use rustc_hash::{FxHashMap, FxHasher};
+use rustc_hash::FxHasher;
 
 /// How many names there may be besides twice as many as the fleet has; then all are forgotten.
 const SPARE: usize = 4096;
@@ -19,15 +19,15 @@ const NOWHERE: u32 = u32::MAX;
 /// How many bytes are compared at once.
 const STRETCH: usize = 64;
 
-/// Names that are expected at one time, at most: a few times as many as kube-scheduler has workers, in each of a few zones.
-const EXPECTED: usize = 2048;
-
 /// The longest name that a node can have, in bytes (Kubernetes: a DNS subdomain); longer ones are not kept.
 const LONGEST: usize = 253;
 
-/// So many names of one worker after another are taken for the beginning of a longer run. Where workers take turns runs are
-/// short, and looking for the end of each would cost more than it saves.
+/// So many names in the order of the roll are taken for the beginning of a longer run. Where workers take turns runs are short,
+/// and looking for the end of each would cost more than it saves.
 const STEADY: u32 = 3;
+
+/// In how many places a name may be looked for; a name that has no room in them is not kept.
+const PROBES: usize = 16;
 
 /// Names, and where they are in the fleet.
 #[derive(Clone, Debug, Default)]
@@ -35,8 +35,8 @@ pub(super) struct Roll {
     /// All names in quotes, with a comma behind each.
     text: Vec<u8>,
     entries: Vec<Entry>,
-    /// By the hash of the name: of two names with one hash only the first is found.
-    places: FxHashMap<u64, u32>,
+    /// Where names are: one that has a hash is in the bucket that its lower half says or in one of the next.
+    buckets: Vec<u32>,
     /// All places, in the order of the names.
     by_name: Vec<u32>,
     /// That of the fleet's names when nodes were looked up.
@@ -77,11 +77,9 @@ pub(super) struct Run<'r> {
 #[derive(Debug)]
 pub(super) struct Reader<'r> {
     roll: &'r Roll,
-    /// The places of names that come next, each where the end of its name's hash says.
-    expected: [u32; EXPECTED],
     /// The place of the name that comes after the last one.
     next: u32,
-    /// How many names one worker has brought after one another, as far as that is counted.
+    /// How many names have come in the order of the roll, as far as that is counted.
     n_steady: u32,
 }
 
@@ -115,11 +113,11 @@ impl Run<'_> {
 impl<'r> Reader<'r> {
     /// A reader that expects a request to begin as the roll does.
     pub(super) fn of(roll: &'r Roll) -> Self {
-        Self { roll, expected: [u32::MAX; EXPECTED], next: 0, n_steady: STEADY }
+        Self { roll, next: 0, n_steady: STEADY }
     }
 
-    /// The names with which a text begins, as far as the worker brings them that has brought the last ones; `None` if it
-    /// brings none, or others take turns with it.
+    /// The names with which a text begins, as far as they follow the last one as they do on the roll; `None` if none does, or
+    /// if such runs have been short.
     #[inline]
     pub(super) fn run(&mut self, text: &[u8]) -> Option<Run<'r>> {
         if self.n_steady < STEADY { None } else { self.long_run(text) }
@@ -131,49 +129,40 @@ impl<'r> Reader<'r> {
         let run = self.roll.run(self.next, text)?;
         let last = run.place + u32::try_from(run.entries.len()).ok()? - 1;
         self.n_steady = STEADY;
-        self.expect_after(last);
+        self.next = self.roll.after(last);
         Some(run)
     }
 
     /// What is known of a name.
     #[inline]
     pub(super) fn find(&mut self, name: &[u8]) -> Option<Known> {
-        let hash = hash(name);
-        let (place, entry) = self.expected(hash, name).or_else(|| self.roll.find(hash, name))?;
+        let (place, entry) = self.roll.find(hash(name), name)?;
         self.n_steady = if place == self.next { self.n_steady + 1 } else { 0 };
-        self.expect_after(place);
+        self.next = self.roll.after(place);
         Some(entry.known)
     }
-
-    #[inline]
-    fn expected(&self, hash: u64, name: &[u8]) -> Option<(u32, Entry)> {
-        let place = *self.expected.get(slot(upper(hash)))?;
-        let entry = *self.roll.entries.get(place as usize)?;
-        (entry.hash == upper(hash) && self.roll.name(place) == Some(name)).then_some((place, entry))
-    }
-
-    #[inline]
-    fn expect_after(&mut self, place: u32) {
-        self.next = self.roll.after(place);
-        if let Some(entry) = self.roll.entries.get(self.next as usize)
-            && let Some(expected) = self.expected.get_mut(slot(entry.hash))
-        {
-            *expected = self.next;
-        }
-    }
-}
-
-/// Where the place of a name is noted that is expected.
-fn slot(hash: u32) -> usize {
-    hash as usize % EXPECTED
 }
 
 impl Roll {
     /// The place of a name with this hash, and what is known of it.
+    #[inline]
     fn find(&self, hash: u64, name: &[u8]) -> Option<(u32, Entry)> {
-        let place = *self.places.get(&hash)?;
-        let entry = *self.entries.get(place as usize)?;
-        (self.name(place)? == name).then_some((place, entry))
+        for bucket in self.probes(hash) {
+            let place = *self.buckets.get(bucket)?;
+            // Behind a bucket that is free there is none of this name.
+            let entry = *self.entries.get(place as usize)?;
+            if entry.hash == upper(hash) && self.name(place) == Some(name) {
+                return Some((place, entry));
+            }
+        }
+        None
+    }
+
+    /// The buckets in which a name of this hash may be.
+    #[inline]
+    fn probes(&self, hash: u64) -> impl Iterator<Item = usize> + use<> {
+        let mask = self.buckets.len().wrapping_sub(1);
+        (0..PROBES).map(move |nth| (lower(hash) + nth) & mask)
     }
 
     fn name(&self, place: u32) -> Option<&[u8]> {
@@ -228,13 +217,11 @@ impl Roll {
             }
             self.version = fleet.names_version();
         }
-        let mut new: Vec<_> = new.map(|name| (fleet.node_id(name), name)).collect();
-        new.sort_by_key(|(node, _)| (node.is_none(), *node));
-        for (node, name) in new {
+        for name in new {
             if self.entries.len() >= 2 * fleet.n_names() + SPARE {
                 *self = Self { version: self.version, ..Self::default() };
             }
-            self.add(name, node);
+            self.add(name, fleet.node_id(name));
         }
         self.rank();
     }
@@ -259,12 +246,30 @@ impl Roll {
     fn add(&mut self, name: &str, node: Option<NodeId>) {
         let (Ok(place), Ok(end)) = (u32::try_from(self.entries.len()), u32::try_from(self.text.len() + 1 + name.len())) else { return };
         let hash = hash(name.as_bytes());
-        if name.len() > LONGEST || self.places.contains_key(&hash) {
+        self.make_room();
+        if name.len() > LONGEST || self.find(hash, name.as_bytes()).is_some() {
             return;
         }
-        self.places.insert(hash, place);
+        let free = self.probes(hash).find(|bucket| self.buckets.get(*bucket) == Some(&NOWHERE));
+        let Some(bucket) = free.and_then(|bucket| self.buckets.get_mut(bucket)) else { return };
+        *bucket = place;
         self.text.extend([b"\"", name.as_bytes(), b"\","].concat());
         self.entries.push(Entry { hash: upper(hash), end, known: Known::of(node) });
+    }
+
+    /// Sees to it that at least half of the buckets are free.
+    fn make_room(&mut self) {
+        if 2 * (self.entries.len() + 1) <= self.buckets.len() {
+            return;
+        }
+        self.buckets = vec![NOWHERE; 2 * (self.entries.len() + 1).next_power_of_two()];
+        for place in 0..u32::try_from(self.entries.len()).unwrap_or(NOWHERE) {
+            let Some(hash) = self.name(place).map(hash) else { continue };
+            let free = self.probes(hash).find(|bucket| self.buckets.get(*bucket) == Some(&NOWHERE));
+            if let Some(bucket) = free.and_then(|bucket| self.buckets.get_mut(bucket)) {
+                *bucket = place;
+            }
+        }
     }
 }
 
@@ -276,6 +281,10 @@ fn hash(name: &[u8]) -> u64 {
 
 fn upper(hash: u64) -> u32 {
     u32::try_from(hash >> 32).unwrap_or(0)
+}
+
+fn lower(hash: u64) -> usize {
+    usize::try_from(hash & u64::from(u32::MAX)).unwrap_or(0)
 }
 
 /// How many bytes two texts have in common from their beginnings.
@@ -363,22 +372,18 @@ mod tests {
         }
     }
 
-    /// Of sixteen workers that take turns nearly all names are expected, and need not be looked up.
+    /// Names that were crafted to share a bucket cost no more than a few looks, and no other name is lost.
     #[test]
-    fn workers_are_followed() {
-        let known: Vec<String> = (0..16 * 70).map(|at| format!("node-{at:04}")).collect();
-        let (fleet, mut roll) = (fleet(&known), Roll::default());
-        roll.update(&fleet, known.iter().map(String::as_str));
-        let mut reader = Reader::of(&roll);
-        let mut n_expected = 0;
-        for at in 0..70 {
-            for worker in 0..16 {
-                let place = worker * 70 + at;
-                n_expected += usize::from(reader.expected.contains(&u32::try_from(place).unwrap()));
-                assert_eq!(reader.find(known[place].as_bytes()).unwrap().index(), index(&fleet, &known[place]));
-            }
-        }
-        assert!(n_expected * 100 > known.len() * 90, "{n_expected} of {}", known.len());
+    fn crowded_buckets_keep_what_they_can() {
+        let crowd: Vec<String> =
+            (0..200_000).map(|nth| format!("n{nth}")).filter(|name| lower(hash(name.as_bytes())) & 0x3ff == 7).collect();
+        assert!(crowd.len() > 3 * PROBES, "{}", crowd.len());
+        let (crowd, others) = (&crowd[..3 * PROBES], ["a", "b"]);
+        let mut roll = Roll::default();
+        roll.update(&Fleet::new(), crowd.iter().map(String::as_str).chain(others));
+        let n_kept = crowd.iter().filter(|name| place(&roll, name).is_some()).count();
+        assert!((PROBES..crowd.len()).contains(&n_kept) && n_kept + 2 == roll.entries.len(), "{n_kept}");
+        assert!(others.iter().all(|name| place(&roll, name).is_some()));
     }
 
     #[test]
@@ -390,7 +395,7 @@ mod tests {
         let nodes = |roll: &Roll| ["b", "a", "x", "c"].map(|name| node(roll, name));
         assert_eq!(nodes(&roll), [index(&fleet, "b"), index(&fleet, "a"), Some(NOWHERE), None]);
         assert!(roll.is_current(&fleet));
-        assert_eq!([roll.after(a), roll.after(x)], [b, a], "in the order of the fleet");
+        assert_eq!([b, a, x, roll.after(x)], [0, 1, 2, 0], "in the order in which they came");
         fleet.remove_inventory("a");
         fleet.set_inventory("x", placement::Inventory::default());
         assert!(!roll.is_current(&fleet), "another node may be where one was");

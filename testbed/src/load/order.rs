@@ -1,5 +1,8 @@
 //! The order in which kube-scheduler names nodes to an extender.
 //!
+//! kube-scheduler has its nodes in a list that it goes through round and round. Since 1.35 a watch fills it by way of a hash map
+//! (client-go's `WatchListClient`), so it is in no order of the API server's, and stays as it is until kube-scheduler ends.
+//!
 //! Which nodes are named is the same in every order but one: where kube-scheduler looks at nodes on several processors at
 //! once, it stops as soon as it has enough, in the middle of several pieces of its list.
 
@@ -34,32 +37,41 @@ pub(super) enum Order {
 #[derive(Debug)]
 pub(super) struct Orders {
     order: Order,
-    n_nodes: usize,
+    /// Every node once.
+    list: Vec<usize>,
     random: StdRng,
-    /// Where kube-scheduler begins to look next.
+    /// Where in its list kube-scheduler begins to look next.
     start: usize,
 }
 
 impl Orders {
     /// Orders of requests about so many nodes; the same each time that it is asked for them.
     pub(super) fn new(order: Order, n_nodes: usize) -> Self {
-        Self { order, n_nodes, random: StdRng::seed_from_u64(42), start: 0 }
+        let (mut random, mut list) = (StdRng::seed_from_u64(42), (0..n_nodes).collect::<Vec<_>>());
+        list.shuffle(&mut random);
+        Self { order, list, random, start: 0 }
     }
 
-    /// Places in kube-scheduler's list of the nodes in the next request, all different if there are as many.
+    /// The nodes in the next request, all different if there are as many.
     pub(super) fn next(&mut self, n_names: usize) -> Vec<usize> {
-        let n_names = n_names.min(self.n_nodes);
+        self.places(n_names).into_iter().filter_map(|place| self.list.get(place).copied()).collect()
+    }
+
+    /// Where in the list they are.
+    fn places(&mut self, n_names: usize) -> Vec<usize> {
+        let n_nodes = self.list.len();
+        let n_names = n_names.min(n_nodes);
         let mut places: Vec<usize> = match self.order {
             Order::Listed | Order::Shuffled => (0..n_names).collect(),
-            Order::Interleaved => interleaved(&mut self.random, self.n_nodes, n_names),
+            Order::Interleaved => interleaved(&mut self.random, n_nodes, n_names),
         };
         if self.order == Order::Shuffled {
             places.shuffle(&mut self.random);
         }
         for place in &mut places {
-            *place = (*place + self.start) % self.n_nodes;
+            *place = (*place + self.start) % n_nodes;
         }
-        self.start = (self.start + n_names) % self.n_nodes.max(1);
+        self.start = (self.start + n_names) % n_nodes.max(1);
         places
     }
 }
@@ -92,7 +104,15 @@ mod tests {
     #[test]
     fn a_list_goes_round() {
         let mut orders = Orders::new(Order::Listed, 5);
-        assert_eq!([orders.next(3), orders.next(3), orders.next(9)], [vec![0, 1, 2], vec![3, 4, 0], vec![1, 2, 3, 4, 0]]);
+        assert_eq!([orders.places(3), orders.places(3), orders.places(9)], [vec![0, 1, 2], vec![3, 4, 0], vec![1, 2, 3, 4, 0]]);
+    }
+
+    #[test]
+    fn the_list_is_in_another_order_than_the_nodes_and_stays_so() {
+        let mut orders = Orders::new(Order::Listed, 100);
+        let [once, again] = [(); 2].map(|()| orders.next(100));
+        assert_eq!(once, again);
+        assert!(!once.is_sorted(), "{once:?}");
     }
 
     #[rstest]
@@ -118,7 +138,7 @@ mod tests {
     /// 5,000 nodes are cut into pieces of 70; sixteen workers have found 500 before any of them is far into its second.
     #[test]
     fn pieces_are_gone_through_in_order_beside_each_other() {
-        let places = Orders::new(Order::Interleaved, 5000).next(500);
+        let places = Orders::new(Order::Interleaved, 5000).places(500);
         let pieces: Vec<Vec<usize>> = (0..5000)
             .step_by(70)
             .map(|begin| places.iter().copied().filter(|place| (begin..begin + 70).contains(place)).collect())
