@@ -33,6 +33,9 @@ const DRAIN: Duration = Duration::from_secs(10);
 /// that meets a connection just closed.
 const KEEP_ALIVE: Duration = Duration::from_secs(120);
 
+/// The largest HTTP/2 frame that is taken, in bytes: a request of thousands of names comes in a few, each written and read at once.
+const FRAME: u32 = 256 << 10;
+
 /// What a TLS client calls HTTP/2.
 pub(crate) const H2: &[u8] = b"h2";
 
@@ -139,6 +142,7 @@ impl Connection {
     async fn http2(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, certified: bool, watcher: Watcher) {
         let mut builder = http2::Builder::new(TokioExecutor::new());
         builder.timer(TokioTimer::new()).keep_alive_interval(self.read_timeout).keep_alive_timeout(self.read_timeout);
+        builder.max_frame_size(FRAME);
         let router = self.router;
         let service = service_fn(move |request| answer(router.clone(), request, certified));
         end(watcher.watch(builder.serve_connection(TokioIo::new(stream), service)).await);

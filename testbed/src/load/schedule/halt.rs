@@ -99,9 +99,9 @@ mod tests {
                 std::thread::yield_now();
             }
             if forget {
-                drop(halted)
+                drop(halted);
             } else {
-                halted.go_on().unwrap()
+                halted.go_on().unwrap();
             }
             writeln!(asked, "{forget}").unwrap();
             assert_eq!(answers.next().unwrap().unwrap(), forget.to_string());
