@@ -82,10 +82,15 @@ mod tests {
             assert!(head.ends_with(&format!("Content-Length: {}", body.len())), "{head}");
             assert!(body.len() > 1900 && body.len() < 2300, "{}", body.len());
             let body: Value = serde_json::from_str(body).unwrap();
-            (body["Pod"]["metadata"]["uid"].to_string(), body["NodeNames"].to_string(), body["Pod"]["spec"].to_string())
+            let names = serde_json::from_value::<[String; 2]>(body["NodeNames"].clone()).unwrap();
+            (body["Pod"]["metadata"]["uid"].to_string(), names, body["Pod"]["spec"].to_string())
         };
         let (first, second, third) = (ask(), ask(), ask());
-        assert_eq!([&first.1, &second.1, &third.1], [r#"["a","b"]"#, r#"["c","a"]"#, r#"["b","c"]"#]);
+        let (list, [last, again]) = (first.1.clone(), second.1);
+        let mut all = [list[0].clone(), list[1].clone(), last.clone()];
+        assert_eq!((&again, &third.1), (&list[0], &[list[1].clone(), last]), "from the end of the list to its beginning");
+        all.sort();
+        assert_eq!(all, ["a", "b", "c"]);
         assert!(first.0 != second.0 && second.0 != third.0);
         assert!(first.2 != second.2 && first.2 == third.2, "two shapes in turn");
     }
