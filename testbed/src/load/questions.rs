@@ -86,9 +86,9 @@ mod tests {
             (body["Pod"]["metadata"]["uid"].to_string(), names, body["Pod"]["spec"].to_string())
         };
         let (first, second, third) = (ask(), ask(), ask());
-        let (list, [last, again]) = (first.1.clone(), second.1);
-        let mut all = [list[0].clone(), list[1].clone(), last.clone()];
-        assert_eq!((&again, &third.1), (&list[0], &[list[1].clone(), last]), "from the end of the list to its beginning");
+        let ([one, other], [third_of_list, again]) = (first.1, second.1);
+        let mut all = [one.clone(), other.clone(), third_of_list.clone()];
+        assert_eq!((again, third.1), (one, [other, third_of_list]), "from the end of the list to its beginning");
         all.sort();
         assert_eq!(all, ["a", "b", "c"]);
         assert!(first.0 != second.0 && second.0 != third.0);
