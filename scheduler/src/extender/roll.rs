@@ -250,9 +250,9 @@ impl Roll {
         if name.len() > LONGEST || self.find(hash, name.as_bytes()).is_some() {
             return;
         }
-        let free = self.probes(hash).find(|bucket| self.buckets.get(*bucket) == Some(&NOWHERE));
-        let Some(bucket) = free.and_then(|bucket| self.buckets.get_mut(bucket)) else { return };
-        *bucket = place;
+        if !self.put(hash, place) {
+            return;
+        }
         self.text.extend([b"\"", name.as_bytes(), b"\","].concat());
         self.entries.push(Entry { hash: upper(hash), end, known: Known::of(node) });
     }
@@ -264,12 +264,17 @@ impl Roll {
         }
         self.buckets = vec![NOWHERE; 2 * (self.entries.len() + 1).next_power_of_two()];
         for place in 0..u32::try_from(self.entries.len()).unwrap_or(NOWHERE) {
-            let Some(hash) = self.name(place).map(hash) else { continue };
-            let free = self.probes(hash).find(|bucket| self.buckets.get(*bucket) == Some(&NOWHERE));
-            if let Some(bucket) = free.and_then(|bucket| self.buckets.get_mut(bucket)) {
-                *bucket = place;
+            if let Some(hash) = self.name(place).map(hash) {
+                self.put(hash, place);
             }
         }
+    }
+
+    /// Notes where a name of this hash is; `false` if there is no bucket left for it.
+    fn put(&mut self, hash: u64, place: u32) -> bool {
+        let free = self.probes(hash).find(|bucket| self.buckets.get(*bucket) == Some(&NOWHERE));
+        let bucket = free.and_then(|bucket| self.buckets.get_mut(bucket));
+        bucket.map(|bucket| *bucket = place).is_some()
     }
 }
 
