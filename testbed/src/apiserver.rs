@@ -144,9 +144,13 @@ impl ApiServer {
     }
 
     /// Writes a kubeconfig file for a user; it holds the user's token if there is one.
+    ///
+    /// A reader sees the whole file or none.
     pub fn kubeconfig(&self, path: &Path, user: &str) -> io::Result<()> {
         let text = kubeconfig::render(&self.url(), user, self.server.tokens.of(user).as_deref());
-        std::fs::write(path, text)
+        let temporary = path.with_extension("new");
+        std::fs::write(&temporary, text)?;
+        std::fs::rename(temporary, path)
     }
 
     /// Stops accepting, ends all watches, and waits for the running requests.

@@ -23,6 +23,7 @@ use serde::Serialize;
 
 use crate::cluster::default_deploy;
 use crate::console::Console;
+use crate::daemons::Binaries;
 
 pub use book::{Book, Pages};
 pub use report::{Figures, render};
@@ -100,6 +101,9 @@ pub struct ChaosArgs {
 
 /// Runs what the arguments name; whether nothing went wrong.
 pub async fn run(args: ChaosArgs) -> Result<bool> {
+    if !args.list {
+        Binaries::locate().await?;
+    }
     let console = Console::new(args.json);
     if args.list {
         for (idx, step) in schedule(args.seed, args.steps).iter().enumerate() {
@@ -128,9 +132,14 @@ pub async fn one_run(console: &Console, mode: Mode, seed: u64, n_steps: usize, d
     let steps = schedule(seed, n_steps);
     let book = Arc::new(Book::default());
     let mut runner = runner::Runner::start(mode, seed, deploy, &book).await?;
+    let crashes = runner.crashes().clone();
     let began = Instant::now();
     for (idx, step) in steps.iter().enumerate() {
-        let taken = runner.take(step).await;
+        let taken = tokio::select! {
+            biased;
+            crash = crashes.first() => Err(crash.into()),
+            taken = runner.take(step) => taken,
+        };
         taken.with_context(|| {
             format!("{mode}, seed {seed}, step {} of {n_steps}: {step:?}; logs are in {}", idx + 1, runner.dir().display())
         })?;

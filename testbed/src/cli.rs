@@ -12,8 +12,8 @@ use crate::{chaos, demo, e2e, load, replay};
 #[derive(Debug, Parser)]
 #[command(name = "testbed", version, max_term_width = 100)]
 struct Cli {
-    /// What the testbed itself logs on standard error, e.g. `info` or `testbed::kubelet=debug`.
-    #[arg(long, global = true, default_value = "error")]
+    /// Log filter of the testbed itself, on standard error, e.g. `info` or `testbed::kubelet=debug`.
+    #[arg(long, global = true, default_value = "error,testbed::observer=info")]
     log: EnvFilter,
     #[command(subcommand)]
     command: Command,

@@ -5,22 +5,22 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{SocketAddr, TcpListener};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use futures::StreamExt;
-use futures::stream::FuturesUnordered;
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use tempfile::TempDir;
 use tokio::sync::mpsc;
 
 use crate::apiserver::{ApiServer, Config as ApiServerConfig, User};
-use crate::daemons::{Binaries, Daemon, Invocation};
+use crate::daemons::{Binaries, Crashes, Daemon, Invocation};
 use crate::kube_scheduler::{Attempt, Configuration, KubeScheduler, Options};
 use crate::manifests;
-use crate::observer::{Observer, Snapshot};
+use crate::observer::{Condition, Observer, Snapshot};
 
 pub use node::{GpuSpec, Health, NodeSpec, RuntimeSpec, SimulatedNode};
 pub use webhooks::WebhookSpec;
@@ -88,6 +88,7 @@ pub struct Cluster {
     kube_scheduler: Option<KubeScheduler>,
     /// `gpushare-scheduler`.
     pub scheduler: Daemon,
+    crashes: Crashes,
     nodes: BTreeMap<String, SimulatedNode>,
     attempts: mpsc::UnboundedReceiver<Attempt>,
     journal: mpsc::UnboundedSender<Attempt>,
@@ -131,10 +132,11 @@ impl Cluster {
             manifests::apply_file(&client, &spec.deploy.join("base").join(file)).await?;
         }
         let observer = Observer::start(&client);
+        let crashes = Crashes::default();
         let mut nodes = BTreeMap::new();
         for node in spec.nodes {
             let name = node.name.clone();
-            nodes.insert(name, SimulatedNode::start(node, dir.path(), &api, &binaries, spec.seed).await?);
+            nodes.insert(name, SimulatedNode::start(node, dir.path(), &api, (&binaries, &crashes), spec.seed).await?);
         }
         let webhooks = match &spec.webhooks {
             Some(webhooks) => Some(Webhooks::install(webhooks, &client, &api, &spec.deploy, dir.path()).await?),
@@ -144,7 +146,7 @@ impl Cluster {
         let kubeconfig = user_kubeconfig(&api, dir.path(), SCHEDULER_USER, &[])?;
         let more = spec.scheduler_args.iter().cloned().chain(webhooks.iter().flat_map(Webhooks::args)).collect();
         let invocation = scheduler_invocation(&binaries, [scheduler_address, health_address], &kubeconfig, dir.path(), more);
-        let scheduler = Daemon::start(invocation)?;
+        let scheduler = Daemon::start(invocation, &crashes)?;
         let configuration = Configuration::read(&spec.deploy.join(CONFIGURATION))?;
         let mut configuration = match &webhooks {
             Some(webhooks) => {
@@ -161,6 +163,7 @@ impl Cluster {
         let mut cluster = Self {
             kube_scheduler: None,
             scheduler,
+            crashes,
             nodes,
             attempts,
             journal,
@@ -184,7 +187,10 @@ impl Cluster {
     /// Waits until every node's plugin has registered and the scheduler is ready.
     pub async fn until_ready(&self, deadline: Duration) -> Result<()> {
         let plugins: Vec<&SimulatedNode> = self.nodes.values().filter(|node| node.plugin().is_some()).collect();
-        let all_offer = |snapshot: &Snapshot| plugins.iter().all(|node| node.is_offered(snapshot)).then_some(());
+        let all_offer = |snapshot: &Snapshot| {
+            let missing: Vec<String> = plugins.iter().filter_map(|node| node.missing(snapshot)).collect();
+            if missing.is_empty() { Ok(()) } else { Err(missing.join("; ")) }
+        };
         self.until("every node to offer its GPUs", deadline, all_offer).await?;
         self.until_scheduler_ready(deadline).await
     }
@@ -197,20 +203,39 @@ impl Cluster {
             }
         };
         tokio::select! {
-            ready = tokio::time::timeout(deadline, ready) => ready.context("the scheduler is not ready in time"),
-            crash = self.scheduler.crash() => Err(crash.into()),
+            ready = tokio::time::timeout(deadline, ready) => ready.with_context(|| {
+                format!("the scheduler is not ready after {deadline:?}; the last lines of its log:\n{}", self.scheduler.log_tail())
+            }),
+            crash = self.crashes.first() => Err(crash.into()),
         }
     }
 
-    /// Waits until the API server shows something; a daemon that ends meanwhile is an error.
-    pub async fn until<T>(&self, what: &str, deadline: Duration, condition: impl FnMut(&Snapshot) -> Option<T>) -> Result<T> {
-        let plugins = self.nodes.values().filter_map(SimulatedNode::plugin);
-        let daemons = plugins.chain([&self.scheduler]).filter(|daemon| !daemon.is_down());
-        let mut crashes: FuturesUnordered<_> = daemons.map(Daemon::crash).collect();
+    /// Waits until the API server shows something; a daemon that has ended by itself is an error.
+    pub async fn until<C: Condition>(&self, what: &str, deadline: Duration, condition: impl FnMut(&Snapshot) -> C) -> Result<C::Found> {
         tokio::select! {
+            biased;
+            crash = self.crashes.first() => Err(crash.into()),
             found = self.observer.until(what, deadline, condition) => Ok(found?),
-            Some(crash) = crashes.next() => Err(crash.into()),
         }
+    }
+
+    /// The daemons that have ended by themselves.
+    pub fn crashes(&self) -> &Crashes {
+        &self.crashes
+    }
+
+    /// Starts every daemon again that has ended, and forgets crashes.
+    pub async fn restart_ended_daemons(&mut self) -> Result<()> {
+        self.crashes.clear();
+        if self.scheduler.is_down() {
+            self.scheduler.restart().await?;
+        }
+        for node in self.nodes.values_mut() {
+            if node.plugin().is_some_and(Daemon::is_down) {
+                node.restart_plugin().await?;
+            }
+        }
+        Ok(())
     }
 
     /// The API server.
@@ -271,7 +296,7 @@ impl Cluster {
     /// Adds a node to the running cluster.
     pub async fn add_node(&mut self, spec: NodeSpec) -> Result<()> {
         let name = spec.name.clone();
-        let node = SimulatedNode::start(spec, self.dir.path(), &self.api, &self.binaries, self.seed).await?;
+        let node = SimulatedNode::start(spec, self.dir.path(), &self.api, (&self.binaries, &self.crashes), self.seed).await?;
         self.nodes.insert(name, node);
         Ok(())
     }
@@ -337,10 +362,24 @@ fn scheduler_invocation(binaries: &Binaries, addresses: [SocketAddr; 2], kubecon
     Invocation { name: "gpushare-scheduler".to_owned(), program: binaries.scheduler.clone(), args, log: dir.join("scheduler.log") }
 }
 
-/// A port that was free a moment ago; the scheduler keeps it when it is restarted.
+/// A port that is free now, for a daemon that keeps it when it is restarted.
+///
+/// From below the kernel's range of ephemeral ports: a port of that range may become the local port of any outgoing
+/// connection before the daemon listens on it.
 pub(crate) fn free_address() -> Result<SocketAddr> {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).context("no free port")?;
-    Ok(listener.local_addr()?)
+    const PORTS: Range<u32> = 15_000..32_000;
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let n_ports = PORTS.end - PORTS.start;
+    // Programs that run side by side begin at different ports.
+    let first = std::process::id().wrapping_mul(101);
+    for _ in 0..n_ports {
+        let offset = first.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % n_ports;
+        let port = u16::try_from(PORTS.start + offset).context("ports have 16 bits")?;
+        if let Ok(listener) = TcpListener::bind(("127.0.0.1", port)) {
+            return Ok(listener.local_addr()?);
+        }
+    }
+    bail!("no port of {PORTS:?} on 127.0.0.1 is free")
 }
 
 fn kubeconfig_path(dir: &Path, user: &str) -> PathBuf {

@@ -1,16 +1,19 @@
 //! gpushare's real binaries as child processes: found or built, started, watched, killed.
 //!
-//! A daemon's output goes to a file. Dropping a daemon kills its process, so none outlives a panic or Ctrl-C.
+//! A daemon's output goes to a file. Dropping a daemon kills its process, so none outlives a panic or Ctrl-C. A daemon that
+//! ends although the testbed did not end it is recorded in [`Crashes`]; the testbed never restarts one by itself.
 
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::process::{Child, Command};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{OnceCell, mpsc, watch};
 use tokio_util::task::AbortOnDropHandle;
 
 /// How many lines of a log an error quotes.
@@ -49,18 +52,51 @@ pub enum DaemonError {
         #[source]
         source: io::Error,
     },
-    /// The process ended and nobody had asked it to.
-    #[error("{name} ended by itself ({status}); the end of its log {log}:\n{tail}")]
-    Crashed {
-        /// Whose process.
-        name: String,
-        /// How it ended.
-        status: String,
-        /// Its log.
-        log: PathBuf,
-        /// The last lines of it.
-        tail: String,
-    },
+    /// The process ended although the testbed did not end it.
+    #[error(transparent)]
+    Crashed(#[from] Crash),
+}
+
+/// A daemon's process that ended although the testbed did not end it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{name} ended by itself ({status}); the last lines of its log {}:\n{tail}", log.display())]
+pub struct Crash {
+    /// The daemon.
+    pub name: String,
+    /// Exit status or signal.
+    pub status: String,
+    /// Its log.
+    pub log: PathBuf,
+    /// The last lines of that log.
+    pub tail: String,
+}
+
+/// The crashes of a cluster's daemons; clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct Crashes(Arc<watch::Sender<Vec<Crash>>>);
+
+impl Crashes {
+    /// Waits for a crash; one that has happened before counts until [`Crashes::clear`].
+    pub async fn first(&self) -> Crash {
+        let mut seen = self.0.subscribe();
+        loop {
+            if let Some(crash) = seen.borrow_and_update().first() {
+                return crash.clone();
+            }
+            if seen.changed().await.is_err() {
+                return std::future::pending().await;
+            }
+        }
+    }
+
+    /// Forgets all crashes so far.
+    pub fn clear(&self) {
+        self.0.send_replace(Vec::new());
+    }
+
+    fn add(&self, crash: Crash) {
+        self.0.send_modify(|crashes| crashes.push(crash));
+    }
 }
 
 /// Where the daemons' binaries lie.
@@ -73,38 +109,64 @@ pub struct Binaries {
 }
 
 impl Binaries {
-    /// Finds the daemons beside this program; under cargo they are built first, in the same profile.
+    /// Finds the daemons beside this program; under cargo the first call builds them, in the same profile.
+    ///
+    /// cargo prints its progress on standard error, except in tests.
     pub async fn locate() -> Result<Self, DaemonError> {
+        static LOCATED: OnceCell<Binaries> = OnceCell::const_new();
+        LOCATED.get_or_try_init(Self::build_and_find).await.cloned()
+    }
+
+    async fn build_and_find() -> Result<Self, DaemonError> {
         let own = std::env::current_exe().map_err(DaemonError::OwnPath)?;
         let dir = profile_dir(&own);
         if let (Some(cargo), Some(manifest)) = (std::env::var_os("CARGO"), std::env::var_os("CARGO_MANIFEST_DIR")) {
-            build(&cargo, Path::new(&manifest), &dir).await?;
+            build(&cargo, Path::new(&manifest), &dir, is_test(&own)).await?;
         }
-        let find = |name: &str| {
-            let path = dir.join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
-            if path.is_file() { Ok(path) } else { Err(DaemonError::Missing { path }) }
-        };
-        Ok(Self { scheduler: find("gpushare-scheduler")?, device_plugin: find("gpushare-device-plugin")? })
+        Ok(Self { scheduler: find(&dir, "gpushare-scheduler")?, device_plugin: find(&dir, "gpushare-device-plugin")? })
     }
+}
+
+fn find(dir: &Path, name: &str) -> Result<PathBuf, DaemonError> {
+    let path = dir.join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
+    if path.is_file() { Ok(path) } else { Err(DaemonError::Missing { path }) }
 }
 
 /// `target/<profile>` of a program or of a test below it.
 fn profile_dir(executable: &Path) -> PathBuf {
     let dir = executable.parent().unwrap_or(Path::new("."));
-    if dir.ends_with("deps") { dir.parent().unwrap_or(dir).to_owned() } else { dir.to_owned() }
+    if is_test(executable) { dir.parent().unwrap_or(dir).to_owned() } else { dir.to_owned() }
 }
 
-async fn build(cargo: &OsString, manifest_dir: &Path, profile_dir: &Path) -> Result<(), DaemonError> {
+fn is_test(executable: &Path) -> bool {
+    executable.parent().is_some_and(|dir| dir.ends_with("deps"))
+}
+
+async fn build(cargo: &OsString, manifest_dir: &Path, profile_dir: &Path, is_quiet: bool) -> Result<(), DaemonError> {
     let profile = match profile_dir.file_name().and_then(|name| name.to_str()) {
         Some("debug") | None => "dev",
         Some(other) => other,
     };
     let target = profile_dir.parent().unwrap_or(profile_dir);
     let mut command = Command::new(cargo);
-    command.args(["build", "--quiet", "--profile", profile, "-p", "scheduler", "-p", "device-plugin", "--bins"]);
+    // With testbed selected too, cargo gives shared dependencies the features that this program was built with, and so
+    // compiles none of them again (see testbed/Cargo.toml).
+    command.args(["build", "--locked", "--profile", profile, "-p", "testbed", "-p", "scheduler", "-p", "device-plugin", "--bins"]);
     command.arg("--target-dir").arg(target).current_dir(manifest_dir).stdin(Stdio::null()).kill_on_drop(true);
-    let output = command.output().await.map_err(|error| DaemonError::Build(error.to_string()))?;
-    if output.status.success() { Ok(()) } else { Err(DaemonError::Build(String::from_utf8_lossy(&output.stderr).into_owned())) }
+    if is_quiet {
+        command.arg("--quiet");
+    }
+    for (name, _) in std::env::vars_os().filter(|(name, _)| is_of_this_package(&name.to_string_lossy())) {
+        command.env_remove(name);
+    }
+    let status = command.status().await.map_err(|error| DaemonError::Build(error.to_string()))?;
+    if status.success() { Ok(()) } else { Err(DaemonError::Build(status.to_string())) }
+}
+
+/// Whether cargo has set this variable for the program that it runs. Build scripts depend on some of them (that of ring on
+/// `CARGO_PKG_NAME`), and would be run again.
+fn is_of_this_package(variable: &str) -> bool {
+    ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_", "CARGO_PRIMARY_"].iter().any(|prefix| variable.starts_with(prefix))
 }
 
 /// How a daemon is started.
@@ -124,20 +186,18 @@ pub struct Invocation {
 #[derive(Debug)]
 pub struct Daemon {
     invocation: Invocation,
+    crashes: Crashes,
     pid: Option<u32>,
-    orders: mpsc::Sender<Order>,
+    /// Set before the testbed ends the process.
+    is_ending: Arc<AtomicBool>,
+    kill: mpsc::Sender<()>,
     ended: watch::Receiver<Option<ExitStatus>>,
     _keeper: AbortOnDropHandle<()>,
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Order {
-    Kill,
-}
-
 impl Daemon {
-    /// Starts the process.
-    pub fn start(invocation: Invocation) -> Result<Self, DaemonError> {
+    /// Starts the process; `crashes` records its end unless the testbed ends it.
+    pub fn start(invocation: Invocation, crashes: &Crashes) -> Result<Self, DaemonError> {
         let fail = |source| DaemonError::Start { name: invocation.name.clone(), source };
         let output = File::options().create(true).append(true).open(&invocation.log).map_err(fail)?;
         let mut command = Command::new(&invocation.program);
@@ -145,10 +205,12 @@ impl Daemon {
         command.stdout(output.try_clone().map_err(fail)?).stderr(output);
         let child = command.spawn().map_err(fail)?;
         let pid = child.id();
-        let (orders, inbox) = mpsc::channel(1);
+        let (kill, kill_requested) = mpsc::channel(1);
         let (report, ended) = watch::channel(None);
-        let keeper = AbortOnDropHandle::new(tokio::spawn(keep(child, inbox, report)));
-        Ok(Self { invocation, pid, orders, ended, _keeper: keeper })
+        let is_ending = Arc::new(AtomicBool::new(false));
+        let keeper = Keeper { child, kill_requested, report, is_ending: Arc::clone(&is_ending), crashes: crashes.clone() };
+        let keeper = AbortOnDropHandle::new(tokio::spawn(keeper.keep(invocation.clone())));
+        Ok(Self { invocation, crashes: crashes.clone(), pid, is_ending, kill, ended, _keeper: keeper })
     }
 
     /// Its process id.
@@ -173,8 +235,9 @@ impl Daemon {
 
     /// Kills it (SIGKILL) and waits for its end.
     pub async fn kill(&self) {
-        // It may have ended already, which is what is wanted.
-        let _ = self.orders.send(Order::Kill).await;
+        self.is_ending.store(true, Ordering::Release);
+        // The send fails if the process has ended already.
+        let _ = self.kill.send(()).await;
         let mut ended = self.ended.clone();
         let _ = ended.wait_for(Option::is_some).await;
     }
@@ -187,7 +250,7 @@ impl Daemon {
     /// Kills it and starts it in another way.
     pub async fn restart_as(&mut self, invocation: Invocation) -> Result<(), DaemonError> {
         self.kill().await;
-        *self = Self::start(invocation)?;
+        *self = Self::start(invocation, &self.crashes)?;
         Ok(())
     }
 
@@ -210,7 +273,8 @@ impl Daemon {
 
     /// Asks it to end (SIGTERM) and kills it if it does not within `grace`; whether it ended by itself with success.
     pub async fn stop(self, grace: Duration) -> bool {
-        // It is killed if it was not told.
+        self.is_ending.store(true, Ordering::Release);
+        // If the signal cannot be sent, the kill below ends it.
         let _ = self.signal("TERM").await;
         let mut ended = self.ended.clone();
         let succeeded = |status: &Option<ExitStatus>| status.is_some_and(|status| status.success());
@@ -220,33 +284,38 @@ impl Daemon {
         success
     }
 
-    /// Waits until it ends although nobody asked for it.
-    pub async fn crash(&self) -> DaemonError {
-        let mut ended = self.ended.clone();
-        let status = match ended.wait_for(Option::is_some).await {
-            Ok(status) => status.map(|status| status.to_string()).unwrap_or_default(),
-            Err(_) => "its keeper is gone".to_owned(),
-        };
-        let Invocation { name, log, .. } = self.invocation.clone();
-        DaemonError::Crashed { name, status, tail: tail(&log), log }
-    }
-
     /// The last lines of its log.
     pub fn log_tail(&self) -> String {
         tail(&self.invocation.log)
     }
 }
 
-async fn keep(mut child: Child, mut orders: mpsc::Receiver<Order>, report: watch::Sender<Option<ExitStatus>>) {
-    let ended = tokio::select! {
-        ended = child.wait() => ended,
-        _ = orders.recv() => {
-            // It may have ended in this moment; waiting tells.
-            let _ = child.start_kill();
-            child.wait().await
+/// Waits for a daemon's process, and kills it on request.
+struct Keeper {
+    child: Child,
+    kill_requested: mpsc::Receiver<()>,
+    report: watch::Sender<Option<ExitStatus>>,
+    is_ending: Arc<AtomicBool>,
+    crashes: Crashes,
+}
+
+impl Keeper {
+    async fn keep(mut self, invocation: Invocation) {
+        let ended = tokio::select! {
+            ended = self.child.wait() => ended,
+            _ = self.kill_requested.recv() => {
+                // Fails if the process has ended in this moment; `wait` returns its status either way.
+                let _ = self.child.start_kill();
+                self.child.wait().await
+            }
+        };
+        if !self.is_ending.load(Ordering::Acquire) {
+            let status = ended.as_ref().map_or_else(ToString::to_string, ToString::to_string);
+            let Invocation { name, log, .. } = invocation;
+            self.crashes.add(Crash { name, status, tail: tail(&log), log });
         }
-    };
-    report.send_replace(ended.ok());
+        self.report.send_replace(ended.ok());
+    }
 }
 
 fn tail(log: &Path) -> String {
@@ -271,17 +340,31 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_crash_is_told_with_the_end_of_the_log() {
+    async fn a_crash_is_recorded_with_the_last_lines_of_the_log() {
         let dir = tempfile::tempdir().unwrap();
-        let daemon = Daemon::start(shell(dir.path(), "echo went wrong >&2; exit 3")).unwrap();
-        let error = daemon.crash().await.to_string();
+        let crashes = Crashes::default();
+        let daemon = Daemon::start(shell(dir.path(), "echo went wrong >&2; exit 3"), &crashes).unwrap();
+        let error = crashes.first().await.to_string();
         assert!(error.contains("exit status: 3") && error.contains("went wrong"), "{error}");
+        assert_eq!(crashes.first().await.to_string(), error, "a later wait sees it too");
+        daemon.kill().await;
+    }
+
+    #[tokio::test]
+    async fn what_the_testbed_ends_has_not_crashed() {
+        let dir = tempfile::tempdir().unwrap();
+        let crashes = Crashes::default();
+        let killed = Daemon::start(shell(dir.path(), "exec sleep 1000"), &crashes).unwrap();
+        killed.kill().await;
+        let stopped = Daemon::start(shell(dir.path(), "exec sleep 1000"), &crashes).unwrap();
+        stopped.stop(Duration::from_secs(5)).await;
+        assert_eq!(*crashes.0.borrow(), []);
     }
 
     #[tokio::test]
     async fn a_killed_daemon_is_gone_and_comes_back_as_another_process() {
         let dir = tempfile::tempdir().unwrap();
-        let mut daemon = Daemon::start(shell(dir.path(), "exec sleep 1000")).unwrap();
+        let mut daemon = Daemon::start(shell(dir.path(), "exec sleep 1000"), &Crashes::default()).unwrap();
         let first = daemon.pid().unwrap();
         daemon.restart().await.unwrap();
         assert!(!is_alive(first));
@@ -294,7 +377,8 @@ mod tests {
     #[tokio::test]
     async fn stop_lets_a_daemon_end_by_itself() {
         let dir = tempfile::tempdir().unwrap();
-        let daemon = Daemon::start(shell(dir.path(), "trap 'exit 0' TERM; echo up; while :; do sleep 0.01; done")).unwrap();
+        let script = "trap 'exit 0' TERM; echo up; while :; do sleep 0.01; done";
+        let daemon = Daemon::start(shell(dir.path(), script), &Crashes::default()).unwrap();
         while !daemon.log_tail().contains("up") {
             tokio::task::yield_now().await;
         }

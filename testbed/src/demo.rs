@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use crate::cluster::{Cluster, NodeSpec, Spec, default_deploy};
 use crate::console::{Check, Console, table};
+use crate::daemons::Binaries;
 use crate::invariants::{self, Accounts, GpuUse, Sight};
 use crate::kube_scheduler::{Attempt, Outcome};
 use crate::manifests;
@@ -52,6 +53,8 @@ struct Outcomes {
 
 /// Runs the demo; whether every check held.
 pub async fn run(args: DemoArgs) -> Result<bool> {
+    // Before the live line, which cargo's progress would garble.
+    Binaries::locate().await?;
     let console = Console::new(args.json);
     console.step("starting the API server, three nodes with their device plugins, and the scheduler");
     let nodes = [("n1", vec![GPU; 4]), ("n2", vec![GPU; 2]), ("n3", vec![GPU, 24258])];

@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::cluster::{Cluster, client_of, default_deploy};
 use crate::console::{Console, table};
+use crate::daemons::Binaries;
 use crate::scenario::{self, Scenario, Stage, World};
 
 /// `testbed e2e`.
@@ -49,6 +50,9 @@ pub struct Ending {
 
 /// Runs what the arguments name; whether all went well.
 pub async fn run(args: E2eArgs) -> Result<bool> {
+    if args.kubeconfig.is_none() && !args.list {
+        Binaries::locate().await?;
+    }
     let console = Console::new(args.json);
     let chosen = choose(&args)?;
     if args.list {

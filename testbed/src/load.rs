@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use crate::apiserver::{ApiServer, Config};
 use crate::cluster::{SCHEDULER_USER, free_address, user_kubeconfig};
 use crate::console::Console;
-use crate::daemons::{Binaries, Daemon, Invocation};
+use crate::daemons::{Binaries, Crashes, Daemon, Invocation};
 use crate::http_client::{HttpClient, is_ok};
 
 mod admission;
@@ -94,7 +94,9 @@ impl Rig {
         let args = args.iter().chain(flags).map(|arg| (*arg).to_owned()).collect();
         let began = Instant::now();
         let log = dir.path().join("scheduler.log");
-        let scheduler = Daemon::start(Invocation { name: "gpushare-scheduler".to_owned(), program: binaries.scheduler, args, log })?;
+        let invocation = Invocation { name: "gpushare-scheduler".to_owned(), program: binaries.scheduler, args, log };
+        let crashes = Crashes::default();
+        let scheduler = Daemon::start(invocation, &crashes)?;
         let url = format!("http://{address}");
         let ready = async {
             while !is_ok(&format!("{url}/readyz")).await {
@@ -103,7 +105,7 @@ impl Rig {
         };
         tokio::select! {
             ready = tokio::time::timeout(Duration::from_secs(120), ready) => ready.context("the scheduler is not ready in time")?,
-            crash = scheduler.crash() => return Err(crash.into()),
+            crash = crashes.first() => return Err(crash.into()),
         }
         Ok(Self { scheduler, api, url, address, ready: began.elapsed(), dir })
     }

@@ -15,8 +15,9 @@ use kube::{Api, Client, ResourceExt};
 use proto::device::Device;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
+use tokio::time::{Instant, interval_at, sleep_until};
 use tokio_util::task::AbortOnDropHandle;
-use tracing::debug;
+use tracing::{debug, info};
 
 /// Every node, pod and Device object.
 #[derive(Clone, Debug, Default)]
@@ -32,11 +33,43 @@ pub struct Snapshot {
 
 /// Something did not happen in time.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("waited {waited:?} in vain: {what}; {state}")]
+#[error("timed out after {waited:?} waiting for {what}: {missing}")]
 pub struct TimedOut {
     what: String,
     waited: Duration,
-    state: String,
+    /// What was still missing at the end.
+    missing: String,
+}
+
+/// How long a wait may take before the testbed says what is still missing; it says so again after each such time.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
+
+/// The answer of a condition that is waited for.
+///
+/// A condition that knows what is still missing returns a `Result` with that text as its error; one that does not returns
+/// an `Option`, and the snapshot's pods that do not run stand for the text.
+pub trait Condition {
+    /// What the wait returns.
+    type Found;
+
+    /// What was found, or what is missing.
+    fn found(self) -> Result<Self::Found, Option<String>>;
+}
+
+impl<T> Condition for Option<T> {
+    type Found = T;
+
+    fn found(self) -> Result<T, Option<String>> {
+        self.ok_or(None)
+    }
+}
+
+impl<T> Condition for Result<T, String> {
+    type Found = T;
+
+    fn found(self) -> Result<T, Option<String>> {
+        self.map_err(Some)
+    }
 }
 
 /// Watches of nodes, pods and Device objects; clones share them.
@@ -68,21 +101,40 @@ impl Observer {
         self.until("the watches to begin", deadline, |snapshot| (snapshot.synced.len() == 3).then_some(())).await
     }
 
-    /// Waits until `condition` gives something, looking again at every change.
-    pub async fn until<T>(&self, what: &str, deadline: Duration, mut condition: impl FnMut(&Snapshot) -> Option<T>) -> Result<T, TimedOut> {
+    /// Waits until `condition` is met, evaluating it at every change.
+    ///
+    /// A wait that takes long logs every few seconds what is still missing.
+    pub async fn until<C: Condition>(
+        &self,
+        what: &str,
+        deadline: Duration,
+        mut condition: impl FnMut(&Snapshot) -> C,
+    ) -> Result<C::Found, TimedOut> {
+        let began = Instant::now();
+        let mut progress = interval_at(began + PROGRESS_INTERVAL, PROGRESS_INTERVAL);
         let mut snapshot = self.snapshot.clone();
-        let found = async {
-            loop {
-                if let Some(found) = condition(&snapshot.borrow_and_update()) {
-                    return found;
+        let mut has_sender = true;
+        loop {
+            let missing = {
+                let seen = snapshot.borrow_and_update();
+                match condition(&seen).found() {
+                    Ok(found) => return Ok(found),
+                    Err(missing) => missing.unwrap_or_else(|| seen.summary()),
                 }
-                if snapshot.changed().await.is_err() {
-                    return std::future::pending().await;
+            };
+            loop {
+                tokio::select! {
+                    changed = snapshot.changed(), if has_sender => {
+                        has_sender = changed.is_ok();
+                        break;
+                    }
+                    _ = progress.tick() => info!("{:.0} s: waiting for {what}: {missing}", began.elapsed().as_secs_f64()),
+                    () = sleep_until(began + deadline) => {
+                        return Err(TimedOut { what: what.to_owned(), waited: deadline, missing });
+                    }
                 }
             }
-        };
-        let found = tokio::time::timeout(deadline, found).await;
-        found.map_err(|_| TimedOut { what: what.to_owned(), waited: deadline, state: self.snapshot.borrow().summary() })
+        }
     }
 }
 
@@ -102,12 +154,11 @@ impl Snapshot {
         if name.contains('/') { self.pods.get(name) } else { self.pods.get(&format!("default/{name}")) }
     }
 
-    /// One clause about everything that is not as it should end.
+    /// The pods that do not run, with their phase and reason.
     fn summary(&self) -> String {
-        let odd = self.pods.iter().filter(|(_, pod)| !is_running(pod));
-        let odd = odd.map(|(name, pod)| format!("{name} is {} ({})", phase(pod), reason(pod)));
-        let odd: Vec<String> = odd.collect();
-        if odd.is_empty() { "every pod runs".to_owned() } else { odd.join(", ") }
+        let not_running = self.pods.iter().filter(|(_, pod)| !is_running(pod));
+        let clauses: Vec<String> = not_running.map(|(name, pod)| format!("{name} is {} ({})", phase(pod), reason(pod))).collect();
+        if clauses.is_empty() { "every pod is running".to_owned() } else { clauses.join(", ") }
     }
 }
 

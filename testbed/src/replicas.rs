@@ -14,7 +14,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::apiserver;
 use crate::cluster::{Cluster, free_address};
-use crate::daemons::{Daemon, Invocation};
+use crate::daemons::{Crashes, Daemon, Invocation};
 use crate::http_client;
 use crate::manifests;
 
@@ -59,6 +59,7 @@ pub struct Replicas {
     /// How the only scheduler was started.
     model: Invocation,
     dir: PathBuf,
+    crashes: Crashes,
     addresses: Addresses,
     running: BTreeMap<String, Replica>,
     n_made: usize,
@@ -86,7 +87,8 @@ impl Replicas {
             }
         }
         let dir = cluster.dir().to_owned();
-        let mut replicas = Self { api, model, dir, addresses, running: BTreeMap::new(), n_made: 0, _fronts: fronts };
+        let crashes = cluster.crashes().clone();
+        let mut replicas = Self { api, model, dir, crashes, addresses, running: BTreeMap::new(), n_made: 0, _fronts: fronts };
         for _ in 0..2 {
             replicas.add()?;
         }
@@ -107,7 +109,7 @@ impl Replicas {
         let url = format!("http://{health}/readyz");
         self.addresses.insert(&name, ports);
         let log = self.dir.join(format!("{name}.log"));
-        let daemon = Daemon::start(Invocation { name: name.clone(), program: self.model.program.clone(), args, log })?;
+        let daemon = Daemon::start(Invocation { name: name.clone(), program: self.model.program.clone(), args, log }, &self.crashes)?;
         let probe = AbortOnDropHandle::new(tokio::spawn(probe(self.api.clone(), name.clone(), url)));
         self.running.insert(name.clone(), Replica { daemon, _probe: probe });
         Ok(name)

@@ -17,7 +17,7 @@ use tracing::warn;
 
 use crate::cluster::Cluster;
 use crate::cluster::webhooks::CONFIGURATION as WEBHOOKS;
-use crate::observer::{Observer, Snapshot, is_running, node_of, phase, unscheduled_because};
+use crate::observer::{Condition, Observer, Snapshot, is_running, node_of, phase, unscheduled_because};
 use crate::pods::{PodSpec, Pods};
 use crate::{invariants, printed};
 
@@ -145,8 +145,24 @@ impl World {
         Ok(world)
     }
 
-    /// Runs a scenario from a clean start, and checks every invariant when it is through.
+    /// Runs a scenario from a clean start, and checks every invariant when it is through; a daemon that ends by itself is
+    /// an error.
     pub async fn run(&mut self, scenario: &Scenario) -> Result<()> {
+        let crashes = self.cluster.as_ref().map(|cluster| cluster.crashes().clone());
+        let crash = async {
+            match crashes {
+                Some(crashes) => crashes.first().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            crash = crash => Err(crash.into()),
+            result = self.run_and_verify(scenario) => result,
+        }
+    }
+
+    async fn run_and_verify(&mut self, scenario: &Scenario) -> Result<()> {
         (scenario.body)(self).await?;
         self.verify().await.context("at the end")?;
         self.clear().await
@@ -157,10 +173,8 @@ impl World {
         self.excused.clear();
         if let Some(cluster) = &mut self.cluster {
             cluster.api().faults().clear();
-            if cluster.scheduler.is_down()
-                && let Err(error) = cluster.scheduler.restart().await
-            {
-                warn!(%error, "the scheduler does not come back");
+            if let Err(error) = cluster.restart_ended_daemons().await {
+                warn!(%error, "a daemon cannot be started again");
             }
             if let Err(error) = cluster.start_kube_scheduler().await {
                 warn!(%error, "the scheduling loop does not come back");
@@ -203,7 +217,7 @@ impl World {
         self.until(&format!("{name} to be gone"), |snapshot| (!snapshot.pods.contains_key(&key)).then_some(())).await
     }
 
-    async fn until<T>(&self, what: &str, condition: impl FnMut(&Snapshot) -> Option<T>) -> Result<T> {
+    async fn until<C: Condition>(&self, what: &str, condition: impl FnMut(&Snapshot) -> C) -> Result<C::Found> {
         match &self.cluster {
             Some(cluster) => cluster.until(what, DEADLINE, condition).await,
             None => Ok(self.observer.until(what, DEADLINE, condition).await?),

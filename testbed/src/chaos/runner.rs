@@ -17,6 +17,7 @@ use super::cdi_dir::CdiDir;
 use super::ledger;
 use super::schedule::{N_GPUS, N_NODES, Step, UNITS_PER_GPU};
 use crate::cluster::{Cluster, NodeSpec, SimulatedNode, Spec, free_address};
+use crate::daemons::Crashes;
 use crate::http_client::HttpClient;
 use crate::invariants::{self, Sight};
 use crate::kubelet::{Container, ContainerKind, Delays, Kubelet, RunState, StartHook};
@@ -93,6 +94,11 @@ impl Runner {
     /// Where all files are.
     pub(super) fn dir(&self) -> &std::path::Path {
         self.cluster.dir()
+    }
+
+    /// The daemons that have ended by themselves.
+    pub(super) fn crashes(&self) -> &Crashes {
+        self.cluster.crashes()
     }
 
     /// Takes one step, and looks at everything.

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::{PLUGIN_USER, user_client, user_kubeconfig};
 use crate::apiserver::ApiServer;
-use crate::daemons::{Binaries, Daemon, Invocation};
+use crate::daemons::{Binaries, Crashes, Daemon, Invocation};
 use crate::kubelet::{Delays, Kubelet, KubeletConfig, StartHook};
 use crate::observer::Snapshot;
 use crate::vendor_plugin::{NVIDIA_GPU, VendorPlugin};
@@ -132,6 +132,7 @@ pub struct SimulatedNode {
     inventory: PathBuf,
     /// How its plugin is started.
     invocation: Invocation,
+    crashes: Crashes,
     plugin: Option<Daemon>,
     vendor: Option<VendorPlugin>,
     vendor_minors: Vec<u32>,
@@ -139,7 +140,13 @@ pub struct SimulatedNode {
 }
 
 impl SimulatedNode {
-    pub(super) async fn start(spec: NodeSpec, dir: &Path, api: &ApiServer, binaries: &Binaries, seed: u64) -> Result<Self> {
+    pub(super) async fn start(
+        spec: NodeSpec,
+        dir: &Path,
+        api: &ApiServer,
+        (binaries, crashes): (&Binaries, &Crashes),
+        seed: u64,
+    ) -> Result<Self> {
         let node_dir = dir.join(&spec.name);
         std::fs::create_dir_all(&node_dir).with_context(|| format!("cannot make {}", node_dir.display()))?;
         let user = format!("system:node:{}", spec.name);
@@ -160,10 +167,10 @@ impl SimulatedNode {
         let kubelet = Kubelet::start(config).with_context(|| format!("cannot start the kubelet of {}", spec.name))?;
         let inventory = node_dir.join("inventory.json");
         write_inventory(&inventory, &spec)?;
-        let kubeconfig = user_kubeconfig(api, dir, PLUGIN_USER, &[])?;
+        let kubeconfig = user_kubeconfig(api, &node_dir, PLUGIN_USER, &[])?;
         let invocation = plugin_invocation(&spec, binaries, &plugin_dir, &inventory, &kubeconfig, &node_dir);
-        let plugin = if spec.has_plugin { Some(Daemon::start(invocation.clone())?) } else { None };
-        Ok(Self { spec, inventory, invocation, plugin, vendor: None, vendor_minors: Vec::new(), kubelet })
+        let plugin = if spec.has_plugin { Some(Daemon::start(invocation.clone(), crashes)?) } else { None };
+        Ok(Self { spec, inventory, invocation, crashes: crashes.clone(), plugin, vendor: None, vendor_minors: Vec::new(), kubelet })
     }
 
     /// Its name.
@@ -247,7 +254,7 @@ impl SimulatedNode {
     pub fn start_plugin(&mut self, more: &[&str]) -> Result<()> {
         let mut invocation = self.invocation.clone();
         invocation.args.extend(more.iter().map(|arg| (*arg).to_owned()));
-        self.plugin = Some(Daemon::start(invocation)?);
+        self.plugin = Some(Daemon::start(invocation, &self.crashes)?);
         self.spec.has_plugin = true;
         Ok(())
     }
@@ -280,14 +287,17 @@ impl SimulatedNode {
         write_inventory(&self.inventory, &self.spec)
     }
 
-    /// Whether the API server shows everything that the plugin offers, and every GPU.
-    pub fn is_offered(&self, snapshot: &Snapshot) -> bool {
-        let device = snapshot.devices.get(&self.spec.name);
-        let allocatable = snapshot.nodes.get(&self.spec.name).and_then(|node| node.status.as_ref()?.allocatable.as_ref());
-        let offers = |name: &str| allocatable.and_then(|all| all.get(name)).is_some_and(|amount| amount.0 != "0");
-        device.is_some_and(|device| device.spec.devices.len() == self.spec.gpus.len() + self.spec.others.len())
-            && offers(GPU_SHARED)
-            && offers(GPU_MEM)
+    /// What the API server does not show yet of this node: its Device object, devices, or resources; none if all is there.
+    pub fn missing(&self, snapshot: &Snapshot) -> Option<String> {
+        let name = &self.spec.name;
+        let Some(device) = snapshot.devices.get(name) else { return Some(format!("{name} has no Device object")) };
+        let n_devices = self.spec.gpus.len() + self.spec.others.len();
+        if device.spec.devices.len() != n_devices {
+            return Some(format!("{} of {n_devices} devices in the Device object of {name}", device.spec.devices.len()));
+        }
+        let allocatable = snapshot.nodes.get(name).and_then(|node| node.status.as_ref()?.allocatable.as_ref());
+        let is_missing = |resource: &&str| allocatable.and_then(|all| all.get(*resource)).is_none_or(|amount| amount.0 == "0");
+        [GPU_SHARED, GPU_MEM].into_iter().find(is_missing).map(|resource| format!("{name} has no allocatable {resource}"))
     }
 
     pub(super) async fn stop(self, grace: Duration) -> bool {
