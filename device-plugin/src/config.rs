@@ -13,11 +13,13 @@ use proto::memory_unit::MemoryUnit;
 use proto::resource::{GPU_MEM, ResourceNames};
 use proto::topology::GpuPartitionPolicy;
 
+use crate::cdi::SpecDir;
 use crate::cdi::vendor::VendorSpecs;
 use crate::fleet::sharing::SharedDevices;
 use crate::gate::{self, OnMismatch, Unplaced};
 use crate::health::{Policy, Xids};
-use crate::inject::{Injection, Manner};
+use crate::inject::VOID;
+use crate::injection::{InjectionSettings, Mode};
 use crate::inventory::{FileSource, MachineSource, NvmlSource, PciVendor, Source, SysfsSource};
 use crate::plugin::Settings;
 use crate::publish::additions::Files;
@@ -117,7 +119,7 @@ pub struct Args {
     #[arg(long, env = "GPUSHARE_ALLOCATE_WAIT", default_value = "2s", value_parser = duration, value_name = "DURATION")]
     allocate_wait: Duration,
 
-    /// How containers are given their devices; auto asks what the node's runtime can do
+    /// How containers get their devices: by CDI, by the vendor's variable, or whichever is seen to work on this node
     #[arg(long, env = "GPUSHARE_INJECT", default_value = "auto", value_enum)]
     inject: Inject,
 
@@ -145,9 +147,27 @@ pub struct Args {
     #[arg(long, env = "GPUSHARE_NRI_SOCKET", value_name = "SOCKET")]
     nri_socket: Option<PathBuf>,
 
-    /// Where the node's root is seen from here, for device nodes
-    #[arg(long, env = "GPUSHARE_DEVICE_ROOT", default_value = "/", value_name = "DIR")]
-    device_root: PathBuf,
+    /// Namespaces whose containers keep the vendor's variable though they ask for no GPU; others lose it by --nri-socket
+    #[arg(
+        long,
+        env = "GPUSHARE_UNRESTRICTED_NAMESPACES",
+        default_value = "kube-system,gpu-operator,gpushare-system",
+        value_delimiter = ',',
+        value_name = "NAMESPACES"
+    )]
+    unrestricted_namespaces: Vec<String>,
+
+    /// Where the node's root directory is seen from here, for device nodes
+    #[arg(long, alias = "device-root", env = "GPUSHARE_HOST_ROOT", default_value = "/", value_name = "DIR")]
+    host_root: PathBuf,
+
+    /// Directories of the node that may hold the driver, as seen from here; NVML comes from the first that has it
+    #[arg(long = "driver-root", env = "GPUSHARE_DRIVER_ROOT", value_delimiter = ',', value_name = "DIRS")]
+    driver_roots: Vec<PathBuf>,
+
+    /// The `RuntimeClass` of this plugin's own pod, if it has one: the runtime then acts on the vendor's variable in such pods alone
+    #[arg(long, env = "GPUSHARE_RUNTIME_CLASS", value_name = "NAME")]
+    runtime_class: Option<String>,
 
     /// What to do with a pod that sees other devices than its record names, for as long as it lives
     #[arg(long, env = "GPUSHARE_ON_MISMATCH", default_value = "refuse", value_enum)]
@@ -223,6 +243,14 @@ pub struct Config {
     pub settings: Settings,
     /// How it is told whose a container is.
     pub identity: Identity,
+    /// The value of the vendor's variable in this process.
+    pub visible_devices: Option<String>,
+    /// Where the driver may be.
+    pub driver_roots: Vec<PathBuf>,
+    /// The `RuntimeClass` of this plugin's pod.
+    pub runtime_class: Option<String>,
+    /// Namespaces that the runtime hook does not restrict.
+    pub unrestricted_namespaces: Vec<String>,
     /// What lets a container start.
     pub starts: gate::Policy,
     /// What makes a GPU sick and well.
@@ -274,29 +302,40 @@ impl Args {
     }
 }
 
+/// The value of a variable in this process. NVIDIA's runtime appends its own value and leaves the first one there.
+fn own_variable(name: &str) -> Option<String> {
+    let values = || std::env::vars_os().filter(|(own, _)| own == name).filter_map(|(_, value)| value.into_string().ok());
+    values().find(|value| value == VOID).or_else(|| values().next())
+}
+
 impl From<Args> for Config {
     fn from(args: Args) -> Self {
         let source = args.source();
         let vendor_resources = vendor_resource::distinct(args.vendor_resources);
         let whole = vendor_resources.iter().find(|resource| resource.server == VendorServer::Ours).map(|resource| resource.name.clone());
+        let visible_devices = own_variable(&args.visible_devices_env.0);
         let settings = Settings {
             names: ServedNames { cluster: ResourceNames { memory: args.memory_resource.0 }, whole },
             memory_unit: args.memory_unit,
             visible_devices_env: args.visible_devices_env.0,
             allocate_wait: args.allocate_wait,
-            injection: Injection {
-                // Without proof there is nobody to write specs.
-                manner: if args.identity == Identity::Timestamp { Some(Manner::Envvar) } else { args.inject.manner() },
-                cdi_dir: args.cdi_dir,
+            injection: InjectionSettings {
+                // Without the check before each start nothing writes specs.
+                mode: if args.identity == Identity::Timestamp { Some(Mode::Envvar) } else { args.inject.mode() },
+                specs: SpecDir::new(args.cdi_dir),
                 vendor_specs: VendorSpecs::of(args.cdi_spec_dirs),
                 pass_device_specs: args.pass_device_specs,
-                device_root: args.device_root,
+                host_root: args.host_root,
             },
         };
         let beside = || args.device_plugin_dir.parent().unwrap_or(&args.device_plugin_dir).join("pod-resources/kubelet.sock");
         let pod_resources_socket = args.pod_resources_socket.clone().unwrap_or_else(beside);
         let starts = gate::Policy { pod_resources: pod_resources_socket.clone(), on_mismatch: args.on_mismatch, unplaced: args.unplaced };
         Self {
+            visible_devices,
+            driver_roots: args.driver_roots,
+            runtime_class: args.runtime_class,
+            unrestricted_namespaces: args.unrestricted_namespaces,
             pod_resources_socket,
             nri_socket: args.nri_socket,
             node_name: args.node_name,

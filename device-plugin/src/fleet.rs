@@ -59,6 +59,8 @@ pub struct Fleet {
     pub partitions: Option<GpuPartitionTable>,
     /// What they are for, if the source tells.
     pub partition_policy: Option<GpuPartitionPolicy>,
+    /// Whether containers need the vendor's driver to use the GPUs.
+    pub needs_driver: bool,
     /// Version of the driver, if known.
     pub driver_version: Option<String>,
     /// Who makes the devices.
@@ -139,9 +141,9 @@ impl Fleet {
         let message = || "no trouble has been reported".to_owned();
         let gpu = |gpu: Gpu| FleetGpu { is_shared: ids.knows(&gpu.uuid), gpu, is_healthy: true, reason: None, message: message() };
         let other = |device| FleetDevice { device, is_healthy: true, reason: None, message: message() };
-        let Inventory { gpus, others, links, partitions, partition_policy, driver_version, vendor, .. } = inventory;
+        let Inventory { gpus, others, links, partitions, partition_policy, needs_driver, driver_version, vendor, .. } = inventory;
         let (gpus, others) = (gpus.into_iter().map(gpu).collect(), others.into_iter().map(other).collect());
-        Self { gpus, others, ids, links, partitions, partition_policy, driver_version, vendor }
+        Self { gpus, others, ids, links, partitions, partition_policy, needs_driver, driver_version, vendor }
     }
 
     /// The devices of a type other than GPUs, such as `rdma`, by minor number.

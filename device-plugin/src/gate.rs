@@ -19,6 +19,7 @@ use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout_at};
 use tracing::{info, warn};
 
+use crate::cdi::SpecError;
 use crate::events::Recorder;
 use crate::eviction::evict;
 use crate::exchange::{Exchange, ExchangeFailed};
@@ -35,6 +36,8 @@ use crate::proof::sight::{self, Sight};
 use crate::proof::verdict::{Evidence, Refusal, Verdict};
 use crate::served::Served;
 use crate::watching::one_line;
+
+use specs::{Files, prepare, until_resolved};
 
 pub use reconcile::keep_reconciled;
 
@@ -118,16 +121,22 @@ pub enum Held {
     /// What has been exchanged is not known.
     #[error("it is not known which pods have exchanged their records")]
     NotLoaded(#[source] ExchangeFailed),
-    /// Its CDI spec cannot be written.
-    #[error("pod {pod}: cannot write a CDI spec into {}", dir.display())]
+    /// Its CDI spec is not in place.
+    #[error("pod {pod}: its CDI spec is not in place")]
     Spec {
         /// The pod.
         pod: String,
-        /// The directory.
-        dir: PathBuf,
-        /// What the system said.
+        /// Why.
         #[source]
-        source: std::io::Error,
+        source: SpecError,
+    },
+    /// No container of this node can get a device.
+    #[error("pod {pod}: this node cannot inject devices: {problem}")]
+    NoInjection {
+        /// The pod.
+        pod: String,
+        /// Which setting to change.
+        problem: String,
     },
     /// A record cannot be written for it.
     #[error("pod {pod} was not placed by gpushare-scheduler and cannot be adopted: {problem}")]
@@ -161,7 +170,8 @@ impl fmt::Debug for Gate {
 
 /// What came of one decision.
 enum Decision {
-    Start,
+    /// It starts once the runtime has read these specs.
+    Start(Files),
     /// This pod's devices may be another's too.
     LookAgain(PodUid),
 }
@@ -210,7 +220,10 @@ impl Gate {
                 Ok(uid) => {
                     let start = Start { resource, ids, uid };
                     match self.decide(node, &look, &start).await {
-                        Ok(Decision::Start) => return Ok(()),
+                        Ok(Decision::Start(files)) => {
+                            until_resolved(node, &files).await;
+                            return Ok(());
+                        }
                         Ok(Decision::LookAgain(_)) if Instant::now() < until => tokio::time::sleep(SOON).await,
                         Ok(Decision::LookAgain(other)) => {
                             let name = |uid| node.pods.borrow().get(uid).map(NodePod::display_name).unwrap_or_default();
@@ -258,15 +271,16 @@ impl Gate {
         for _ in 0..MOST_EXCHANGES {
             let knowledge = Knowledge { is_written_known: look.written.is_some(), is_young: self.is_young() };
             let Judged { pod, verdict, beside, is_by_spec, is_inherited } = judge(node, written, knowledge, start)?;
+            if is_by_spec && let Some(problem) = node.no_injection(start.resource.device_type()) {
+                return Err(Held::NoInjection { pod: pod.display_name(), problem });
+            }
             match verdict {
                 Verdict::Confirm => {
-                    if is_by_spec {
-                        self.prepare(node, &pod, start, &containers_of(&pod, written, start))?;
-                    }
+                    let files = if is_by_spec { prepare(node, &pod, written, start)? } else { Files::new() };
                     node.ledger().confirm(&pod.uid);
                     node.ledger().start(start.resource, start.ids);
                     node.answered.notify_one();
-                    return Ok(Decision::Start);
+                    return Ok(Decision::Start(files));
                 }
                 Verdict::LookAgain(other) => return Ok(Decision::LookAgain(other)),
                 Verdict::Exchange(other) => {
@@ -304,6 +318,7 @@ impl Gate {
         let (reason, is_final) = match held {
             Held::Refused { refusal, .. } => (refusal_reason(refusal), refusal.is_final()),
             Held::NotAdopted { .. } => ("GPUNotPlaced", false),
+            Held::NoInjection { .. } => ("GPUInjectionImpossible", false),
             _ => ("GPUNotReady", false),
         };
         self.recorder.warn(&pod, reason, one_line(held));
@@ -333,7 +348,7 @@ fn refusal_reason(refusal: &Refusal) -> &'static str {
         Refusal::Unplaced(_) => "GPUNotPlaced",
         Refusal::Unavailable(_) => "GPUUnavailable",
         Refusal::NoRoom(_) => "GPUOvercommitted",
-        Refusal::Mismatch { .. } | Refusal::Limits { .. } | Refusal::Overridden { .. } => "GPUMismatch",
+        Refusal::Mismatch { .. } | Refusal::Limits { .. } | Refusal::Overridden { .. } | Refusal::OverridesVoid { .. } => "GPUMismatch",
         Refusal::Unknown => "GPUNotReady",
     }
 }
@@ -345,14 +360,18 @@ fn survives(resource: Served, refusal: &Refusal) -> bool {
     match refusal {
         Refusal::Unplaced(_) | Refusal::Unknown => true,
         Refusal::Mismatch { .. } => resource == Served::Whole,
-        Refusal::Unavailable(_) | Refusal::NoRoom(_) | Refusal::Overridden { .. } | Refusal::Limits { .. } => false,
+        Refusal::Unavailable(_)
+        | Refusal::NoRoom(_)
+        | Refusal::Overridden { .. }
+        | Refusal::OverridesVoid { .. }
+        | Refusal::Limits { .. } => false,
     }
 }
 
 fn start_again(pod: &NodePod, reason: &(dyn std::error::Error + 'static)) -> Decision {
     let (pod, reason) = (pod.display_name(), one_line(reason));
     warn!(pod, reason, "a container of a running pod starts again with what it was given before this plugin came");
-    Decision::Start
+    Decision::Start(Files::new())
 }
 
 /// What is to be done with a start.
@@ -412,6 +431,12 @@ fn judge(node: &NodeState, written: &Arc<Vec<Allocated>>, knowledge: Knowledge, 
             let kept = Kept { pod: &pod, containers: &containers, resource: start.resource, answer: kept };
             kept.check(&node.settings, &fleet).map_or_else(Verdict::Refuse, |()| Verdict::Confirm)
         }
+        Verdict::Confirm if !node.is_cdi_proven() => {
+            let variable = sets_variable(&pod, &containers, variable);
+            variable.map_or(Verdict::Confirm, |container| {
+                Verdict::Refuse(Refusal::OverridesVoid { container, variable: node.settings.visible_devices_env.clone() })
+            })
+        }
         verdict => verdict,
     };
     let beside = if let Verdict::Exchange(other) = &verdict { evidence.exchanges_beside(&pod, other) } else { Vec::new() };
@@ -425,6 +450,14 @@ fn containers_of<'a>(pod: &'a NodePod, written: &'a [Allocated], start: &Start<'
     let named: Vec<&str> = written.iter().filter(is_own).map(|entry| &*entry.container).collect();
     let asks = |container: &&ContainerRequest| start.resource.count(container) == start.ids.len() as u64;
     if named.is_empty() { pod.containers.iter().filter(asks).map(|container| &*container.name).collect() } else { named }
+}
+
+/// The first of these containers that sets the vendor's variable itself to something that may show it a GPU. With CDI that
+/// means nothing; where the runtime drops CDI devices it would win over the answer.
+fn sets_variable(pod: &NodePod, containers: &[&str], variable: &str) -> Option<String> {
+    let shows_none = |value: &str| matches!(value, "" | "void" | "none");
+    let own = pod.variables.iter().filter(|own| own.name == variable && containers.contains(&&*own.container));
+    own.into_iter().find(|own| !own.value.as_deref().is_some_and(shows_none)).map(|own| own.container.clone())
 }
 
 /// Whether the answer for this resource says what the container sees, whichever of these it is.

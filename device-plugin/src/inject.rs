@@ -1,18 +1,20 @@
-//! What a container is told about its devices: variables, device nodes, or the edits of a CDI spec.
+//! What an answer to Allocate and a CDI spec say to a container: variables and device nodes.
 //!
-//! Pure but for a look at which device nodes and vendor's specs there are. Who the container is and which devices its pod has
-//! has been decided before.
+//! Pure except that it looks which device nodes and vendor's specs are there. Which container it is, and which devices its
+//! pod has, is decided elsewhere.
+//!
+//! With CDI the answer depends on the device IDs alone, and says `void` in the vendor's variable: where the runtime does not
+//! act on CDI devices, the container gets no GPU rather than those that the variable of its image names. The UUIDs are in a
+//! variable of this project.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use clap::ValueEnum;
 use proto::device::TYPE_GPU;
 use proto::kubelet::deviceplugin::{CdiDevice, ContainerAllocateResponse, DeviceSpec};
-use proto::record::{FPGA_DEVICES, FPGA_FUNCTIONS, MEM_CONTAINER, MEM_DEV, MEM_IDX, MEM_POD, RDMA_DEVICES, RDMA_FUNCTIONS};
+use proto::record::{FPGA_DEVICES, FPGA_FUNCTIONS, GPU_DEVICES, MEM_CONTAINER, MEM_DEV, MEM_IDX, MEM_POD, RDMA_DEVICES, RDMA_FUNCTIONS};
 use proto::request::ContainerRequest;
 
-use crate::cdi::vendor::VendorSpecs;
 use crate::cdi::{self, Edits};
 use crate::fleet::{DeviceKey, Fleet};
 use crate::inventory::{Gpu, GpuUuid, OtherDevice};
@@ -29,63 +31,8 @@ const CORE_LIMIT: &str = "CUDA_DEVICE_SM_LIMIT";
 /// Device nodes that go with every NVIDIA GPU, as far as they are there.
 const COMMON_NODES: [&str; 3] = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"];
 
-/// How containers are given their devices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Manner {
-    /// By a variable in the answer to Allocate, which stands as long as the container lives.
-    Envvar,
-    /// By a CDI device whose spec is written before the container starts.
-    Cdi,
-}
-
-impl Manner {
-    /// What the node's runtime can do, by the name and version that its Node object tells, and why.
-    pub fn of_runtime(runtime: &str, is_dir_writable: bool) -> (Self, &'static str) {
-        /// The first versions that take CDI devices from kubelet without being configured for it.
-        const KNOWN: [(&str, (u32, u32)); 2] = [("containerd", (2, 0)), ("cri-o", (1, 28))];
-        let Some((name, version)) = runtime.split_once("://") else {
-            return (Self::Envvar, "the node's runtime is not known");
-        };
-        let mut numbers = version.trim_start_matches('v').split(['.', '-', '+']).map_while(|number| number.parse::<u32>().ok());
-        let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
-        match KNOWN.iter().find(|(known, _)| *known == name) {
-            None => (Self::Envvar, "the node's runtime is not known to take CDI devices"),
-            Some((_, first)) if version < *first => {
-                (Self::Envvar, "the node's runtime is too old to take CDI devices without being configured for it")
-            }
-            Some(_) if !is_dir_writable => (Self::Envvar, "the directory of CDI specs cannot be written"),
-            Some(_) => (Self::Cdi, "the node's runtime takes CDI devices"),
-        }
-    }
-}
-
-/// How, and where what is needed for it lies.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Injection {
-    /// The manner; none if it is to be found out what the node's runtime can do.
-    pub manner: Option<Manner>,
-    /// Where specs are written.
-    pub cdi_dir: PathBuf,
-    /// The vendor's specs.
-    pub vendor_specs: VendorSpecs,
-    /// Whether device nodes are handed over too.
-    pub pass_device_specs: bool,
-    /// What device nodes are looked for below.
-    pub device_root: PathBuf,
-}
-
-impl Injection {
-    /// By the variable alone.
-    pub fn envvar() -> Self {
-        Self {
-            manner: Some(Manner::Envvar),
-            cdi_dir: "/var/run/cdi".into(),
-            vendor_specs: VendorSpecs::default(),
-            pass_device_specs: false,
-            device_root: "/".into(),
-        }
-    }
-}
+/// The value of the vendor's variable that makes its runtime do nothing.
+pub const VOID: &str = "void";
 
 /// Whether the answer for this resource is the one that says which devices of its type the container sees: of two values of a
 /// variable kubelet would keep one at random.
@@ -97,10 +44,18 @@ pub fn speaks(resource: Served, container: &ContainerRequest) -> bool {
     }
 }
 
-/// The variable that names a container's devices of a resource's type, if `of_gpus` is the one of GPUs.
+/// The variable by which an answer without CDI names a container's devices of a resource's type; `of_gpus` is the vendor's.
 pub fn variable(of_gpus: &str, resource: Served) -> &str {
     match resource {
         Served::Shared | Served::Memory | Served::Whole => of_gpus,
+        Served::Rdma | Served::Fpga => own_variable(resource),
+    }
+}
+
+/// This project's variable that names a container's devices of a resource's type.
+pub fn own_variable(resource: Served) -> &'static str {
+    match resource {
+        Served::Shared | Served::Memory | Served::Whole => GPU_DEVICES,
         Served::Rdma => RDMA_DEVICES,
         Served::Fpga => FPGA_DEVICES,
     }
@@ -146,10 +101,30 @@ impl<'a> Given<'a> {
     }
 }
 
-/// The answer that depends on nothing but the device IDs.
-pub fn cdi_answer(resource: Served, ids: &[String]) -> ContainerAllocateResponse {
-    let name = format!("{}{}", cdi::PREFIX, cdi::device_name(resource, ids));
-    ContainerAllocateResponse { cdi_devices: vec![CdiDevice { name }], ..ContainerAllocateResponse::default() }
+/// The answer with CDI: a function of the device IDs and of a number that no other answer has. `visible` is the vendor's
+/// variable.
+pub fn cdi_answer(visible: &str, resource: Served, ids: &[String], fresh: u64) -> ContainerAllocateResponse {
+    let device = CdiDevice { name: cdi::container_device(resource, ids, fresh) };
+    if resource.device_type() != TYPE_GPU {
+        return ContainerAllocateResponse { cdi_devices: vec![device], ..ContainerAllocateResponse::default() };
+    }
+    ContainerAllocateResponse {
+        envs: [(visible.to_owned(), VOID.to_owned())].into(),
+        cdi_devices: vec![CdiDevice { name: cdi::DRIVER_DEVICE.to_owned() }, device],
+        ..ContainerAllocateResponse::default()
+    }
+}
+
+/// What the device that brings the driver does: `edits` of a vendor's spec, and the control nodes that are there.
+pub fn driver_edits(settings: &Settings, mut edits: Edits) -> Edits {
+    edits.env.insert(settings.visible_devices_env.clone(), VOID.to_owned());
+    let has_node = |edits: &Edits, path: &str| edits.device_nodes.iter().any(|node| node.get("path").is_some_and(|own| own == path));
+    for path in COMMON_NODES {
+        if !has_node(&edits, path) && is_on_host(settings, Path::new(path)) {
+            edits.add_node(Path::new(path));
+        }
+    }
+    edits
 }
 
 /// Who is given devices.
@@ -163,66 +138,91 @@ pub struct Known<'a> {
     pub placement: Option<&'a Placement>,
 }
 
-/// The answer that says once and for all what the container of a call sees, which may not be known.
+/// The answer without CDI, which decides for as long as the container lives. The container may not be known.
 pub fn envvar_answer(settings: &Settings, known: Option<&Known<'_>>, resource: Served, given: &Given<'_>) -> ContainerAllocateResponse {
     let mut envs: HashMap<String, String> =
         known.map(|known| variables(settings, known, resource, given)).unwrap_or_default().into_iter().collect();
     let mut nodes = Vec::new();
     if known.is_none_or(|known| speaks(resource, known.container)) {
         envs.insert(variable(&settings.visible_devices_env, resource).to_owned(), given.ids());
+        envs.insert(own_variable(resource).to_owned(), given.ids());
         // NVIDIA's runtime finds the nodes of GPUs itself.
         if settings.injection.pass_device_specs || matches!(given, Given::Others(_)) {
             nodes = device_nodes(settings, known, resource, given);
         }
     }
-    let spec = |(path, host): (PathBuf, PathBuf)| DeviceSpec {
-        container_path: path.to_string_lossy().into_owned(),
-        host_path: host.to_string_lossy().into_owned(),
-        permissions: "rw".to_owned(),
+    let spec = |path: PathBuf| {
+        let path = path.to_string_lossy().into_owned();
+        DeviceSpec { container_path: path.clone(), host_path: path, permissions: "rw".to_owned() }
     };
     ContainerAllocateResponse { envs, devices: nodes.into_iter().map(spec).collect(), ..ContainerAllocateResponse::default() }
 }
 
-/// The edits for one resource of a container of this pod.
+/// The edits for one resource of a container: device nodes and variables alone, as another device brings the driver.
 pub fn cdi_edits(settings: &Settings, known: &Known<'_>, resource: Served, given: &Given<'_>) -> Edits {
-    let variable = variable(&settings.visible_devices_env, resource);
     let mut edits = Edits::default();
     if speaks(resource, known.container) {
-        let of_vendor = match given {
-            Given::Gpus(gpus) => settings.injection.vendor_specs.edits(gpus, variable),
-            Given::Others(_) => None,
-        };
-        let own = || Edits { device_nodes: device_nodes(settings, Some(known), resource, given), ..Edits::default() };
-        edits = of_vendor.unwrap_or_else(own);
+        match given {
+            Given::Gpus(gpus) => gpus.iter().for_each(|gpu| add_nodes_of_gpu(&mut edits, settings, gpu)),
+            Given::Others(_) => device_nodes(settings, Some(known), resource, given).iter().for_each(|path| edits.add_node(path)),
+        }
     }
     edits.env.extend(variables(settings, known, resource, given));
-    // A spec must do something, and saying the same twice does no harm.
-    edits.env.insert(variable.to_owned(), given.ids());
+    // A spec must do something, and two resources that say the same do no harm.
+    edits.env.insert(own_variable(resource).to_owned(), given.ids());
+    if let Given::Gpus(_) = given {
+        edits.env.insert(settings.visible_devices_env.clone(), VOID.to_owned());
+    }
     edits
 }
 
-/// The device nodes of these devices that are there: in the container and on the host. Who was given virtual functions of a
-/// device is given their nodes, and not the device's.
-fn device_nodes(settings: &Settings, known: Option<&Known<'_>>, resource: Served, given: &Given<'_>) -> Vec<(PathBuf, PathBuf)> {
-    let root = &settings.injection.device_root;
-    let paths: Vec<PathBuf> = match given {
+/// The edits for an answer of a version before the driver had a device of its own: kubelet keeps such answers as long as
+/// their pods live. `driver` is what that device brings, if there is one; without it the vendor's runtime has to act on the
+/// variable, as it did when the pod was admitted.
+pub fn inlined_edits(settings: &Settings, driver: Option<&Edits>, known: &Known<'_>, resource: Served, given: &Given<'_>) -> Edits {
+    let mut edits = cdi_edits(settings, known, resource, given);
+    match (given, driver) {
+        (Given::Gpus(_), Some(driver)) if speaks(resource, known.container) => edits.merge(driver),
+        (Given::Gpus(_), None) => drop(edits.env.insert(settings.visible_devices_env.clone(), given.ids())),
+        _ => {}
+    }
+    edits
+}
+
+/// The device nodes of a GPU: those that a vendor's spec names, else its own.
+fn add_nodes_of_gpu(edits: &mut Edits, settings: &Settings, gpu: &Gpu) {
+    if let Some(nodes) = settings.injection.vendor_specs.nodes(gpu) {
+        edits.device_nodes.extend(nodes);
+    } else if is_on_host(settings, &gpu.device_node) {
+        edits.add_node(&gpu.device_node);
+    }
+}
+
+/// The device nodes of these devices that are on the host. A container that was given virtual functions of a device gets
+/// their nodes, and not the device's.
+fn device_nodes(settings: &Settings, known: Option<&Known<'_>>, resource: Served, given: &Given<'_>) -> Vec<PathBuf> {
+    let mut paths = Vec::<PathBuf>::new();
+    match given {
         Given::Gpus(gpus) => {
             let own = gpus.iter().map(|gpu| gpu.device_node.clone());
-            COMMON_NODES.iter().map(PathBuf::from).chain(own).collect()
+            paths.extend(COMMON_NODES.iter().map(PathBuf::from).chain(own));
         }
         Given::Others(devices) => {
-            let mut own = Vec::<PathBuf>::new();
             for path in devices.iter().flat_map(|device| own_nodes(known, resource, device)) {
                 // Some files are of all adapters.
-                if !own.contains(path) {
-                    own.push(path.clone());
+                if !paths.contains(path) {
+                    paths.push(path.clone());
                 }
             }
-            own
         }
-    };
-    let host = |path: &PathBuf| root.join(path.strip_prefix("/").unwrap_or(path));
-    paths.into_iter().map(|path| (host(&path), path)).filter(|(host, _)| host.exists()).map(|(host, path)| (path, host)).collect()
+    }
+    paths.retain(|path| is_on_host(settings, path));
+    paths
+}
+
+/// Whether the host has this file. Answers and specs name paths of the host, wherever this process sees them.
+fn is_on_host(settings: &Settings, path: &Path) -> bool {
+    settings.injection.host_root.join(path.strip_prefix("/").unwrap_or(path)).exists()
 }
 
 /// The device nodes of what is given of a device.

@@ -15,6 +15,7 @@ pub mod gate;
 pub mod health;
 pub mod identity;
 pub mod inject;
+pub mod injection;
 pub mod inventory;
 pub mod kubelet_checkpoint;
 pub mod metrics;

@@ -9,6 +9,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
+use crate::injection::Injection;
+
 /// What became of a container that would not have seen what its pod's record says, or must not start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -60,6 +62,8 @@ pub enum Hooked {
     Confirmed,
     /// It was given the devices of its pod's record in place of others.
     Adjusted,
+    /// It asks for no GPU, and its image or author would have shown it some.
+    Hidden,
     /// It was not made.
     Refused,
 }
@@ -70,6 +74,7 @@ impl Hooked {
             Self::Left => "left",
             Self::Confirmed => "confirmed",
             Self::Adjusted => "adjusted",
+            Self::Hidden => "hidden",
             Self::Refused => "refused",
         }
     }
@@ -80,6 +85,13 @@ struct Label {
     outcome: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct InjectionLabel {
+    mode: &'static str,
+    certainty: &'static str,
+    reason: &'static str,
+}
+
 /// The counters. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Metrics {
@@ -88,6 +100,9 @@ pub struct Metrics {
     allocate: Histogram,
     hooked: Family<Label, Counter>,
     hook_connected: Gauge,
+    injection: Family<InjectionLabel, Gauge>,
+    is_exposed: Gauge,
+    admitted_before: Gauge,
 }
 
 impl Metrics {
@@ -103,6 +118,9 @@ impl Metrics {
             allocate: Histogram::new(fine_bounds),
             hooked: Family::default(),
             hook_connected: Gauge::default(),
+            injection: Family::default(),
+            is_exposed: Gauge::default(),
+            admitted_before: Gauge::default(),
         };
         registry.register(
             "gpushare_device_plugin_identity_mismatch",
@@ -129,7 +147,35 @@ impl Metrics {
             "Whether the container runtime asks before it makes a container",
             metrics.hook_connected.clone(),
         );
+        registry.register(
+            "gpushare_device_plugin_injection",
+            "1 for the mode in force, with its certainty (proven, assumed, impossible) and the reason",
+            metrics.injection.clone(),
+        );
+        registry.register(
+            "gpushare_device_plugin_gpus_exposed",
+            "1 if a container that asks for no GPU sees all of them when its image sets the vendor's variable",
+            metrics.is_exposed.clone(),
+        );
+        registry.register(
+            "gpushare_device_plugin_containers_admitted_before_upgrade",
+            "Containers whose answer to Allocate is that of an earlier version of this plugin",
+            metrics.admitted_before.clone(),
+        );
         metrics
+    }
+
+    /// Shows how containers get their devices.
+    pub fn set_injection(&self, injection: &Injection) {
+        let Injection { mode, certainty, reason, .. } = injection;
+        self.injection.clear();
+        self.injection.get_or_create(&InjectionLabel { mode: mode.as_str(), certainty: certainty.as_str(), reason }).set(1);
+        self.is_exposed.set(i64::from(injection.is_exposed));
+    }
+
+    /// Shows how many containers have answers of an earlier version.
+    pub fn set_admitted_before(&self, n_containers: usize) {
+        self.admitted_before.set(i64::try_from(n_containers).unwrap_or(i64::MAX));
     }
 
     /// Counts one.

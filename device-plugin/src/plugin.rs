@@ -11,19 +11,20 @@ pub mod registration;
 pub mod server;
 
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use proto::memory_unit::MemoryUnit;
 use proto::resource::ResourceNames;
 use tokio::sync::{Notify, watch};
 
+use crate::cdi::readers::Readers;
 use crate::fleet::Fleet;
 use crate::gate::Gate;
 use crate::identity::Ledger;
 use crate::identity::checkpoint::Checkpoint;
-use crate::inject::{Injection, Manner};
+use crate::injection::{Certainty, Injection, InjectionSettings, Mode};
 use crate::pods::Pods;
 use crate::served::{Served, ServedNames};
 
@@ -41,15 +42,21 @@ pub struct Settings {
     pub visible_devices_env: String,
     /// How long a call waits for its pod to show up.
     pub allocate_wait: Duration,
-    /// How containers are given their devices.
-    pub injection: Injection,
+    /// How containers get their devices.
+    pub injection: InjectionSettings,
 }
 
 impl Settings {
     /// A node whose containers get their devices by the usual variable.
     pub fn plain(names: ResourceNames, memory_unit: MemoryUnit, allocate_wait: Duration) -> Self {
         let names = names.into();
-        Self { names, memory_unit, visible_devices_env: "NVIDIA_VISIBLE_DEVICES".to_owned(), allocate_wait, injection: Injection::envvar() }
+        Self {
+            names,
+            memory_unit,
+            visible_devices_env: "NVIDIA_VISIBLE_DEVICES".to_owned(),
+            allocate_wait,
+            injection: InjectionSettings::envvar(),
+        }
     }
 }
 
@@ -71,8 +78,12 @@ pub struct NodeState {
     ledger: Mutex<Ledger>,
     /// kubelet's checkpoint, if it is to be read again.
     checkpoint: Option<Checkpoint>,
-    /// Found out once at the start.
-    manner: OnceLock<Manner>,
+    /// How containers get their devices; none until that is decided.
+    pub injection: watch::Receiver<Option<Injection>>,
+    /// The runtime's reads of the spec directory.
+    pub readers: Readers,
+    /// The last number that was part of a CDI device's name.
+    fresh: AtomicU64,
     /// Whether `GetPreferredAllocation` has waited in vain for the pod of the next Allocate.
     has_waited: AtomicBool,
 }
@@ -89,7 +100,9 @@ impl NodeState {
             gate: OnceLock::new(),
             ledger: Mutex::new(ledger),
             checkpoint: None,
-            manner: OnceLock::new(),
+            injection: watch::channel(None).1,
+            readers: Readers::default(),
+            fresh: AtomicU64::new(0),
             has_waited: AtomicBool::new(false),
         }
     }
@@ -101,14 +114,37 @@ impl NodeState {
         Self { checkpoint: Some(checkpoint), ..Self::new(settings, fleet, pods, ledger) }
     }
 
-    /// How containers are given their devices.
-    pub fn manner(&self) -> Manner {
-        *self.manner.get_or_init(|| self.settings.injection.manner.unwrap_or(Manner::Envvar))
+    /// The same node with what decides how containers get their devices.
+    #[must_use]
+    pub fn with_injection(self, injection: watch::Receiver<Option<Injection>>, readers: Readers) -> Self {
+        Self { injection, readers, ..self }
     }
 
-    /// Settles how containers are given their devices; false if that was settled before.
-    pub fn settle_manner(&self, manner: Manner) -> bool {
-        self.manner.set(self.settings.injection.manner.unwrap_or(manner)).is_ok()
+    /// How containers get their devices: as decided, else as the operator says.
+    pub fn mode(&self) -> Mode {
+        let decided = self.injection.borrow().as_ref().map(|injection| injection.mode);
+        decided.or(self.settings.injection.mode).unwrap_or(Mode::Cdi)
+    }
+
+    /// Why no container of this node can get a device of this type, if that is so.
+    pub fn no_injection(&self, device_type: &str) -> Option<String> {
+        let injection = self.injection.borrow();
+        injection.as_ref().filter(|injection| !injection.is_possible_for(device_type)).map(|injection| injection.message.clone())
+    }
+
+    /// Whether the runtime has been seen to act on CDI.
+    pub fn is_cdi_proven(&self) -> bool {
+        let is_proven = |injection: &Injection| injection.mode == Mode::Cdi && injection.certainty == Certainty::Proven;
+        self.injection.borrow().as_ref().is_some_and(is_proven)
+    }
+
+    /// A number that is in no other name of a CDI device, also of an earlier process.
+    pub fn fresh_number(&self) -> u64 {
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let now = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
+        let next = |last: u64| Some(now.max(last.saturating_add(1)));
+        let last = self.fresh.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).unwrap_or_default();
+        now.max(last.saturating_add(1))
     }
 
     /// kubelet's checkpoint, if there is one.

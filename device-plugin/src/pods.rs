@@ -9,7 +9,11 @@ mod requests;
 
 pub mod watch;
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::Arc,
+};
 
 use proto::pod::{ALL_DEVICES, Container, Pod, PodSpec, PodStatus, Variable};
 use proto::record::DeviceAllocations;
@@ -231,6 +235,8 @@ pub struct Pods {
     exchanged: Option<BTreeMap<PodUid, DeviceAllocations>>,
     /// What the annotations of those pods say.
     told: BTreeMap<PodUid, Result<Placement, Unplaced>>,
+    /// Pods of this node that ask for nothing of ours.
+    idle: BTreeSet<PodUid>,
     is_synced: bool,
     is_interrupted: bool,
 }
@@ -260,6 +266,17 @@ impl Pods {
         self.by_uid.remove(uid);
         self.arrivals.remove(uid);
         self.told.remove(uid);
+        self.idle.remove(uid);
+    }
+
+    /// Notes a pod of this node that asks for nothing of ours; whether it was not known before.
+    pub fn note_idle(&mut self, uid: PodUid) -> bool {
+        self.idle.insert(uid)
+    }
+
+    /// Whether the pod is known to ask for nothing of ours.
+    pub fn asks_for_nothing(&self, uid: &PodUid) -> bool {
+        self.idle.contains(uid)
     }
 
     /// Takes in which records have been exchanged.
@@ -296,6 +313,7 @@ impl Pods {
         self.n_left += 1;
         self.by_uid.clear();
         self.told.clear();
+        self.idle.clear();
         for pod in pods {
             self.apply(pod);
         }

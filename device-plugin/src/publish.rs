@@ -33,6 +33,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{info, warn};
 
 use crate::fleet::Fleet;
+use crate::injection::Injection;
 use crate::pods::{Pods, Requests};
 use crate::watching::one_line;
 
@@ -106,6 +107,8 @@ pub struct Sources {
     pub checkpoints: watch::Receiver<Option<DevicesCheckpoints>>,
     /// What the operator says of the devices.
     pub additions: watch::Receiver<Arc<Additions>>,
+    /// How containers get their devices; none until that is decided.
+    pub injection: watch::Receiver<Option<Injection>>,
 }
 
 /// Publishes what it is told by watches.
@@ -166,6 +169,8 @@ impl Publisher {
             _ = sources.device.changed() => {}
             _ = sources.checkpoints.changed() => {}
             _ = sources.additions.changed() => {}
+            // Where nothing decides, as on a node without devices, there is nothing to wait for.
+            Ok(()) = sources.injection.changed() => {}
             () = undo => {}
         }
     }
@@ -252,7 +257,8 @@ impl Publisher {
         };
         let additions = Arc::clone(&self.sources.additions.borrow_and_update());
         let Facts { serves_vendor, partition_policy, .. } = self.facts;
-        let remarks = Remarks { checkpoints, serves_vendor, additions, partition_policy };
+        let injection = self.sources.injection.borrow_and_update().clone();
+        let remarks = Remarks { checkpoints, serves_vendor, additions, partition_policy, injection };
         device_object::device(fleet, node, &remarks, before.as_ref(), Utc::now())
     }
 

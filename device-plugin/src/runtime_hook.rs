@@ -24,7 +24,6 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout_at};
 use tracing::{debug, info, warn};
 
-use crate::cdi;
 use crate::metrics::{Hooked, Metrics};
 use crate::plugin::NodeState;
 use crate::pods::PodUid;
@@ -46,6 +45,8 @@ pub struct Hook {
     node: Arc<NodeState>,
     metrics: Metrics,
     seen: watch::Sender<Seen>,
+    /// Namespaces whose containers keep the vendor's variable although they ask for nothing.
+    unrestricted: Vec<String>,
 }
 
 /// Why a container is not made. The runtime tells kubelet, which tries again.
@@ -67,22 +68,12 @@ pub enum Refused {
         /// Why.
         problem: String,
     },
-    /// Its CDI spec cannot be written.
-    #[error("pod {pod}: cannot write a CDI spec into {}: {problem}", dir.display())]
-    Spec {
-        /// The pod.
-        pod: String,
-        /// The directory.
-        dir: PathBuf,
-        /// What the system said.
-        problem: String,
-    },
 }
 
 impl Hook {
     /// A hook that tells `seen` which GPUs containers really see.
-    pub fn new(node: Arc<NodeState>, metrics: Metrics, seen: watch::Sender<Seen>) -> Self {
-        Self { node, metrics, seen }
+    pub fn new(node: Arc<NodeState>, metrics: Metrics, seen: watch::Sender<Seen>, unrestricted: Vec<String>) -> Self {
+        Self { node, metrics, seen, unrestricted }
     }
 
     /// What is to be changed of a container that is being made; waits at most so long for its pod to be known.
@@ -92,8 +83,9 @@ impl Hook {
         loop {
             let decision = {
                 let (pods, fleet) = (pods.borrow_and_update(), self.node.fleet.borrow());
-                let (settings, manner) = (&self.node.settings, self.node.manner());
-                View { pods: &pods, fleet: &fleet, settings, manner, has_gate: self.node.gate.get().is_some() }.decide(sandbox, container)
+                let (settings, mode) = (&self.node.settings, self.node.mode());
+                let (unrestricted, has_gate) = (self.unrestricted.as_slice(), self.node.gate.get().is_some());
+                View { pods: &pods, fleet: &fleet, settings, mode, unrestricted, has_gate }.decide(sandbox, container)
             };
             let problem = match decision {
                 Decision::Leave => {
@@ -101,7 +93,7 @@ impl Hook {
                     self.note(sandbox, container);
                     return Ok(ContainerAdjustment::default());
                 }
-                Decision::Change(change) => return self.apply(sandbox, container, *change),
+                Decision::Change(change) => return Ok(self.apply(sandbox, container, *change)),
                 Decision::Refuse(problem) => {
                     return Err(self.refuse(container, Refused::Impossible { pod: name_of(sandbox), problem }));
                 }
@@ -113,15 +105,14 @@ impl Hook {
         }
     }
 
-    fn apply(&self, sandbox: &PodSandbox, container: &Container, change: Change) -> Result<ContainerAdjustment, Refused> {
-        if let Some((device, edits)) = &change.spec {
-            let dir = &self.node.settings.injection.cdi_dir;
-            cdi::write(dir, device, edits).map_err(|error| {
-                let (dir, problem) = (dir.clone(), error.to_string());
-                self.refuse(container, Refused::Spec { pod: name_of(sandbox), dir, problem })
-            })?;
-        }
+    fn apply(&self, sandbox: &PodSandbox, container: &Container, change: Change) -> ContainerAdjustment {
         let uuids: Vec<&str> = change.gpus.iter().map(crate::inventory::GpuUuid::as_str).collect();
+        if change.gpus.is_empty() {
+            let (pod, before) = (name_of(sandbox), change.before.as_deref().unwrap_or_default());
+            info!(pod, container = container.name, before, "a container that asks for no GPU is shown none");
+            self.metrics.hooked(Hooked::Hidden);
+            return change.into_adjustment();
+        }
         if change.is_empty() {
             debug!(pod = name_of(sandbox), container = container.name, "a container is made with its devices");
         } else {
@@ -131,7 +122,7 @@ impl Hook {
         self.metrics.hooked(if change.is_empty() { Hooked::Confirmed } else { Hooked::Adjusted });
         let (uid, gpus) = (PodUid::from(sandbox.uid.as_str()), change.gpus.clone());
         self.seen.send_if_modified(|seen| seen.note(uid, &container.name, gpus, &self.node.pods.borrow()));
-        Ok(change.into_adjustment())
+        change.into_adjustment()
     }
 
     fn refuse(&self, container: &Container, refused: Refused) -> Refused {

@@ -25,6 +25,7 @@ use tracing::{info, warn};
 
 use crate::assigned::mark_assigned;
 use crate::casualties::{self, look_after};
+use crate::cdi::readers::Readers;
 use crate::config::{Config, Identity, NoGpu, VendorServer};
 use crate::events::{self, Recorder};
 use crate::exchange::{self, Exchange};
@@ -33,7 +34,8 @@ use crate::fleet::recall::recall;
 use crate::fleet::watch::{Number, Told, discover, watch_devices};
 use crate::gate::{Gate, keep_reconciled};
 use crate::health::{Fault, Health};
-use crate::inject::Manner;
+use crate::injection::follow::{Listeners, NodeFacts, follow};
+use crate::injection::{Injection, Mode, OwnContainer};
 use crate::inventory::{Inventory, InventoryError};
 use crate::metrics::Metrics;
 use crate::plugin::NodeState;
@@ -86,7 +88,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     ensure!(config.served_by(VendorServer::Ours).count() <= 1, several);
     let unproven = "--numa-hints needs --inject=cdi: kubelet then offers only IDs of the NUMA node that it has chosen, which \
                     need not be those of the GPU that the scheduler has chosen, and only a CDI spec names the GPU whatever the IDs";
-    ensure!(!config.numa_hints || config.settings.injection.manner == Some(Manner::Cdi), unproven);
+    ensure!(!config.numa_hints || config.settings.injection.mode == Some(Mode::Cdi), unproven);
     let additions = Arc::new(Additions::read(&config.additions).context("--device-labels, --gpu-partitions")?);
     let (stopper, mut stop) = Stopper::new();
     end_on_signal(stopper)?;
@@ -111,9 +113,13 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let (tell_fault, faults) = mpsc::channel(MOST_FAULTS);
     let fleet = parts.watch_devices(&config, inventory, fleet, health, number, tell_fault);
     // Read before registration, after which kubelet writes down what this process answers.
+    let (tell_injection, injection) = watch::channel(None);
+    let readers = parts.watch_readers(&config);
     let node = NodeState::beside_kubelet(config.settings.clone(), fleet, pods.subscribe(), &config.device_plugin_dir);
-    let node = Arc::new(node);
+    let node = Arc::new(node.with_injection(injection.clone(), readers));
     let recorder = parts.write_events(&config, &client);
+    let listeners = Listeners { injection: tell_injection, recorder: recorder.clone(), metrics: metrics.clone() };
+    parts.watches.spawn(follow(Arc::clone(&node), node_facts(&config), listeners));
     if config.identity == Identity::Proof {
         parts.guard_starts(&config, &client, &node, pods.clone(), recorder.clone(), metrics.clone());
     } else {
@@ -121,7 +127,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     }
     parts.watch_pods(&config, &client, pods);
     let seen = parts.serve_runtime(&config, &node, metrics);
-    let published = parts.publish(&config, &client, node.fleet.clone(), node.pods.clone(), seen, additions);
+    let published = parts.publish(&config, &client, (node.fleet.clone(), node.pods.clone(), injection), seen, additions);
     let sources = casualties::Sources { fleet: node.fleet.clone(), pods: node.pods.clone(), faults, recorder };
     parts.watches.spawn(look_after(client.clone(), sources, config.evicts_from_sick_devices));
     parts.watches.spawn(inherit_pods(Arc::clone(&node)));
@@ -169,7 +175,7 @@ impl Parts {
         let (fleet, none) = watch::channel(Arc::new(Fleet::new(nothing.clone(), number(config)(&nothing)?)));
         let (pods, pods_seen) = watch::channel(Pods::default());
         parts.watch_pods(config, client, pods);
-        parts.publish(config, client, none, pods_seen, watch::channel(Seen::default()).1, Arc::default());
+        parts.publish(config, client, (none, pods_seen, watch::channel(None).1), watch::channel(Seen::default()).1, Arc::default());
         parts.watches.spawn(async move { fleet.closed().await });
         Ok(parts)
     }
@@ -178,8 +184,7 @@ impl Parts {
         &mut self,
         config: &Config,
         client: &Client,
-        fleet: watch::Receiver<Arc<Fleet>>,
-        pods: watch::Receiver<Pods>,
+        (fleet, pods, injection): (watch::Receiver<Arc<Fleet>>, watch::Receiver<Pods>, watch::Receiver<Option<Injection>>),
         seen: watch::Receiver<Seen>,
         additions: Arc<Additions>,
     ) -> Published {
@@ -191,7 +196,7 @@ impl Parts {
         let checkpoints = self.watch_vendor(config, sources);
         let published = Published { node: node.clone(), device: device.clone(), checkpoints: checkpoints.clone() };
         let additions = self.watch_additions(config, additions);
-        let sources = Sources { fleet, pods, node, device, checkpoints, additions };
+        let sources = Sources { fleet, pods, node, device, checkpoints, additions, injection };
         let facts = Facts {
             node_name: config.node_name.to_string(),
             names: config.settings.names.cluster.clone(),
@@ -227,9 +232,16 @@ impl Parts {
     fn serve_runtime(&mut self, config: &Config, node: &Arc<NodeState>, metrics: Metrics) -> watch::Receiver<Seen> {
         let (sender, seen) = watch::channel(Seen::default());
         if let Some(socket) = config.nri_socket.clone() {
-            self.watches.spawn(serve_runtime(Hook::new(Arc::clone(node), metrics, sender), socket));
+            self.watches.spawn(serve_runtime(Hook::new(Arc::clone(node), metrics, sender, config.unrestricted_namespaces.clone()), socket));
         }
         seen
+    }
+
+    /// Sees when the container runtime reads CDI specs.
+    fn watch_readers(&mut self, config: &Config) -> Readers {
+        let readers = Readers::default();
+        self.watches.spawn(readers.clone().watch(config.settings.injection.specs.path().to_owned()));
+        readers
     }
 
     fn write_events(&mut self, config: &Config, client: &Client) -> Recorder {
@@ -342,6 +354,25 @@ async fn client(config: &Config) -> anyhow::Result<Client> {
     let builder = ClientBuilder::try_from(found).context("cannot make a client of the API server")?;
     // Only the beginning of an answer is waited for: a watch may be silent after that.
     Ok(builder.with_layer(&TimeoutLayer::new(ANSWER_LIMIT)).build())
+}
+
+/// What tells how this process got NVML, and so whether the container runtime acts on the vendor's variable.
+fn node_facts(config: &Config) -> NodeFacts {
+    let own = OwnContainer {
+        has_driver_root: !config.driver_roots.is_empty(),
+        is_privileged: is_privileged(),
+        runtime_class: config.runtime_class.clone(),
+        value: config.visible_devices.clone(),
+    };
+    NodeFacts { own, has_hook: config.nri_socket.is_some() }
+}
+
+/// Whether this process may do what only privileged containers may (`CAP_SYS_ADMIN`).
+fn is_privileged() -> bool {
+    const CAP_SYS_ADMIN: u32 = 21;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:")).map(|mask| u64::from_str_radix(mask.trim(), 16));
+    effective.is_some_and(|mask| mask.is_ok_and(|mask| mask >> CAP_SYS_ADMIN & 1 == 1))
 }
 
 fn number(config: &Config) -> Number {

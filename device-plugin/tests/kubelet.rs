@@ -165,6 +165,7 @@ async fn gpushare_pod() {
       "ALIYUN_COM_GPU_MEM_DEV": "16",
       "ALIYUN_COM_GPU_MEM_IDX": "2",
       "ALIYUN_COM_GPU_MEM_POD": "3",
+      "GPUSHARE_GPU_DEVICES": "GPU-00000002-aaaa-bbbb-cccc-000000000002",
       "NVIDIA_VISIBLE_DEVICES": "GPU-00000002-aaaa-bbbb-cccc-000000000002"
     }
     "#);
@@ -199,7 +200,8 @@ async fn koordinator_pod_on_two_devices() {
     node.tell(&pod("a", &[&[(SHARES, 1)], &[(SHARES, 1)]], &koordinator(&[3, 1], 1)));
     for _ in 0..2 {
         let env = kubelet.container(&[(SHARES, 1)]).await.unwrap();
-        assert_eq!(env, [("NVIDIA_VISIBLE_DEVICES".to_owned(), format!("{},{}", uuid(3), uuid(1)))].into());
+        let both = format!("{},{}", uuid(3), uuid(1));
+        assert_eq!(env, ["NVIDIA_VISIBLE_DEVICES", "GPUSHARE_GPU_DEVICES"].map(|name| (name.to_owned(), both.clone())).into());
     }
     let used: Vec<_> = kubelet.plugin(SHARES).used.iter().cloned().collect();
     assert_eq!(used, [format!("{}::0", uuid(1)), format!("{}::0", uuid(3))], "each container takes the next device");
@@ -233,7 +235,8 @@ async fn init_container_ids_are_used_again() {
         assert_eq!(plugin.allocate(&ids).await.unwrap()["NVIDIA_VISIBLE_DEVICES"], uuid(1));
     }
     let unknown = plugin.allocate(&ids).await.unwrap();
-    assert_eq!(unknown, [("NVIDIA_VISIBLE_DEVICES".to_owned(), uuid(1))].into(), "nobody is due: the GPU of the IDs");
+    let of_ids = ["NVIDIA_VISIBLE_DEVICES", "GPUSHARE_GPU_DEVICES"].map(|name| (name.to_owned(), uuid(1)));
+    assert_eq!(unknown, of_ids.into(), "nobody is due: the GPU of the IDs");
 }
 
 /// kubelet may know the pod before our watch does.

@@ -140,6 +140,7 @@ fn lists_unequal_gpus_by_minor_number() {
         excluded: Vec::new(),
         driver_version: Some("550.54.15".to_owned()),
         vendor: "nvidia".to_owned(),
+        needs_driver: true,
         ..Inventory::default()
     };
     assert_eq!(machine.source().discover().unwrap(), expected);

@@ -165,7 +165,11 @@ async fn shares_and_an_adapter_in_one_container() {
         }
         for at in [1, 0] {
             let env = kubelet.container(&order).await.unwrap();
-            let expected = [("NVIDIA_VISIBLE_DEVICES", uuid(at)), ("GPUSHARE_RDMA_DEVICES", format!("0000:{:02x}:00.0", at + 1))];
+            let expected = [
+                ("NVIDIA_VISIBLE_DEVICES", uuid(at)),
+                ("GPUSHARE_GPU_DEVICES", uuid(at)),
+                ("GPUSHARE_RDMA_DEVICES", format!("0000:{:02x}:00.0", at + 1)),
+            ];
             assert_eq!(env, expected.map(|(name, value)| (name.to_owned(), value)).into());
         }
     }
@@ -205,7 +209,8 @@ async fn whole_gpus_are_those_of_the_record() {
     node.tell(&pod("a", &[&[(WHOLE, 1)], &[(WHOLE, 1)]], &koordinator(&[3, 1], 1)));
     for _ in 0..2 {
         let env = kubelet.container(&[(WHOLE, 1)]).await.unwrap();
-        assert_eq!(env, [("NVIDIA_VISIBLE_DEVICES".to_owned(), format!("{},{}", uuid(3), uuid(1)))].into());
+        let both = format!("{},{}", uuid(3), uuid(1));
+        assert_eq!(env, ["NVIDIA_VISIBLE_DEVICES", "GPUSHARE_GPU_DEVICES"].map(|name| (name.to_owned(), both.clone())).into());
     }
     assert_eq!(kubelet.plugin(WHOLE).used.iter().cloned().collect::<Vec<_>>(), [uuid(1), uuid(3)]);
     node.tell(&pod("b", &[&[(WHOLE, 2)]], &koordinator(&[0, 2], 2)));

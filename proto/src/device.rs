@@ -44,6 +44,10 @@ pub const DEVICES_REVISION: &str = "gpushare/devices-revision";
 
 /// The condition that says whether a device works.
 pub const CONDITION_HEALTHY: &str = "Healthy";
+/// The condition that says whether the node can give the device to a container, and in which way.
+pub const CONDITION_INJECTABLE: &str = "Injectable";
+/// The condition of a GPU that says whether only containers that ask for GPUs see it.
+pub const CONDITION_ISOLATED: &str = "Isolated";
 
 /// The devices of the node whose name this object bears, as the node's plugin reports them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema, CustomResource)]

@@ -31,6 +31,10 @@ pub const MEM_ASSUME_TIME: &str = "ALIYUN_COM_GPU_MEM_ASSUME_TIME";
 /// Memory units of one container; in its environment only (gpushare).
 pub const MEM_CONTAINER: &str = "ALIYUN_COM_GPU_MEM_CONTAINER";
 
+/// UUIDs of a container's GPUs, separated by commas; in its environment only.
+///
+/// The variable that a vendor's runtime acts on may say something else: with CDI it is `void`.
+pub const GPU_DEVICES: &str = "GPUSHARE_GPU_DEVICES";
 /// IDs of a container's network adapters, separated by commas; in its environment only.
 pub const RDMA_DEVICES: &str = "GPUSHARE_RDMA_DEVICES";
 /// PCI addresses of the virtual functions of those that it was given, if it was not given the adapters themselves.

@@ -22,7 +22,7 @@ use crate::kube_scheduler::{Attempt, Configuration, KubeScheduler, Options};
 use crate::manifests;
 use crate::observer::{Condition, Observer, Snapshot};
 
-pub use node::{GpuSpec, Health, NodeSpec, RuntimeSpec, SimulatedNode};
+pub use node::{DriverSpecs, GpuSpec, Health, NodeSpec, RuntimeSpec, SimulatedNode};
 pub use webhooks::WebhookSpec;
 
 use webhooks::Webhooks;

@@ -10,10 +10,11 @@ use proto::device::{Device, DeviceInfo, SERVES_VENDOR_LABEL, TYPE_GPU};
 use proto::exchange;
 use proto::memory_unit::MemoryUnit;
 use proto::pod::ALL_DEVICES;
-use proto::record::{BIND_TIMESTAMP, DEVICE_ALLOCATED, DeviceAllocations, MEM_IDX, MEM_POD};
+use proto::record::{BIND_TIMESTAMP, DEVICE_ALLOCATED, DeviceAllocations, GPU_DEVICES, MEM_IDX, MEM_POD};
 use proto::resource::{GPU, GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, VENDOR_GPUS};
 
 use crate::kube_scheduler::Amounts;
+use crate::kubelet::DEVICE_NODES;
 use crate::observer::{Snapshot, node_of, phase};
 use crate::printed;
 
@@ -346,7 +347,7 @@ pub async fn sights(client: &Client, snapshot: &Snapshot) -> kube::Result<Vec<Si
                 log => log?,
             };
             let device = node_of(pod).and_then(|node| snapshot.devices.get(node));
-            let sees = visible_devices(&log);
+            let sees = seen(&log, device);
             let is_recorded = pod.annotations().contains_key(DEVICE_ALLOCATED);
             let is_vendors = asks_whole(container) && (!is_recorded || device.is_none_or(is_served_by_vendor));
             let should_see = if is_vendors { sees.clone() } else { should_see(pod, device, &container.name) };
@@ -402,10 +403,23 @@ fn started_containers(pod: &Pod) -> impl Iterator<Item = &Container> {
     all.filter(move |container| started.contains(container.name.as_str()))
 }
 
-/// The devices in a printed environment; the last line counts, as a container may have started more than once.
-fn visible_devices(log: &str) -> Vec<String> {
-    let mut values = log.lines().filter_map(|line| line.strip_prefix(VISIBLE_DEVICES)?.strip_prefix('='));
-    devices_of(values.next_back().unwrap_or_default())
+/// The GPUs that a container sees by what it has printed, sorted: those of its device nodes if it prints them, else, of
+/// simulated GPUs without nodes, those that its variables name. Of a line that is there several times the last one counts,
+/// as the container may have started more than once.
+pub fn seen(log: &str, device: Option<&Device>) -> Vec<String> {
+    let last = |name: &str| log.lines().rev().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+    let Some(nodes) = last(DEVICE_NODES) else {
+        let by_vendor = devices_of(last(VISIBLE_DEVICES).unwrap_or_default());
+        let is_void = last(VISIBLE_DEVICES).is_none_or(|value| value == "void");
+        return if is_void { devices_of(last(GPU_DEVICES).unwrap_or_default()) } else { by_vendor };
+    };
+    let minors = nodes.split(',').filter_map(|node| node.strip_prefix("/dev/nvidia")?.parse::<i32>().ok());
+    let gpus = || device.into_iter().flat_map(|device| &device.spec.devices).filter(|info| info.device_type == TYPE_GPU);
+    let uuid = |minor: i32| gpus().find(|info| info.minor == Some(minor)).map_or_else(|| format!("minor {minor}"), |info| info.id.clone());
+    let mut uuids: Vec<String> = minors.map(uuid).collect();
+    uuids.sort();
+    uuids.dedup();
+    uuids
 }
 
 /// The devices that a value of the variable names, sorted.

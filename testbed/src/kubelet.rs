@@ -18,6 +18,7 @@ mod fit;
 mod held;
 mod node;
 mod nri;
+pub mod nvidia_runtime;
 mod pod;
 mod pod_resources;
 mod pod_worker;
@@ -39,12 +40,14 @@ use std::time::Duration;
 use tokio::sync::{broadcast, watch};
 
 pub use admission::Admission;
-pub use config::{Delays, Faults, KubeletConfig, LogSink, OrderRule, Ordering, Start, StartHook};
+pub use cdi::RefreshDelay;
+pub use config::{CdiSupport, Delays, Faults, KubeletConfig, LogSink, MachineGpus, OrderRule, Ordering, RuntimeConfig, Start, StartHook};
 pub use pod::{ContainerKind, EXIT_AFTER};
 pub use process::StartupError;
-pub use runtime::{Container, RunState};
+pub use runtime::{Container, DEVICE_NODES, RunState};
 
 use admission::AdmissionLog;
+use cdi::CdiCache;
 use config::Hold;
 use nri::Nri;
 use pod_worker::Command;
@@ -94,6 +97,7 @@ impl Kubelet {
         let runtime = Arc::new(Runtime::new(changed.clone()));
         let lasting = Lasting {
             nri: listen(&config, &runtime)?,
+            specs: Arc::new(CdiCache::start(config.cdi_dirs.clone(), config.runtime.refresh, config.seed).map_err(StartupError::Watch)?),
             config: Arc::new(config),
             runtime,
             admissions: Arc::new(AdmissionLog::empty()),
@@ -118,9 +122,13 @@ impl Kubelet {
         Ok(())
     }
 
-    /// The machine reboots: all containers are gone, and kubelet starts with what it has written down.
+    /// The machine reboots: all containers and CDI specs are gone, and kubelet starts with its checkpoint.
     pub async fn reboot(&mut self) -> Result<(), StartupError> {
         self.process.stop().await;
+        if let Some(dir) = self.lasting.config.cdi_dirs.last() {
+            // /var/run is in memory; it may not have been there.
+            let _ = std::fs::remove_dir_all(dir);
+        }
         *self = Self::start(KubeletConfig::clone(&self.lasting.config))?;
         Ok(())
     }

@@ -228,6 +228,12 @@ async fn a_pod_does_not_choose_its_gpus_itself() -> Result<()> {
         let (mut cluster, pods) = cluster_of(NodeSpec { inject, ..NodeSpec::new("n1", &[16384, 16384]) }).await?;
         let with = |name: &str, value: &str| setting(stray(name, 4, &record(0, 4, 1))?, invariants::VISIBLE_DEVICES, value);
         create(&pods, &with("same", "GPU-n1-0")?).await?;
+        if inject == "cdi" {
+            let said = until_told(&cluster, "same", "GPUMismatch").await?;
+            ensure!(said.contains("this node's runtime has not been seen reading CDI specs yet"), "{said}");
+            create(&pods, &stray("first", 4, &record(0, 4, 1))?).await?;
+            until_running(&cluster, "first").await?;
+        }
         until_running(&cluster, "same").await?;
         create(&pods, &with("other", "GPU-n1-1")?).await?;
         create(&pods, &with("all", "all")?).await?;

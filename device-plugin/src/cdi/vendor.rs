@@ -1,10 +1,11 @@
-//! The edits that NVIDIA's own CDI specs on this node make for real devices.
+//! NVIDIA's own CDI specs on this node: what a container needs of the driver, and the device nodes of each GPU.
 //!
-//! Looked for anew each time, as they are rewritten when the driver changes; a file that has not changed is not parsed
-//! again. What does not parse is left out.
+//! Read again when they change, as the vendor's tools rewrite them with each driver. What does not parse is left out, with
+//! a warning.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
+use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,15 +19,50 @@ use crate::inventory::Gpu;
 
 use super::Edits;
 
-/// The kind of NVIDIA's specs.
-const KIND: &str = "nvidia.com/gpu";
-
 /// Longest spec that is read.
 const MAX_BYTES: u64 = 4 << 20;
 
+/// Device nodes that belong to the driver and to no GPU. Of a spec's other nodes none is shared: the specs of some kinds name
+/// every GPU of the node.
+const CONTROL_NODES: [&str; 5] = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset", "/dev/dxg"];
+
+/// Libraries of the driver whose file name ends with its version.
+const VERSIONED_LIBRARIES: [&str; 2] = ["libcuda.so.", "libnvidia-ml.so."];
+
+/// Who wrote a spec; the ones that say most about a GPU come first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum VendorKind {
+    /// nvidia-ctk or `nvidia-cdi-refresh.service`.
+    Toolkit,
+    /// NVIDIA's device plugin.
+    DevicePlugin,
+    /// GPU Operator, for its own pods; it names all GPUs as one device.
+    Management,
+}
+
+impl VendorKind {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Toolkit, Self::DevicePlugin, Self::Management];
+
+    /// The kind as CDI writes it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Toolkit => "nvidia.com/gpu",
+            Self::DevicePlugin => "k8s.device-plugin.nvidia.com/gpu",
+            Self::Management => "management.nvidia.com/gpu",
+        }
+    }
+}
+
+impl fmt::Display for VendorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Spec {
+struct SpecFile {
     cdi_version: String,
     kind: String,
     #[serde(default)]
@@ -44,22 +80,67 @@ struct Device {
 }
 
 impl Device {
-    /// Whether it brings the GPU's own device node if it brings any of a GPU: a spec that is older than the last start of
-    /// the driver may mean another GPU by a name or a number.
-    fn is_of(&self, gpu: &Gpu) -> bool {
-        let path = |node: &Value| node.get("path").and_then(Value::as_str).map(str::to_owned);
-        let nodes = self.container_edits.get("deviceNodes").and_then(Value::as_array).into_iter().flatten().filter_map(path);
-        let is_of_gpu = |path: &String| path.strip_prefix("/dev/nvidia").is_some_and(|rest| rest.parse::<u32>().is_ok());
-        let mut of_gpus = nodes.filter(is_of_gpu).peekable();
-        of_gpus.peek().is_none() || of_gpus.all(|path| gpu.device_node == Path::new(&path))
+    fn nodes(&self) -> impl Iterator<Item = &Value> {
+        nodes(&self.container_edits)
     }
+
+    /// Whether it brings the GPU's own device node if it brings any of a GPU: a spec that is older than the last start of the
+    /// driver may mean another GPU by a name or an index.
+    fn is_of(&self, gpu: &Gpu) -> bool {
+        let is_of_gpu = |path: &&str| path.strip_prefix("/dev/nvidia").is_some_and(|rest| rest.parse::<u32>().is_ok());
+        let mut of_gpus = self.nodes().filter_map(path_of).filter(is_of_gpu).peekable();
+        of_gpus.peek().is_none() || of_gpus.all(|path| gpu.device_node == Path::new(path))
+    }
+}
+
+/// A spec of one of the kinds.
+#[derive(Debug)]
+struct Spec {
+    kind: VendorKind,
+    path: PathBuf,
+    file: SpecFile,
+}
+
+/// What a container needs of the driver, whichever GPUs it sees.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DriverEdits {
+    /// The kind of the spec that it comes from.
+    pub kind: VendorKind,
+    /// The file of that spec.
+    pub path: PathBuf,
+    /// Libraries, hooks, control nodes and variables.
+    pub edits: Edits,
+}
+
+/// Why no spec of the node can be used for the driver.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoDriver {
+    /// There is none.
+    #[error(
+        "no CDI spec of the NVIDIA driver is in {dirs}: enable nvidia-cdi-refresh.service or CDI in GPU Operator, or run \
+         `nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml` on the node"
+    )]
+    Missing {
+        /// The directories.
+        dirs: String,
+    },
+    /// Those that there are were made for another version of the driver.
+    #[error("the CDI spec {} is of driver {found}, and the node runs {running}: generate it again, for example by restarting nvidia-cdi-refresh.service", path.display())]
+    Stale {
+        /// The file.
+        path: PathBuf,
+        /// The version of its libraries.
+        found: String,
+        /// The version that NVML tells.
+        running: String,
+    },
 }
 
 /// The specs of some directories, of which later ones override earlier ones.
 #[derive(Clone, Debug, Default)]
 pub struct VendorSpecs {
     dirs: Vec<PathBuf>,
-    /// What each file said when it was read last; none if it does not parse.
+    /// The last content of each file; none if it does not parse or is of another kind.
     read: Arc<Mutex<HashMap<PathBuf, Read>>>,
 }
 
@@ -79,27 +160,56 @@ impl VendorSpecs {
         Self { dirs, read: Arc::default() }
     }
 
-    /// The edits for all of `gpus` together with what goes with any of them; none if not every one is in a spec.
+    /// What a container needs of the driver: from the first kind of which there is a spec for the running driver.
     ///
-    /// `variable` is left out: whoever asks sets it.
-    pub fn edits(&self, gpus: &[&Gpu], variable: &str) -> Option<Edits> {
+    /// `running` is the version that NVML tells, if it does. `variable` is left out of the edits: the caller sets it.
+    ///
+    /// # Errors
+    /// There is no spec, or only one of another driver version.
+    pub fn driver(&self, running: Option<&str>, variable: &str) -> Result<DriverEdits, NoDriver> {
         let specs = self.read();
-        let mut edits = Edits::default();
-        let mut merged: Vec<&Spec> = Vec::new();
-        for gpu in gpus {
-            let found = find(&specs, gpu.uuid.as_str()).or_else(|| find(&specs, &gpu.index.to_string()));
-            let (spec, device) = found.filter(|(_, device)| device.is_of(gpu))?;
-            if !merged.iter().any(|known| std::ptr::eq(*known, spec)) {
-                merged.push(spec);
-                add(&mut edits, &spec.container_edits, variable);
-                edits.version = edits.version.take().max(Some(spec.cdi_version.clone()));
+        let mut stale = None;
+        for spec in VendorKind::ALL.iter().flat_map(|kind| specs.iter().filter(move |spec| spec.kind == *kind)) {
+            let edits = driver_edits(&spec.file, variable);
+            match (library_version(&edits), running) {
+                (Some(found), Some(running)) if found != running => {
+                    let no_driver = NoDriver::Stale { path: spec.path.clone(), found, running: running.to_owned() };
+                    stale.get_or_insert(no_driver);
+                }
+                _ => return Ok(DriverEdits { kind: spec.kind, path: spec.path.clone(), edits }),
             }
-            add(&mut edits, &device.container_edits, variable);
         }
-        (!merged.is_empty()).then_some(edits)
+        let dirs = || self.dirs.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>().join(", ");
+        Err(stale.unwrap_or_else(|| NoDriver::Missing { dirs: dirs() }))
     }
 
-    /// The specs of GPUs, the ones that override first.
+    /// The device nodes of a GPU as a vendor's spec names them: by UUID or index, else its own node among those of all GPUs.
+    pub fn nodes(&self, gpu: &Gpu) -> Option<Vec<Value>> {
+        let specs = self.read();
+        let of_gpu = |name: &str| {
+            let named = specs.iter().flat_map(|spec| &spec.file.devices).find(|device| device.name == name);
+            named.filter(|device| device.is_of(gpu) && device.nodes().next().is_some())
+        };
+        if let Some(device) = of_gpu(gpu.uuid.as_str()).or_else(|| of_gpu(&gpu.index.to_string())) {
+            return Some(device.nodes().cloned().collect());
+        }
+        let mut of_all = specs.iter().flat_map(|spec| &spec.file.devices).filter(|device| device.name == "all").flat_map(Device::nodes);
+        let own = of_all.find(|node| path_of(node).is_some_and(|path| gpu.device_node == Path::new(path)));
+        own.map(|node| vec![node.clone()])
+    }
+
+    /// Whether a spec of this kind names the device.
+    pub fn names(&self, kind: VendorKind, device: &str) -> bool {
+        let specs = self.read();
+        specs.iter().filter(|spec| spec.kind == kind).any(|spec| spec.file.devices.iter().any(|known| known.name == device))
+    }
+
+    /// Whether there is a spec of this kind.
+    pub fn has(&self, kind: VendorKind) -> bool {
+        self.read().iter().any(|spec| spec.kind == kind)
+    }
+
+    /// The specs of the kinds, the ones that override first.
     fn read(&self) -> Vec<Arc<Spec>> {
         let mut known = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         let mut found = HashMap::new();
@@ -118,30 +228,51 @@ impl VendorSpecs {
     }
 }
 
-fn find<'a>(specs: &'a [Arc<Spec>], name: &str) -> Option<(&'a Spec, &'a Device)> {
-    specs.iter().find_map(|spec| spec.devices.iter().find(|device| device.name == name).map(|device| (&**spec, device)))
-}
-
-fn add(edits: &mut Edits, more: &Map<String, Value>, variable: &str) {
-    for (name, value) in more {
-        let Some(list) = value.as_array() else { continue };
-        if name == "env" {
-            let pairs = list.iter().filter_map(|pair| pair.as_str()?.split_once('=')).filter(|(name, _)| *name != variable);
-            edits.env.extend(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())));
-            continue;
-        }
-        let own = edits.others.entry(name.clone()).or_default();
-        for value in list {
-            if !own.contains(value) {
-                own.push(value.clone());
+/// What the spec says for all its devices, and of a device that stands for all GPUs the nodes that are no GPU's.
+fn driver_edits(file: &SpecFile, variable: &str) -> Edits {
+    let mut edits = Edits { version: Some(file.cdi_version.clone()), ..Edits::default() };
+    for (field, value) in &file.container_edits {
+        match (field.as_str(), value.as_array()) {
+            ("env", Some(list)) => {
+                let pairs = list.iter().filter_map(|pair| pair.as_str()?.split_once('=')).filter(|(name, _)| *name != variable);
+                edits.env.extend(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())));
             }
+            ("deviceNodes", _) => {}
+            _ => drop(edits.others.insert(field.clone(), value.clone())),
         }
     }
+    let of_all = file.devices.iter().filter(|device| device.name == "all").flat_map(Device::nodes);
+    for node in nodes(&file.container_edits).chain(of_all) {
+        let is_control = path_of(node).is_some_and(|path| CONTROL_NODES.contains(&path));
+        if is_control && !edits.device_nodes.contains(node) {
+            edits.device_nodes.push(node.clone());
+        }
+    }
+    edits
+}
+
+/// The version of the driver whose libraries the edits mount, if a file name tells.
+fn library_version(edits: &Edits) -> Option<String> {
+    let mounts = edits.others.get("mounts")?.as_array()?.iter();
+    let files = mounts.filter_map(|mount| Path::new(mount.get("containerPath")?.as_str()?).file_name()?.to_str());
+    // libcuda.so.1 is a link that says nothing.
+    let is_version = |version: &&str| version.contains('.') && version.bytes().all(|byte| byte == b'.' || byte.is_ascii_digit());
+    let mut versions =
+        files.filter_map(|file| VERSIONED_LIBRARIES.iter().find_map(|library| file.strip_prefix(library))).filter(is_version);
+    versions.next().map(str::to_owned)
+}
+
+fn nodes(edits: &Map<String, Value>) -> impl Iterator<Item = &Value> {
+    edits.get("deviceNodes").and_then(Value::as_array).into_iter().flatten()
+}
+
+fn path_of(node: &Value) -> Option<&str> {
+    node.get("path").and_then(Value::as_str)
 }
 
 fn files(dir: &Path) -> Vec<PathBuf> {
-    let is_spec = |path: &PathBuf| path.extension().is_some_and(|end| end == "json" || end == "yaml" || end == "yml");
-    // Specs of our own are most of what is there.
+    let is_spec = |path: &PathBuf| path.extension().is_some_and(|end| end == "json" || end == "yaml");
+    // Specs of our own are most of the directory.
     let others = fs::read_dir(dir).into_iter().flatten().flatten().filter(|entry| !is_own(&entry.file_name()));
     let mut paths: Vec<PathBuf> = others.map(|entry| entry.path()).filter(is_spec).collect();
     paths.sort();
@@ -149,86 +280,152 @@ fn files(dir: &Path) -> Vec<PathBuf> {
 }
 
 fn is_own(file: &OsStr) -> bool {
-    file.as_encoded_bytes().starts_with(super::FILE.0.as_bytes())
+    file.as_encoded_bytes().starts_with(super::dir::OWN_PREFIX.as_bytes())
 }
 
-/// A spec of GPUs; none of other kinds.
+/// A spec of one of the kinds; none of others.
 fn parse(path: &Path) -> Option<Arc<Spec>> {
     let text = fs::read_to_string(path).ok()?;
     // JSON is YAML, so one parser does for both.
-    let spec: Result<Spec, _> = serde_yaml_ng::from_str(&text);
-    let spec = spec.inspect_err(|error| warn!(file = %path.display(), %error, "a CDI spec is left out")).ok();
-    spec.filter(|spec| spec.kind == KIND).map(Arc::new)
+    let file: Result<SpecFile, _> = serde_yaml_ng::from_str(&text);
+    let file = file.inspect_err(|error| warn!(file = %path.display(), %error, "a CDI spec does not parse")).ok()?;
+    let kind = VendorKind::ALL.into_iter().find(|kind| kind.as_str() == file.kind)?;
+    Some(Arc::new(Spec { kind, path: path.to_owned(), file }))
 }
 
 #[cfg(test)]
 mod tests {
+    use rstest::rstest;
+
     use super::*;
     use crate::builders::gpu;
 
-    const YAML: &str = "
+    const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
+
+    /// As nvidia-ctk 1.20 writes it, cut down.
+    const TOOLKIT: &str = "
 cdiVersion: 0.5.0
 kind: nvidia.com/gpu
 containerEdits:
   env: [NVIDIA_VISIBLE_DEVICES=void, A=b]
-  deviceNodes: [{path: /dev/nvidiactl}]
-  hooks: [{hookName: createContainer, path: /usr/bin/nvidia-ctk, args: [nvidia-ctk, hook]}]
+  deviceNodes: [{path: /dev/nvidiactl}, {path: /dev/nvidia-uvm}]
+  hooks: [{hookName: createContainer, path: /usr/bin/nvidia-cdi-hook, args: [nvidia-cdi-hook, update-ldcache]}]
+  mounts: [{hostPath: /usr/lib/libcuda.so.570.1, containerPath: /usr/lib/libcuda.so.570.1, options: [ro]}]
+  additionalGids: [44]
 devices:
 - name: GPU-00000001-aaaa-bbbb-cccc-000000000001
-  containerEdits: {deviceNodes: [{path: /dev/nvidia1}]}
+  containerEdits: {deviceNodes: [{path: /dev/nvidia1, hostPath: /run/nvidia/driver/dev/nvidia1}, {path: /dev/dri/card1}]}
 - name: '2'
   containerEdits: {deviceNodes: [{path: /dev/nvidia2}]}
+- name: all
+  containerEdits: {deviceNodes: [{path: /dev/nvidia1}, {path: /dev/nvidia2}]}
 ";
 
-    #[test]
-    fn edits_of_devices_and_what_goes_with_them_once() {
+    /// As GPU Operator writes it: its only device has the nodes of every GPU.
+    const MANAGEMENT: &str = "
+cdiVersion: 0.5.0
+kind: management.nvidia.com/gpu
+containerEdits:
+  env: [NVIDIA_VISIBLE_DEVICES=void]
+  mounts: [{hostPath: /run/nvidia/driver/usr/lib/libnvidia-ml.so.570.1, containerPath: /usr/lib/libnvidia-ml.so.570.1}]
+devices:
+- name: all
+  containerEdits:
+    deviceNodes:
+    - {path: /dev/nvidia0, hostPath: /run/nvidia/driver/dev/nvidia0}
+    - {path: /dev/nvidia1, hostPath: /run/nvidia/driver/dev/nvidia1}
+    - {path: /dev/nvidiactl}
+    - {path: /dev/nvidia-caps/nvidia-cap1}
+";
+
+    fn specs(files: &[(&str, &str)]) -> (tempfile::TempDir, VendorSpecs) {
         let dir = tempfile::tempdir().unwrap();
-        fs::write(dir.path().join("nvidia.yaml"), YAML).unwrap();
-        fs::write(dir.path().join("broken.json"), "{").unwrap();
-        fs::write(dir.path().join("other.json"), r#"{"cdiVersion": "1.0.0", "kind": "other.com/x", "devices": []}"#).unwrap();
+        for (name, text) in files {
+            fs::write(dir.path().join(name), text).unwrap();
+        }
         let specs = VendorSpecs::of(vec![PathBuf::from("/does/not/exist"), dir.path().to_owned()]);
-        let (one, two, three) = (gpu(1), gpu(2), gpu(3));
-        let found = specs.edits(&[&one, &two], "NVIDIA_VISIBLE_DEVICES").unwrap();
-        let nodes: Vec<_> = found.others["deviceNodes"].iter().map(|node| node["path"].as_str().unwrap()).collect();
-        assert_eq!(nodes, ["/dev/nvidiactl", "/dev/nvidia1", "/dev/nvidia2"]);
-        assert_eq!((found.env.len(), found.others["hooks"].len(), found.version.as_deref()), (1, 1, Some("0.5.0")));
-        assert_eq!(specs.edits(&[&one, &three], "NVIDIA_VISIBLE_DEVICES"), None);
-        assert_eq!(specs.edits(&[], "NVIDIA_VISIBLE_DEVICES"), None);
+        (dir, specs)
     }
 
-    /// The driver is changed, in place or by another file; nobody tells this process.
+    fn paths(nodes: &[Value]) -> Vec<&str> {
+        nodes.iter().filter_map(path_of).collect()
+    }
+
     #[test]
-    fn what_a_spec_says_is_what_it_says_now() {
-        let dir = tempfile::tempdir().unwrap();
+    fn the_driver_is_what_all_devices_have_in_common() {
+        let (_dir, specs) = specs(&[("nvidia.yaml", TOOLKIT), ("broken.json", "{"), ("other.json", r#"{"kind": "x/y"}"#)]);
+        let DriverEdits { kind, edits, .. } = specs.driver(Some("570.1"), VISIBLE).unwrap();
+        assert_eq!((kind, edits.version.as_deref()), (VendorKind::Toolkit, Some("0.5.0")));
+        assert_eq!(edits.env, [("A".to_owned(), "b".to_owned())].into());
+        assert_eq!(paths(&edits.device_nodes), ["/dev/nvidiactl", "/dev/nvidia-uvm"]);
+        assert_eq!(edits.others.keys().collect::<Vec<_>>(), ["additionalGids", "hooks", "mounts"]);
+    }
+
+    /// GPU Operator's spec must not hand over GPUs beside the libraries.
+    #[test]
+    fn the_operators_spec_gives_the_driver_and_no_gpu() {
+        let (_dir, specs) = specs(&[("management.nvidia.com-gpu.yaml", MANAGEMENT)]);
+        let DriverEdits { kind, edits, .. } = specs.driver(Some("570.1"), VISIBLE).unwrap();
+        assert_eq!((kind, paths(&edits.device_nodes)), (VendorKind::Management, vec!["/dev/nvidiactl"]));
+        let own = specs.nodes(&gpu(1)).unwrap();
+        assert_eq!((own.len(), &own[0]["hostPath"]), (1, &Value::from("/run/nvidia/driver/dev/nvidia1")));
+        assert_eq!(specs.nodes(&gpu(2)), None, "it is not among all");
+        assert!(specs.names(VendorKind::Management, "all") && !specs.has(VendorKind::Toolkit));
+    }
+
+    #[rstest]
+    #[case::the_toolkits_first(&[("a.yaml", MANAGEMENT), ("b.yaml", TOOLKIT)], Some("570.1"), "nvidia.com/gpu")]
+    #[case::of_another_driver(&[("a.yaml", TOOLKIT)], Some("580.2"), "is of driver 570.1, and the node runs 580.2")]
+    #[case::the_driver_is_not_known(&[("a.yaml", TOOLKIT)], None, "nvidia.com/gpu")]
+    #[case::none(&[], Some("570.1"), "no CDI spec of the NVIDIA driver is in /does/not/exist, ")]
+    fn the_spec_that_is_used(#[case] files: &[(&str, &str)], #[case] running: Option<&str>, #[case] expected: &str) {
+        let (_dir, specs) = specs(files);
+        let found = specs.driver(running, VISIBLE).map_or_else(|why| why.to_string(), |driver| driver.kind.to_string());
+        assert!(found.contains(expected), "{found}");
+    }
+
+    /// One spec is old, another kind's is not.
+    #[test]
+    fn a_stale_spec_is_passed_over() {
+        let (_dir, specs) = specs(&[("a.yaml", TOOLKIT), ("b.yaml", &MANAGEMENT.replace("570.1", "580.2"))]);
+        assert_eq!(specs.driver(Some("580.2"), VISIBLE).unwrap().kind, VendorKind::Management);
+    }
+
+    #[test]
+    fn the_nodes_of_a_gpu_by_uuid_or_index() {
+        let (_dir, specs) = specs(&[("nvidia.yaml", TOOLKIT)]);
+        let found = |minor: u32| specs.nodes(&gpu(minor)).map(|nodes| paths(&nodes).join(" "));
+        assert_eq!(found(1).as_deref(), Some("/dev/nvidia1 /dev/dri/card1"));
+        assert_eq!(found(2).as_deref(), Some("/dev/nvidia2"));
+        assert_eq!(found(3), None);
+        assert_eq!(specs.nodes(&gpu(1)).unwrap()[0]["hostPath"], "/run/nvidia/driver/dev/nvidia1");
+    }
+
+    /// A GPU is gone since, and the driver has numbered the others differently.
+    #[test]
+    fn a_spec_that_means_another_gpu_is_not_believed() {
+        let (_dir, specs) = specs(&[("nvidia.yaml", TOOLKIT)]);
+        assert_eq!(specs.nodes(&Gpu { index: 2, ..gpu(3) }), None, "2 is /dev/nvidia2, and it is /dev/nvidia3");
+        assert_eq!(specs.nodes(&Gpu { device_node: "/dev/nvidia0".into(), ..gpu(1) }), None);
+        let renumbered = specs.nodes(&Gpu { device_node: "/dev/nvidia2".into(), ..gpu(1) }).unwrap();
+        assert_eq!(paths(&renumbered), ["/dev/nvidia2"], "its own among all");
+    }
+
+    /// The driver changes, in place or by another file, and nothing tells this process.
+    #[test]
+    fn a_changed_file_is_read_again() {
+        let (dir, specs) = specs(&[]);
         let file = dir.path().join("nvidia.yaml");
-        let specs = VendorSpecs::of(vec![dir.path().to_owned()]);
-        let one = gpu(1);
-        let first = |specs: &VendorSpecs| {
-            let found = specs.edits(&[&one], "V");
-            found.map(|edits| edits.others["deviceNodes"][0]["path"].as_str().unwrap().to_owned())
-        };
+        let first = |specs: &VendorSpecs| specs.driver(None, VISIBLE).ok().map(|driver| paths(&driver.edits.device_nodes)[0].to_owned());
         assert_eq!(first(&specs), None);
-        fs::write(&file, YAML).unwrap();
+        fs::write(&file, TOOLKIT).unwrap();
         assert_eq!(first(&specs).as_deref(), Some("/dev/nvidiactl"));
-        assert_eq!(first(&specs).as_deref(), Some("/dev/nvidiactl"));
-        fs::write(&file, YAML.replace("nvidiactl", "nvidia-new")).unwrap();
-        assert_eq!(first(&specs).as_deref(), Some("/dev/nvidia-new"));
-        fs::write(dir.path().join("new"), YAML).unwrap();
+        fs::write(&file, TOOLKIT.replace("{path: /dev/nvidiactl}, ", "")).unwrap();
+        assert_eq!(first(&specs).as_deref(), Some("/dev/nvidia-uvm"));
+        fs::write(dir.path().join("new"), TOOLKIT).unwrap();
         fs::rename(dir.path().join("new"), &file).unwrap();
         assert_eq!(first(&specs).as_deref(), Some("/dev/nvidiactl"));
         fs::remove_file(&file).unwrap();
         assert_eq!(first(&specs), None);
-    }
-
-    /// A GPU is gone since, and the driver has numbered the others anew.
-    #[test]
-    fn a_spec_that_means_another_gpu_is_not_believed() {
-        let dir = tempfile::tempdir().unwrap();
-        fs::write(dir.path().join("nvidia.yaml"), YAML).unwrap();
-        let specs = VendorSpecs::of(vec![dir.path().to_owned()]);
-        let third = Gpu { index: 2, ..gpu(3) };
-        assert_eq!(specs.edits(&[&third], "NVIDIA_VISIBLE_DEVICES"), None, "2 is /dev/nvidia2, and it is /dev/nvidia3");
-        let renumbered = Gpu { device_node: "/dev/nvidia0".into(), ..gpu(1) };
-        assert_eq!(specs.edits(&[&renumbered], "NVIDIA_VISIBLE_DEVICES"), None);
     }
 }

@@ -9,7 +9,7 @@ use clap::ValueEnum;
 use proto::resource::{GPU_SHARED, VENDOR_GPUS};
 use proto::topology::GpuPartitionPolicy;
 
-use crate::inject::Manner;
+use crate::injection::Mode;
 use crate::pods::IN_NODE_STATUS;
 
 /// A flag's value that cannot be accepted.
@@ -150,23 +150,23 @@ pub enum Identity {
     Timestamp,
 }
 
-/// How containers are given their devices, as written on the command line.
+/// How containers get their devices, as written on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Inject {
-    /// By CDI if the node's runtime is known to take it, else by variable.
+    /// By CDI or by the variable, whichever is seen to work on the node.
     Auto,
-    /// By a variable.
+    /// By the variable that the vendor's runtime acts on.
     Envvar,
-    /// By a CDI device.
+    /// By CDI devices.
     Cdi,
 }
 
 impl Inject {
-    pub(super) fn manner(self) -> Option<Manner> {
+    pub(super) fn mode(self) -> Option<Mode> {
         match self {
             Self::Auto => None,
-            Self::Envvar => Some(Manner::Envvar),
-            Self::Cdi => Some(Manner::Cdi),
+            Self::Envvar => Some(Mode::Envvar),
+            Self::Cdi => Some(Mode::Cdi),
         }
     }
 }

@@ -15,11 +15,11 @@ use proto::record::{DeviceAllocations, MEM_ASSIGNED};
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
-use crate::cdi;
 use crate::exchange::annotate;
 use crate::fleet::{DeviceKey, Fleet};
 use crate::identity::Ledger;
 use crate::identity::checkpoint::{Allocated, Checkpoint};
+use crate::inject;
 use crate::inventory::GpuUuid;
 use crate::metrics::Outcome;
 use crate::plugin::NodeState;
@@ -28,7 +28,7 @@ use crate::proof::sight::{self, Sight, Sights};
 use crate::proof::verdict::{Evidence, Refusal, Verdict};
 use crate::watching::one_line;
 
-use super::specs::{is_by_spec, rebuild};
+use super::specs::{device_of, note_admitted_before, rebuild};
 use super::{Gate, OnMismatch, Start, Unplaced, refusal_reason};
 
 /// How often everything is compared.
@@ -44,6 +44,8 @@ struct Memory {
     told: BTreeMap<PodUid, String>,
     /// Pods whose flag was stale at the last look.
     suspects: BTreeSet<PodUid>,
+    /// How many containers had answers of an earlier version.
+    n_admitted_before: Option<usize>,
 }
 
 impl Memory {
@@ -88,6 +90,7 @@ impl Gate {
                 return;
             }
             rebuild(node, &pods, written);
+            note_admitted_before(&pods, written, &self.metrics, &mut memory.n_admitted_before);
             node.ledger().observe(&pods);
             node.ledger().forget_starts(written);
             memory.told.retain(|uid, _| pods.get(uid).is_some());
@@ -212,12 +215,15 @@ fn judge_running(node: &NodeState, written: &[Allocated], uid: &PodUid) -> Optio
     Some(Judged { pod: pod.clone(), seen, verdict, is_certain })
 }
 
-/// The entry with what its CDI spec says for an answer: a container that runs sees what the spec said.
+/// The entry with what its CDI spec says in place of its answer: a running container sees what the spec said.
 fn as_started(node: &NodeState, entry: &Allocated) -> Allocated {
-    let name = || cdi::device_name(entry.resource, &entry.ids);
-    let envs = is_by_spec(entry).then(|| cdi::env(&node.settings.injection.cdi_dir, &name())).flatten();
-    let answer = |envs| ContainerAllocateResponse { envs, ..ContainerAllocateResponse::default() };
-    envs.map_or_else(|| entry.clone(), |envs| Allocated { answer: answer(envs), ..entry.clone() })
+    let Some(mut envs) = device_of(&entry.answer).and_then(|name| node.settings.injection.specs.env(name)) else { return entry.clone() };
+    let visible = inject::variable(&node.settings.visible_devices_env, entry.resource);
+    // Specs of versions before name the devices in the vendor's variable.
+    if let Some(named) = envs.get(inject::own_variable(entry.resource)).cloned() {
+        envs.insert(visible.to_owned(), named);
+    }
+    Allocated { answer: ContainerAllocateResponse { envs, ..ContainerAllocateResponse::default() }, ..entry.clone() }
 }
 
 /// The record of a pod with the GPUs that it sees; none if it sees other devices than GPUs that it should not, or not as many.

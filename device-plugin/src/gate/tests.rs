@@ -120,7 +120,7 @@ fn containers_of_the_vendors_plugin(#[case] pod: NodePod, #[case] seen: u32, #[c
 fn a_running_pod_that_lost_its_record_does_not_see_just_anything() {
     let pod = running(unplaced(pod("a", 1, [whole(1)])));
     let ids = [gpu(0).uuid.to_string()];
-    let written = [entry(&pod, Served::Whole, &[&ids[0]], cdi_answer(Served::Whole, &ids))];
+    let written = [entry(&pod, Served::Whole, &[&ids[0]], cdi_answer(VISIBLE, Served::Whole, &ids, 1))];
     let judged = judged(vec![pod], &written, 0, Served::Whole, &[&ids[0]]);
     assert!(judged.is_by_spec && !judged.is_inherited && matches!(judged.verdict, Verdict::Refuse(Refusal::Unplaced(_))));
 }

@@ -1,4 +1,4 @@
-//! What containers are told, in each manner.
+//! Answers and specs, in each mode.
 
 use std::fs;
 use std::time::Duration;
@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::builders::{adapter, gpu, init, pod, rdma, shares, units};
+use crate::injection::InjectionSettings;
 use crate::pods::Held;
 
 fn settings() -> Settings {
@@ -34,6 +35,7 @@ fn units_of_a_pod_whose_record_lacks_amounts() {
       "ALIYUN_COM_GPU_MEM_DEV": "16",
       "ALIYUN_COM_GPU_MEM_IDX": "1",
       "ALIYUN_COM_GPU_MEM_POD": "9",
+      "GPUSHARE_GPU_DEVICES": "GPU-00000001-aaaa-bbbb-cccc-000000000001",
       "NVIDIA_VISIBLE_DEVICES": "GPU-00000001-aaaa-bbbb-cccc-000000000001"
     }
     "#);
@@ -44,6 +46,7 @@ fn shares_of_two_devices() {
     let settings = Settings { visible_devices_env: "VISIBLE".to_owned(), ..settings() };
     assert_json_snapshot!(environment(&settings, &pod("a", 1, [shares(2)]), Served::Shared, &[3, 1]), @r#"
     {
+      "GPUSHARE_GPU_DEVICES": "GPU-00000003-aaaa-bbbb-cccc-000000000003,GPU-00000001-aaaa-bbbb-cccc-000000000001",
       "VISIBLE": "GPU-00000003-aaaa-bbbb-cccc-000000000003,GPU-00000001-aaaa-bbbb-cccc-000000000001"
     }
     "#);
@@ -67,6 +70,7 @@ fn limits_of_each_device_by_its_place() {
       "CUDA_DEVICE_MEMORY_LIMIT_0": "4096m",
       "CUDA_DEVICE_MEMORY_LIMIT_1": "8192m",
       "CUDA_DEVICE_SM_LIMIT": "30",
+      "GPUSHARE_GPU_DEVICES": "GPU-00000002-aaaa-bbbb-cccc-000000000002,GPU-00000000-aaaa-bbbb-cccc-000000000000,GPU-00000001-aaaa-bbbb-cccc-000000000001",
       "NVIDIA_VISIBLE_DEVICES": "GPU-00000002-aaaa-bbbb-cccc-000000000002,GPU-00000000-aaaa-bbbb-cccc-000000000000,GPU-00000001-aaaa-bbbb-cccc-000000000001"
     }
     "#);
@@ -77,7 +81,7 @@ fn limits_of_each_device_by_its_place() {
         "zero would be no limit"
     );
     let unlimited = NodePod { is_limited: false, ..limited };
-    assert_eq!(environment(&settings(), &unlimited, Served::Shared, &[2]).as_object().unwrap().len(), 1);
+    assert_eq!(environment(&settings(), &unlimited, Served::Shared, &[2]).as_object().unwrap().len(), 2);
 }
 
 #[test]
@@ -88,29 +92,51 @@ fn only_device_nodes_that_are_there() {
         fs::write(root.path().join("dev").join(name), "").unwrap();
     }
     let mut settings = settings();
-    settings.injection = Injection { pass_device_specs: true, device_root: root.path().to_owned(), ..Injection::envvar() };
+    settings.injection = InjectionSettings { pass_device_specs: true, host_root: root.path().to_owned(), ..InjectionSettings::envvar() };
     let (zero, one) = (gpu(0), gpu(1));
     let answer = envvar_answer(&settings, None, Served::Shared, &Given::Gpus(vec![&zero, &one]));
     let paths: Vec<_> = answer.devices.iter().map(|device| (device.container_path.as_str(), device.permissions.as_str())).collect();
     assert_eq!(paths, [("/dev/nvidiactl", "rw"), ("/dev/nvidia1", "rw")]);
-    assert_eq!(answer.devices[1].host_path, root.path().join("dev/nvidia1").to_string_lossy());
+    assert_eq!(answer.devices[1].host_path, "/dev/nvidia1", "a path of the host, wherever it is seen from");
     let pod = pod("a", 1, [shares(2)]);
     let known = Known { pod: &pod, container: &pod.containers[0], placement: pod.placement.as_ref().ok() };
-    assert_eq!(cdi_edits(&settings, &known, Served::Shared, &Given::Gpus(vec![&one])).device_nodes.len(), 2);
+    assert_eq!(
+        cdi_edits(&settings, &known, Served::Shared, &Given::Gpus(vec![&one])).device_nodes.len(),
+        1,
+        "the control node comes with the driver"
+    );
 }
 
+/// With CDI the vendor's variable shows nothing, the driver is a device of its own, and the UUIDs are in a variable of ours.
+#[test]
+fn with_cdi_the_answer_is_a_function_of_the_ids() {
+    let ids = ["a".to_owned(), "b".to_owned()];
+    let answer = cdi_answer("NVIDIA_VISIBLE_DEVICES", Served::Shared, &ids, 1);
+    let devices: Vec<_> = answer.cdi_devices.iter().map(|device| device.name.as_str()).collect();
+    assert_eq!(devices, ["gpushare.dev/driver=all", &cdi::container_device(Served::Shared, &ids, 1)]);
+    assert_eq!(answer.envs, [("NVIDIA_VISIBLE_DEVICES".to_owned(), "void".to_owned())].into());
+    let of_adapters = cdi_answer("NVIDIA_VISIBLE_DEVICES", Served::Rdma, &ids, 1);
+    assert_eq!((of_adapters.cdi_devices.len(), of_adapters.envs.len()), (1, 0), "they need no driver");
+    let pod = pod("a", 1, [shares(1)]);
+    let known = Known { pod: &pod, container: &pod.containers[0], placement: pod.placement.as_ref().ok() };
+    let gpu = gpu(1);
+    let edits = cdi_edits(&settings(), &known, Served::Shared, &Given::Gpus(vec![&gpu]));
+    assert_eq!(edits.env["NVIDIA_VISIBLE_DEVICES"], "void");
+    assert_eq!(edits.env["GPUSHARE_GPU_DEVICES"], gpu.uuid.as_str());
+    assert!(edits.others.is_empty(), "libraries and hooks come from the driver's device");
+}
+
+/// kubelet keeps answers of the version before, whose only device brought everything.
 #[rstest]
-#[case::containerd("containerd://2.1.9", true, Manner::Cdi)]
-#[case::old_containerd("containerd://1.7.27", true, Manner::Envvar)]
-#[case::crio("cri-o://1.28.0", true, Manner::Cdi)]
-#[case::old_crio("cri-o://1.27.9", true, Manner::Envvar)]
-#[case::with_suffix("containerd://v2.0.0-rc.1", true, Manner::Cdi)]
-#[case::read_only("containerd://2.1.9", false, Manner::Envvar)]
-#[case::another("docker://28.0.0", true, Manner::Envvar)]
-#[case::nothing("", true, Manner::Envvar)]
-#[case::nonsense("containerd://x", true, Manner::Envvar)]
-fn what_the_runtime_can_do(#[case] runtime: &str, #[case] is_writable: bool, #[case] expected: Manner) {
-    assert_eq!(Manner::of_runtime(runtime, is_writable).0, expected);
+#[case::with_driver(true, "void", 1)]
+#[case::without_driver(false, "GPU-00000001-aaaa-bbbb-cccc-000000000001", 0)]
+fn a_spec_for_an_answer_of_before(#[case] has_driver: bool, #[case] visible: &str, #[case] n_fields: usize) {
+    let pod = pod("a", 1, [shares(1)]);
+    let known = Known { pod: &pod, container: &pod.containers[0], placement: pod.placement.as_ref().ok() };
+    let driver = Edits { others: [("hooks".to_owned(), Value::from(vec![1]))].into_iter().collect(), ..Edits::default() };
+    let gpu = gpu(1);
+    let edits = inlined_edits(&settings(), has_driver.then_some(&driver), &known, Served::Shared, &Given::Gpus(vec![&gpu]));
+    assert_eq!((edits.env["NVIDIA_VISIBLE_DEVICES"].as_str(), edits.others.len()), (visible, n_fields));
 }
 
 /// The spec of a container with one function of one adapter and all of another: their files, each once, and no others.
@@ -131,10 +157,10 @@ fn a_spec_for_virtual_functions() {
     let record = proto::record::Record { allocations: serde_json::from_str(text).unwrap(), assumed_at: Some(1), gpushare: None };
     let pod = NodePod { placement: Placement::of_record(record, 1), ..pod("a", 1, [rdma(1)]) };
     let mut settings = settings();
-    settings.injection.device_root = root.path().to_owned();
+    settings.injection.host_root = root.path().to_owned();
     let known = Known { pod: &pod, container: &pod.containers[0], placement: pod.placement.as_ref().ok() };
     let edits = cdi_edits(&settings, &known, Served::Rdma, &Given::Others(vec![&first, &second]));
-    let nodes: Vec<_> = edits.device_nodes.iter().map(|(path, _)| path.file_name().unwrap().to_str().unwrap()).collect();
+    let nodes: Vec<_> = edits.device_nodes.iter().map(|node| node["path"].as_str().unwrap().rsplit('/').next().unwrap()).collect();
     assert_eq!(nodes, ["rdma_cm", "uverbs2", "uverbs1"]);
     let env: Vec<_> = edits.env.iter().map(|(name, value)| format!("{name}={value}")).collect();
     assert_eq!(env, ["GPUSHARE_RDMA_DEVICES=0000:00:00.0,0000:01:00.0", "GPUSHARE_RDMA_FUNCTIONS=0000:00:00.1"]);

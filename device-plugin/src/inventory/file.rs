@@ -181,6 +181,7 @@ fn parse(path: &Path, node: &str, text: &[u8]) -> Result<Reading, InventoryError
     let at_top = |fault: Fault| fault.at(path, "top level");
     let mut document = Fields(object);
     let driver_version = document.take("driverVersion").map_err(at_top)?;
+    let needs_driver = document.take("needsDriver").map_err(at_top)?.unwrap_or(false);
     let vendor = document.take("vendor").map_err(at_top)?.unwrap_or_else(|| "nvidia".to_owned());
     let gpus = document.need::<Vec<Value>>("gpus").map_err(at_top)?;
     let links = document.take("gpuLinks").map_err(at_top)?.unwrap_or_default();
@@ -203,7 +204,8 @@ fn parse(path: &Path, node: &str, text: &[u8]) -> Result<Reading, InventoryError
     let ailments = of_gpus.chain(others.iter().map(|(other, ailment)| (other.id.clone(), *ailment))).collect();
     let gpus = devices.into_iter().map(|(gpu, _)| gpu).collect();
     let others = others.into_iter().map(|(other, _)| other).collect();
-    let inventory = Inventory { gpus, others, excluded: Vec::new(), links, partitions, partition_policy, driver_version, vendor };
+    let inventory =
+        Inventory { gpus, others, excluded: Vec::new(), links, partitions, partition_policy, needs_driver, driver_version, vendor };
     Ok(Reading { inventory, ailments })
 }
 

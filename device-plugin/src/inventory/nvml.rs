@@ -108,7 +108,7 @@ impl NvmlSource {
         }
         gpus.sort_by_key(|gpu| gpu.minor);
         let driver_version = nvml.sys_driver_version().ok();
-        Ok(Inventory { gpus, excluded, driver_version, vendor: "nvidia".to_owned(), ..Inventory::default() })
+        Ok(Inventory { gpus, excluded, needs_driver: true, driver_version, vendor: "nvidia".to_owned(), ..Inventory::default() })
     }
 }
 

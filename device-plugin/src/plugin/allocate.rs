@@ -16,7 +16,8 @@ use tracing::{info, warn};
 
 use crate::fleet::{DeviceKey, Fleet};
 use crate::identity::{self, Call, Found, Patience, Unidentified};
-use crate::inject::{self, Given, Known, Manner};
+use crate::inject::{self, Given, Known};
+use crate::injection::Mode;
 use crate::inventory::GpuUuid;
 use crate::pods::{Placement, Pods};
 use crate::served::Served;
@@ -42,7 +43,7 @@ impl NodeState {
     /// How long to wait for the pod of an Allocate.
     fn allocate_patience(&self) -> Duration {
         let has_waited = self.has_waited.swap(false, Ordering::Relaxed);
-        if has_waited || self.manner() == Manner::Cdi { Duration::ZERO } else { self.settings.allocate_wait }
+        if has_waited || self.mode() == Mode::Cdi { Duration::ZERO } else { self.settings.allocate_wait }
     }
 
     /// Answers for the pod that `GetPreferredAllocation` was answered for just before, if there is one.
@@ -125,9 +126,9 @@ impl NodeState {
     }
 
     fn respond(&self, known: Option<&Known<'_>>, resource: Served, ids: &[String], given: &Given<'_>) -> ContainerAllocateResponse {
-        match self.manner() {
-            Manner::Cdi => inject::cdi_answer(resource, ids),
-            Manner::Envvar => inject::envvar_answer(&self.settings, known, resource, given),
+        match self.mode() {
+            Mode::Cdi => inject::cdi_answer(&self.settings.visible_devices_env, resource, ids, self.fresh_number()),
+            Mode::Envvar => inject::envvar_answer(&self.settings, known, resource, given),
         }
     }
 }
@@ -157,11 +158,11 @@ mod tests {
     const IDS: [&str; 2] = ["9507230f-0", "9507230f-1"];
 
     /// What a call is answered that nobody is due for, and after how long.
-    async fn nobodys(manner: Manner) -> (ContainerAllocateResponse, u64) {
+    async fn nobodys(mode: Mode) -> (ContainerAllocateResponse, u64) {
         let (_fleet, fleet) = watch::channel(Arc::new(fleet(1)));
         let (_pods, pods) = watch::channel(pods([]));
         let mut settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(2));
-        settings.injection.manner = Some(manner);
+        settings.injection.mode = Some(mode);
         let node = NodeState::new(settings, fleet, pods, Ledger::default());
         let began = Instant::now();
         let request = ContainerAllocateRequest { device_ids: IDS.map(str::to_owned).into() };
@@ -171,16 +172,18 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn by_variable_a_call_waits_and_is_then_answered_by_its_ids() {
-        let (answer, waited) = nobodys(Manner::Envvar).await;
+        let (answer, waited) = nobodys(Mode::Envvar).await;
         assert_eq!(waited, 2);
-        let env: Vec<_> = answer.envs.into_iter().collect();
-        assert_eq!(env, [("NVIDIA_VISIBLE_DEVICES".to_owned(), crate::builders::gpu(0).uuid.to_string())]);
+        let uuid = crate::builders::gpu(0).uuid.to_string();
+        assert_eq!(answer.envs, ["NVIDIA_VISIBLE_DEVICES", "GPUSHARE_GPU_DEVICES"].map(|name| (name.to_owned(), uuid.clone())).into());
     }
 
     #[tokio::test(start_paused = true)]
     async fn by_cdi_a_call_is_answered_at_once_by_its_ids_alone() {
-        let (answer, waited) = nobodys(Manner::Cdi).await;
+        let (answer, waited) = nobodys(Mode::Cdi).await;
         let names: Vec<_> = answer.cdi_devices.iter().map(|device| device.name.as_str()).collect();
-        assert_eq!((waited, names, answer.envs.len()), (0, vec!["gpushare.dev/gpu=be37fd026d9b3b0b27132c57fb42f25b"], 0));
+        assert_eq!((waited, names.len(), names[0]), (0, 2, "gpushare.dev/driver=all"));
+        assert!(names[1].starts_with("gpushare.dev/gpu=be37fd026d9b3b0b-"), "{}", names[1]);
+        assert_eq!(answer.envs, [("NVIDIA_VISIBLE_DEVICES".to_owned(), "void".to_owned())].into());
     }
 }

@@ -14,7 +14,7 @@ use tracing::debug;
 
 use crate::fleet::Fleet;
 use crate::identity::{Call, Found};
-use crate::inject::Manner;
+use crate::injection::Mode;
 use crate::inventory::GpuUuid;
 use crate::pods::Pods;
 use crate::served::Served;
@@ -36,7 +36,7 @@ impl NodeState {
         let call = Call { resource, count, devices: &devices };
         self.ledger().prefer(None);
         // Mode cdi needs no pinning for the right device, only for those who read kubelet's books.
-        let patience = if self.manner() == Manner::Cdi { self.settings.allocate_wait.min(CDI_WAIT) } else { self.settings.allocate_wait };
+        let patience = if self.mode() == Mode::Cdi { self.settings.allocate_wait.min(CDI_WAIT) } else { self.settings.allocate_wait };
         let wanted = self.when_identified(&call, patience, |pods, found| {
             let wanted = self.wanted(pods, &found, resource);
             self.ledger().prefer(Some(found));

@@ -19,6 +19,7 @@ use tonic::{Request, Response, Status};
 use tracing::debug;
 
 use crate::fleet::Fleet;
+use crate::injection::Injection;
 use crate::inventory::GpuUuid;
 use crate::served::Served;
 use crate::stop::Stop;
@@ -89,6 +90,7 @@ struct Entry {
 struct Listing {
     resource: Served,
     fleet: watch::Receiver<Arc<Fleet>>,
+    injection: watch::Receiver<Option<Injection>>,
     stop: Stop,
     /// What the list that was sent last was made of.
     sent: Option<Contents>,
@@ -99,7 +101,9 @@ impl Listing {
     /// The list at once, and again whenever it has become another; the end when the service is stopped.
     async fn next(mut self) -> Option<(Result<ListAndWatchResponse, Status>, Self)> {
         let list = loop {
-            let contents = contents(&self.fleet.borrow_and_update(), self.resource);
+            let device_type = self.resource.device_type();
+            let is_injectable = self.injection.borrow_and_update().as_ref().is_none_or(|injection| injection.is_possible_for(device_type));
+            let contents = contents(&self.fleet.borrow_and_update(), self.resource, is_injectable);
             if self.sent.as_ref() != Some(&contents) {
                 let list = list_of(&contents);
                 self.sent = Some(contents);
@@ -109,6 +113,8 @@ impl Listing {
                 // A service that ends because its devices are gone says so first.
                 biased;
                 changed = self.fleet.changed() => changed.ok()?,
+                // Where nothing decides any more, the last decision stands.
+                Ok(()) = self.injection.changed() => {}
                 () = self.stop.requested() => return None,
             }
         };
@@ -117,20 +123,21 @@ impl Listing {
     }
 }
 
-fn contents(fleet: &Fleet, resource: Served) -> Contents {
+/// A device that no container can get is as good as a sick one.
+fn contents(fleet: &Fleet, resource: Served, is_injectable: bool) -> Contents {
     let states = fleet.entries(resource.device_type()).map(|entry| (entry.key.id, (entry.is_healthy, entry.numa_node)));
     let states: BTreeMap<GpuUuid, (bool, Option<i32>)> = states.collect();
     let is_told = |node: &i32| fleet.ids.tells_numa_nodes() && NUMA_NODES.contains(node);
     let entry = |numbered: Numbered<'_>| {
         let (is_healthy, numa_node) = states.get(numbered.device).copied().unwrap_or_default();
-        Entry { ids: numbered.ids, is_healthy, numa_node: numa_node.filter(is_told) }
+        Entry { ids: numbered.ids, is_healthy: is_healthy && is_injectable, numa_node: numa_node.filter(is_told) }
     };
     fleet.ids.numbered(resource).map(entry).collect()
 }
 
 /// All virtual devices of a resource.
 pub fn list(fleet: &Fleet, resource: Served) -> ListAndWatchResponse {
-    list_of(&contents(fleet, resource))
+    list_of(&contents(fleet, resource, true))
 }
 
 fn list_of(contents: &Contents) -> ListAndWatchResponse {
@@ -155,6 +162,7 @@ impl DevicePlugin for DeviceService {
         let listing = Listing {
             resource: self.resource,
             fleet: self.node.fleet.clone(),
+            injection: self.node.injection.clone(),
             stop: self.stop.clone(),
             sent: None,
             _open: OpenStream::new(self.streams.clone()),

@@ -22,7 +22,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// Watches until the task is dropped.
 pub async fn watch_pods(client: Client, node: String, names: ResourceNames, pods: watch::Sender<Pods>) {
     let config = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
-    let mut listing = Vec::new();
+    let mut listing = Listing::default();
     let take_in = |news| match news {
         News::Event(event) => take_in(event, &node, &names, &mut listing, &pods),
         News::Interrupted => pods.send_modify(|pods| pods.set_interrupted(true)),
@@ -31,35 +31,49 @@ pub async fn watch_pods(client: Client, node: String, names: ResourceNames, pods
     follow("pods of this node", Api::<Pod>::all(client), config, LONGEST_PAUSE, take_in).await;
 }
 
-/// Pods of a list that is not complete yet, with the time at which each was made.
-type Listing = Vec<(Option<Time>, NodePod)>;
+/// Pods of a list that is not complete yet.
+#[derive(Default)]
+struct Listing {
+    /// Each with the time at which it was made.
+    pods: Vec<(Option<Time>, NodePod)>,
+    /// Those that ask for nothing of ours.
+    idle: Vec<PodUid>,
+}
 
 fn take_in(event: watcher::Event<Pod>, node: &str, names: &ResourceNames, listing: &mut Listing, pods: &watch::Sender<Pods>) {
     match event {
-        watcher::Event::Init => listing.clear(),
-        watcher::Event::InitApply(pod) => {
-            let created = pod.metadata.creation_timestamp.clone();
-            listing.extend(NodePod::of(&pod, node, names).map(|pod| (created, pod)));
-        }
+        watcher::Event::Init => *listing = Listing::default(),
+        watcher::Event::InitApply(pod) => match NodePod::of(&pod, node, names) {
+            Some(found) => listing.pods.push((pod.metadata.creation_timestamp, found)),
+            None => listing.idle.push(uid_of(&pod)),
+        },
         watcher::Event::InitDone => {
-            info!(n_pods = listing.len(), "the pods of this node are known");
-            let mut complete = std::mem::take(listing);
+            let Listing { pods: mut complete, idle } = std::mem::take(listing);
+            info!(n_pods = complete.len(), "the pods of this node are known");
             // A list is in the order of names; kubelet takes the pods of one by their age.
             complete.sort_by(|(one, _), (other, _)| one.cmp(other));
-            pods.send_modify(|pods| pods.reset(complete.into_iter().map(|(_, pod)| pod)));
+            pods.send_modify(|pods| {
+                pods.reset(complete.into_iter().map(|(_, pod)| pod));
+                for uid in idle {
+                    pods.note_idle(uid);
+                }
+            });
         }
         watcher::Event::Apply(pod) => {
             if let Some(pod) = NodePod::of(&pod, node, names) {
                 debug!(pod = pod.display_name(), stage = ?pod.stage, "pod has changed");
                 // A pod that only repeats what is known must not wake everybody.
                 pods.send_if_modified(|pods| pods.apply(pod));
+            } else {
+                pods.send_if_modified(|pods| pods.note_idle(uid_of(&pod)));
             }
         }
-        watcher::Event::Delete(pod) => {
-            let uid = PodUid::from(pod.metadata.uid.as_deref().unwrap_or_default());
-            pods.send_modify(|pods| pods.delete(&uid));
-        }
+        watcher::Event::Delete(pod) => pods.send_modify(|pods| pods.delete(&uid_of(&pod))),
     }
+}
+
+fn uid_of(pod: &Pod) -> PodUid {
+    PodUid::from(pod.metadata.uid.as_deref().unwrap_or_default())
 }
 
 #[cfg(test)]

@@ -29,7 +29,7 @@ pub type Sights = BTreeMap<&'static str, Sight>;
 /// What one answer about a resource makes its container see; none if it says nothing of devices. `variable`
 /// is the one that names GPUs.
 pub fn of_answer(resource: Served, answer: &ContainerAllocateResponse, variable: &str, fleet: &Fleet) -> Option<Sight> {
-    if answer.cdi_devices.iter().any(|device| device.name.starts_with(crate::cdi::PREFIX)) {
+    if answer.cdi_devices.iter().any(|device| crate::cdi::name_of(&device.name).is_some()) {
         return Some(Sight::Spec);
     }
     let variable = inject::variable(variable, resource);

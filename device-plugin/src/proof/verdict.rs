@@ -68,6 +68,17 @@ pub enum Refusal {
         /// The value that is counted for it.
         given: String,
     },
+    /// Its author sets the vendor's variable, and whether the runtime acts on CDI devices is not known yet.
+    #[error(
+        "container {container:?} sets {variable}, and this node's runtime has not been seen reading CDI specs yet: without CDI the variable \
+         could show it GPUs that are not counted for it; take it out of the pod"
+    )]
+    OverridesVoid {
+        /// The container.
+        container: String,
+        /// The variable.
+        variable: String,
+    },
     /// It has other limits than its record, for as long as it lives.
     #[error("kubelet has given it {kept}, but its record says {recorded}; delete it to have it placed anew")]
     Limits {

@@ -7,8 +7,8 @@ use chrono::{DateTime, SecondsFormat, Utc};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use proto::checkpoints::DEVICES_CHECKPOINTS;
 use proto::device::{
-    CONDITION_HEALTHY, Device, DeviceCondition, DeviceInfo, DeviceSpec, DeviceTopology, GPU_DRIVER_LABEL, GPU_MODEL_LABEL,
-    GPU_VENDOR_LABEL, RawDevice, SERVES_VENDOR_LABEL, SHARING_DISABLED, SHARING_LABEL, TYPE_GPU,
+    CONDITION_HEALTHY, CONDITION_INJECTABLE, CONDITION_ISOLATED, Device, DeviceCondition, DeviceInfo, DeviceSpec, DeviceTopology,
+    GPU_DRIVER_LABEL, GPU_MODEL_LABEL, GPU_VENDOR_LABEL, RawDevice, SERVES_VENDOR_LABEL, SHARING_DISABLED, SHARING_LABEL, TYPE_GPU,
 };
 use proto::node::Node;
 use proto::quantity::Quantity;
@@ -20,6 +20,7 @@ use serde_json::json;
 
 use crate::fleet::{Fleet, FleetDevice, FleetGpu};
 use crate::health::Reason;
+use crate::injection::Injection;
 use crate::inventory::{GpuUuid, Place};
 use crate::pods::WHOLE_DEVICE_PERCENT;
 
@@ -40,6 +41,8 @@ pub struct Remarks {
     pub additions: Arc<Additions>,
     /// What partitions of GPUs are for, if the operator says it.
     pub partition_policy: Option<GpuPartitionPolicy>,
+    /// How containers get their devices; none until that is decided.
+    pub injection: Option<Injection>,
 }
 
 /// The object that describes `fleet`; a condition that is as it was `before` keeps its time.
@@ -47,8 +50,9 @@ pub fn device(fleet: &Fleet, node: &Node, remarks: &Remarks, before: Option<&Dev
     let history = History { before, now };
     let name = node.metadata.name.clone().unwrap_or_default();
     let said = &remarks.additions.labels;
-    let gpus = fleet.gpus.iter().map(|entry| gpu(entry, fleet.ids.slots(), &history, said));
-    let others = fleet.others.iter().map(|entry| other(entry, &history, said));
+    let injection = remarks.injection.as_ref();
+    let gpus = fleet.gpus.iter().map(|entry| gpu(entry, fleet.ids.slots(), &history, said, injection));
+    let others = fleet.others.iter().map(|entry| other(entry, &history, said, injection));
     let partitions = partitions::table(fleet, remarks.additions.partitions.as_ref());
     let mut device = Device::new(&name, DeviceSpec { devices: gpus.chain(others).collect() });
     let policy = partitions.as_ref().map(|_| remarks.partition_policy.or(fleet.partition_policy).unwrap_or_default());
@@ -99,7 +103,7 @@ fn annotations(fleet: &Fleet, remarks: &Remarks, partitions: Option<&GpuPartitio
     checkpoints.into_iter().chain(links).chain(partitions).map(|(name, text)| (name.to_owned(), text)).collect()
 }
 
-fn gpu(entry: &FleetGpu, slots: u32, history: &History<'_>, said: &DeviceLabels) -> DeviceInfo {
+fn gpu(entry: &FleetGpu, slots: u32, history: &History<'_>, said: &DeviceLabels, injection: Option<&Injection>) -> DeviceInfo {
     let gpu = &entry.gpu;
     let said = said.of(TYPE_GPU, gpu.uuid.as_str(), gpu.bus_id.as_deref());
     let percent = Quantity::from_unsigned(WHOLE_DEVICE_PERCENT);
@@ -111,15 +115,20 @@ fn gpu(entry: &FleetGpu, slots: u32, history: &History<'_>, said: &DeviceLabels)
         id: gpu.uuid.to_string(),
         minor: i32::try_from(gpu.minor).ok(),
         labels: gpu.labels.clone().into_iter().chain(said).chain(of_place(&gpu.place)).chain(sharing).collect(),
-        health: entry.is_healthy,
+        health: entry.is_healthy && is_injectable(injection, TYPE_GPU),
         resources: amounts.into_iter().chain(shares).map(|(name, value)| (name.to_owned(), value)).collect(),
         topology: topology(gpu.bus_id.as_deref(), &gpu.place),
-        conditions: history.condition(gpu.uuid.as_str(), entry.is_healthy, entry.reason, &entry.message).into_iter().collect(),
+        conditions: history
+            .health(gpu.uuid.as_str(), entry.is_healthy, entry.reason, &entry.message)
+            .into_iter()
+            .chain(history.injection(gpu.uuid.as_str(), TYPE_GPU, injection))
+            .chain(history.isolation(gpu.uuid.as_str(), injection))
+            .collect(),
         ..DeviceInfo::default()
     }
 }
 
-fn other(entry: &FleetDevice, history: &History<'_>, said: &DeviceLabels) -> DeviceInfo {
+fn other(entry: &FleetDevice, history: &History<'_>, said: &DeviceLabels, injection: Option<&Injection>) -> DeviceInfo {
     let device = &entry.device;
     let (kind, id) = (&device.device_type, device.id.as_str());
     let labels = said.of(kind, id, device.bus_id.as_deref());
@@ -128,11 +137,15 @@ fn other(entry: &FleetDevice, history: &History<'_>, said: &DeviceLabels) -> Dev
         id: device.id.to_string(),
         minor: i32::try_from(device.minor).ok(),
         labels: device.labels.clone().into_iter().chain(labels).chain(of_place(&device.place)).collect(),
-        health: entry.is_healthy,
+        health: entry.is_healthy && is_injectable(injection, kind),
         resources: device.resources.clone(),
         topology: topology(device.bus_id.as_deref(), &device.place),
         vf_groups: said.regroup(kind, device.bus_id.as_deref().unwrap_or(id), &device.vf_groups),
-        conditions: history.condition(device.id.as_str(), entry.is_healthy, entry.reason, &entry.message).into_iter().collect(),
+        conditions: history
+            .health(id, entry.is_healthy, entry.reason, &entry.message)
+            .into_iter()
+            .chain(history.injection(id, kind, injection))
+            .collect(),
         ..DeviceInfo::default()
     }
 }
@@ -154,30 +167,75 @@ fn of_place(place: &Place) -> impl Iterator<Item = (String, String)> {
     root.into_iter().chain(numa).map(|(name, value)| (name.to_owned(), value))
 }
 
+fn is_injectable(injection: Option<&Injection>, device_type: &str) -> bool {
+    injection.is_none_or(|injection| injection.is_possible_for(device_type))
+}
+
 impl History<'_> {
     /// Why a device is in the state it is in, and since when; nothing of one that never had trouble.
-    fn condition(&self, id: &str, is_healthy: bool, reason: Option<Reason>, message: &str) -> Option<DeviceCondition> {
-        let status = if is_healthy { "True" } else { "False" };
-        let devices = self.before.iter().flat_map(|before| &before.devices).filter(|device| device.id == id);
-        let before = devices.flat_map(|device| &device.conditions).find(|condition| condition.condition_type == CONDITION_HEALTHY);
-        let same = before.filter(|before| before.status == status);
-        let reason = match (reason, same, before) {
-            (Some(reason), _, _) => reason.to_string(),
+    fn health(&self, id: &str, is_healthy: bool, reason: Option<Reason>, message: &str) -> Option<DeviceCondition> {
+        let before = self.before(id, CONDITION_HEALTHY);
+        let reason = match (reason, before) {
+            (Some(reason), _) => reason.to_string(),
             // The process that saw why is gone.
-            (None, Some(same), _) => return Some(same.clone()),
-            (None, None, Some(_)) => CONDITION_HEALTHY.to_owned(),
-            (None, None, None) => return None,
+            (None, Some(before)) if before.status == status(is_healthy) => return Some(before.clone()),
+            (None, Some(_)) => CONDITION_HEALTHY.to_owned(),
+            (None, None) => return None,
         };
+        Some(self.condition(id, CONDITION_HEALTHY, is_healthy, &reason, message))
+    }
+
+    /// Whether a container can get a device of this type, and in which way.
+    fn injection(&self, id: &str, device_type: &str, injection: Option<&Injection>) -> Option<DeviceCondition> {
+        let injection = injection?;
+        let is_possible = injection.is_possible_for(device_type);
+        // What keeps GPUs from containers need not keep other devices.
+        let (reason, message) = if is_possible && !injection.is_possible() {
+            ("Cdi", "devices of this type need no driver")
+        } else {
+            (injection.reason, injection.message.as_str())
+        };
+        Some(self.condition(id, CONDITION_INJECTABLE, is_possible, reason, message))
+    }
+
+    /// That containers which ask for no GPU may see this one; nothing where they do not, unless they did.
+    fn isolation(&self, id: &str, injection: Option<&Injection>) -> Option<DeviceCondition> {
+        let is_exposed = injection?.is_exposed;
+        if !is_exposed && self.before(id, CONDITION_ISOLATED).is_none() {
+            return None;
+        }
+        let (reason, message) = if is_exposed {
+            let message = "a container that asks for no GPU sees this one if its image sets the vendor's variable, because the container \
+                           runtime acts on that; the runtime hook (--nri-socket) closes it";
+            ("ImageVariable", message)
+        } else {
+            ("Closed", "containers that ask for no GPU see none")
+        };
+        Some(self.condition(id, CONDITION_ISOLATED, !is_exposed, reason, message))
+    }
+
+    /// A condition that keeps its time as long as its status stays.
+    fn condition(&self, id: &str, condition_type: &str, is_true: bool, reason: &str, message: &str) -> DeviceCondition {
+        let same = self.before(id, condition_type).filter(|before| before.status == status(is_true));
         let since = same.map(|same| same.last_transition_time.clone());
-        Some(DeviceCondition {
-            condition_type: CONDITION_HEALTHY.to_owned(),
-            status: status.to_owned(),
+        DeviceCondition {
+            condition_type: condition_type.to_owned(),
+            status: status(is_true).to_owned(),
             observed_generation: None,
             last_transition_time: since.unwrap_or_else(|| self.now.to_rfc3339_opts(SecondsFormat::Secs, true)),
-            reason,
+            reason: reason.to_owned(),
             message: message.to_owned(),
-        })
+        }
     }
+
+    fn before(&self, id: &str, condition_type: &str) -> Option<&DeviceCondition> {
+        let devices = self.before.iter().flat_map(|before| &before.devices).filter(|device| device.id == id);
+        devices.flat_map(|device| &device.conditions).find(|condition| condition.condition_type == condition_type)
+    }
+}
+
+fn status(is_true: bool) -> &'static str {
+    if is_true { "True" } else { "False" }
 }
 
 fn labels(fleet: &Fleet, remarks: &Remarks) -> impl Iterator<Item = (String, String)> {

@@ -107,6 +107,7 @@ impl Server {
             device: device_seen,
             checkpoints: checkpoints_seen,
             additions: additions_seen,
+            injection: watch::channel(None).1,
         };
         let facts = Facts {
             node_name: "n1".to_owned(),

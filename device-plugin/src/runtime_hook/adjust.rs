@@ -1,20 +1,21 @@
 //! What is to be changed of a container that is being made, so that it sees the devices of its pod's record and no others.
 //!
-//! Pure but for a look at device nodes. A container is changed only if its pod is known, has a record, and the container asks
-//! for GPUs; so containers of others stay what they are.
+//! Pure except that it looks at device nodes. A container that asks for GPUs is changed only if its pod is known and has a
+//! record. One that asks for none loses the variable by which its image or its author would show it GPUs that are shared,
+//! except in namespaces that the operator names.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-use proto::nri::api::{CdiDevice, Container, ContainerAdjustment, KeyValue, LinuxContainerAdjustment, LinuxDevice, PodSandbox};
-use proto::record::{DEVICE_ALLOCATED, MEM_IDX};
+use proto::nri::api::{Container, ContainerAdjustment, KeyValue, LinuxContainerAdjustment, LinuxDevice, PodSandbox};
+use proto::record::{DEVICE_ALLOCATED, GPU_DEVICES, MEM_IDX};
 use proto::request::ContainerRequest;
 
-use crate::cdi::{self, Edits};
 use crate::fleet::Fleet;
-use crate::inject::{self, Given, Known, Manner};
+use crate::inject::{self, Given, Known, VOID};
+use crate::injection::Mode;
 use crate::inventory::{Gpu, GpuUuid};
 use crate::plugin::Settings;
 use crate::pods::{DeviceName, PodUid, Pods};
@@ -31,7 +32,9 @@ pub(super) struct View<'a> {
     pub(super) pods: &'a Pods,
     pub(super) fleet: &'a Fleet,
     pub(super) settings: &'a Settings,
-    pub(super) manner: Manner,
+    pub(super) mode: Mode,
+    /// Namespaces whose containers keep the variable although they ask for nothing.
+    pub(super) unrestricted: &'a [String],
     /// Whether containers of ours start with proof only, and pods may have exchanged their records.
     pub(super) has_gate: bool,
 }
@@ -59,14 +62,12 @@ pub(super) struct Change {
     env: BTreeMap<String, String>,
     nodes_away: Vec<String>,
     nodes: Vec<LinuxDevice>,
-    /// A CDI device to be written and added.
-    pub(super) spec: Option<(String, Edits)>,
 }
 
 impl Change {
     /// Whether the container is as it should be.
     pub(super) fn is_empty(&self) -> bool {
-        self.env.is_empty() && self.nodes_away.is_empty() && self.nodes.is_empty() && self.spec.is_none()
+        self.env.is_empty() && self.nodes_away.is_empty() && self.nodes.is_empty()
     }
 
     /// The same in the runtime's words.
@@ -76,7 +77,6 @@ impl Change {
         ContainerAdjustment {
             env: self.env.into_iter().map(|(key, value)| KeyValue { key, value }).collect(),
             linux: (!devices.is_empty()).then_some(LinuxContainerAdjustment { devices }),
-            cdi_devices: self.spec.into_iter().map(|(name, _)| CdiDevice { name: format!("{}{name}", cdi::PREFIX) }).collect(),
         }
     }
 }
@@ -85,28 +85,58 @@ impl View<'_> {
     /// What is to be done with a container that the runtime is making.
     pub(super) fn decide(&self, sandbox: &PodSandbox, container: &Container) -> Decision {
         let variable = self.settings.visible_devices_env.as_str();
-        let Some(pod) = self.pods.get(&PodUid::from(sandbox.uid.as_str())) else {
+        let uid = PodUid::from(sandbox.uid.as_str());
+        let Some(pod) = self.pods.get(&uid) else {
             let has_record = [DEVICE_ALLOCATED, MEM_IDX].iter().any(|key| sandbox.annotations.contains_key(*key));
-            // A pod that asks for nothing is never known, whatever its annotations say.
-            return if has_record && seen::is_given(container, variable, self.fleet) {
-                Decision::Unknown("it has a record, and the API server has not told this node's plugin of the pod yet".to_owned())
-            } else {
-                Decision::Leave
-            };
+            if has_record && !self.pods.asks_for_nothing(&uid) && seen::is_given(container, variable, self.fleet) {
+                return Decision::Unknown("it has a record, and the API server has not told this node's plugin of the pod yet".to_owned());
+            }
+            return self.hide(sandbox, container, self.pods.asks_for_nothing(&uid));
         };
         let asks =
             |request: &&ContainerRequest| request.name == container.name && OF_GPUS.iter().any(|resource| resource.count(request) > 0);
-        let Some(request) = pod.containers.iter().find(asks) else { return Decision::Leave };
-        // Whoever has no record was let through by proof before, or is a vendor's: kubelet's choice stands, and is published.
+        let Some(request) = pod.containers.iter().find(asks) else { return self.hide(sandbox, container, true) };
+        // A pod without a record was let through before, or is the vendor's: kubelet's choice stands, and is published.
         let Ok(placement) = &pod.placement else { return Decision::Leave };
         let is_served = request.memory_units + request.shared > 0 || self.settings.names.whole.is_some();
         if self.has_gate && is_served && self.pods.exchanged().is_none() {
             return Decision::Unknown("it is not known which pods have exchanged their records".to_owned());
         }
+        if is_served && self.mode == Mode::Cdi && is_without_cdi(container, variable) {
+            return Decision::Refuse(
+                "the container runtime has dropped its CDI devices: set enable_cdi = true in containerd's configuration and restart it"
+                    .to_owned(),
+            );
+        }
         match placement.gpus.iter().map(|name| self.gpu(name)).collect() {
             Some(gpus) => self.change(&Known { pod, container: request, placement: Some(placement) }, container, &gpus),
             None => Decision::Refuse(format!("its record names {placement}, which this node does not have")),
         }
+    }
+
+    /// Takes the variable away from a container that asks for no GPU, where it would show it any of this node.
+    ///
+    /// As long as the pod is not known (`is_known`), kubelet may have set a value that names single GPUs for a vendor's plugin,
+    /// but never `all`.
+    fn hide(&self, sandbox: &PodSandbox, container: &Container, is_known: bool) -> Decision {
+        let variable = self.settings.visible_devices_env.as_str();
+        if self.unrestricted.contains(&sandbox.namespace) {
+            return Decision::Leave;
+        }
+        let value = seen::value_of(container, variable);
+        let has = |name: &str| seen::value_of(container, name).is_some_and(|value| !value.is_empty());
+        let names_one = |name: &str| crate::proof::sight::named(Served::Shared, name, self.fleet).is_some();
+        let shows_some = match value {
+            // NVIDIA's runtime resolves fully qualified CDI names too.
+            Some(value) => value.split(',').map(str::trim).any(|name| name == "all" || name.contains('=') || (is_known && names_one(name))),
+            // It shows all GPUs to an image of old CUDA, which knows nothing of the variable.
+            None => has("CUDA_VERSION") && !has("NVIDIA_REQUIRE_CUDA"),
+        };
+        if !shows_some {
+            return Decision::Leave;
+        }
+        let env = [(variable.to_owned(), VOID.to_owned())].into();
+        Decision::Change(Box::new(Change { before: value.map(str::to_owned), env, ..Change::default() }))
     }
 
     /// Sick ones too: what they do to a pod is not decided here.
@@ -119,14 +149,18 @@ impl View<'_> {
         let before = seen::value_of(container, variable);
         let wanted: BTreeSet<GpuUuid> = gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
         let present = seen::by_nodes(container, self.fleet);
+        let names_wanted = |value: Option<&str>| {
+            crate::proof::sight::named(Served::Shared, value.unwrap_or_default(), self.fleet).as_ref() == Some(&wanted)
+        };
         let mut env = self.variables(known, gpus);
-        if !present.is_empty() && before.is_none_or(|value| value == "void") {
-            // Given by device nodes alone; naming devices would make NVIDIA's runtime add them a second time.
+        let is_by_cdi = before == Some(VOID) && seen::value_of(container, GPU_DEVICES).is_some();
+        // Given by device nodes alone; naming devices would make NVIDIA's runtime add them a second time.
+        let is_by_nodes_alone = !present.is_empty() && before.is_none_or(|value| value == VOID);
+        if is_by_cdi || is_by_nodes_alone || names_wanted(before) {
             env.remove(variable);
         }
-        if crate::proof::sight::named(Served::Shared, before.unwrap_or_default(), self.fleet).as_ref() == Some(&wanted) {
-            // By index, or in another order.
-            env.remove(variable);
+        if seen::value_of(container, GPU_DEVICES).is_none() || names_wanted(seen::value_of(container, GPU_DEVICES)) {
+            env.remove(GPU_DEVICES);
         }
         env.retain(|name, value| seen::value_of(container, name) != Some(value));
         // The runtime changes the first of two values, and the container sees the last.
@@ -136,29 +170,20 @@ impl View<'_> {
                 container.name
             ));
         }
-        let is_by_nodes = !present.is_empty() || (self.settings.injection.pass_device_specs && self.manner == Manner::Envvar);
-        let is_wrong = present != wanted && is_by_nodes;
+        let is_by_nodes = !present.is_empty() || (self.settings.injection.pass_device_specs && self.mode == Mode::Envvar);
         let mut change = Change { gpus: wanted, before: before.map(str::to_owned), env, ..Change::default() };
-        if is_wrong {
-            self.change_nodes(&mut change, known, gpus, &present);
+        if is_by_nodes && present != change.gpus {
+            self.change_nodes(&mut change, gpus, &present);
         }
         Decision::Change(Box::new(change))
     }
 
-    /// Takes device nodes of other GPUs away, and gives those of the record: by CDI where the node does so, with all that goes
-    /// with a device there.
-    fn change_nodes(&self, change: &mut Change, known: &Known<'_>, gpus: &[&Gpu], present: &BTreeSet<GpuUuid>) {
+    /// Takes device nodes of other GPUs away, and adds those of the record. The driver's libraries came with the others.
+    fn change_nodes(&self, change: &mut Change, gpus: &[&Gpu], present: &BTreeSet<GpuUuid>) {
         let others =
             self.fleet.gpus.iter().map(|entry| &entry.gpu).filter(|gpu| present.contains(&gpu.uuid) && !change.gpus.contains(&gpu.uuid));
         change.nodes_away = others.map(|gpu| gpu.device_node.to_string_lossy().into_owned()).collect();
-        if self.manner == Manner::Cdi {
-            let resource = spoken(known.container);
-            let holder = ["made".to_owned(), known.pod.uid.as_str().to_owned(), known.container.name.clone()];
-            let edits = inject::cdi_edits(self.settings, known, resource, &Given::Gpus(gpus.to_vec()));
-            change.spec = Some((cdi::device_name(resource, &holder), edits));
-            return;
-        }
-        let root = &self.settings.injection.device_root;
+        let root = &self.settings.injection.host_root;
         let missing = gpus.iter().filter(|gpu| !present.contains(&gpu.uuid));
         change.nodes = missing.filter_map(|gpu| device(root, &gpu.device_node)).collect();
     }
@@ -171,10 +196,9 @@ impl View<'_> {
     }
 }
 
-/// The resource whose answer says which GPUs the container sees.
-fn spoken(request: &ContainerRequest) -> Served {
-    let speaks = |resource: &Served| resource.count(request) > 0 && inject::speaks(*resource, request);
-    OF_GPUS.into_iter().find(speaks).unwrap_or(Served::Shared)
+/// Whether the answer to Allocate named CDI devices of which the container has nothing: their spec sets a variable of ours.
+fn is_without_cdi(container: &Container, variable: &str) -> bool {
+    seen::value_of(container, variable) == Some(VOID) && seen::value_of(container, GPU_DEVICES).is_none()
 }
 
 /// The device at this path of the host, for the same path in a container; none if there is no device.

@@ -4,9 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use proto::nri::api::{Container, ContainerState, SynchronizeRequest};
+use proto::record::GPU_DEVICES;
 use proto::resource::VENDOR_GPUS;
 
 use crate::fleet::Fleet;
+use crate::inject::VOID;
 use crate::inventory::{Gpu, GpuUuid};
 use crate::pods::{PodUid, Pods, Stage};
 use crate::proof::sight;
@@ -138,13 +140,19 @@ impl Telling {
     }
 }
 
-/// The GPUs that a container sees: those that the variable names, else those whose device nodes it has; none if neither says
-/// anything that is understood.
+/// The GPUs that a container sees: those that the vendor's variable names, else those whose device nodes it has, else those
+/// that a CDI spec of this plugin names; none if nothing that is understood tells.
 pub(super) fn of_container(container: &Container, variable: &str, fleet: &Fleet) -> Option<BTreeSet<GpuUuid>> {
     match value_of(container, variable).filter(|value| !NAMELESS.contains(value)) {
         Some(value) => sight::named(Served::Shared, value, fleet),
-        None => Some(by_nodes(container, fleet)).filter(|gpus| !gpus.is_empty()),
+        None => Some(by_nodes(container, fleet)).filter(|gpus| !gpus.is_empty()).or_else(|| by_spec(container, variable, fleet)),
     }
+}
+
+/// The GPUs that a CDI spec of this plugin names, which also sets the vendor's variable to `void`.
+fn by_spec(container: &Container, variable: &str, fleet: &Fleet) -> Option<BTreeSet<GpuUuid>> {
+    let named = value_of(container, GPU_DEVICES).filter(|_| value_of(container, variable) == Some(VOID))?;
+    sight::named(Served::Shared, named, fleet)
 }
 
 /// Whether somebody has given devices to a container: a variable that names some, or the device node of a GPU.

@@ -209,7 +209,7 @@ fn invalid(error: &prost::DecodeError) -> Status {
 
 fn code_of(refused: &Refused) -> i32 {
     match refused {
-        Refused::NotKnown { .. } | Refused::Spec { .. } => code::UNAVAILABLE,
+        Refused::NotKnown { .. } => code::UNAVAILABLE,
         Refused::Impossible { .. } => code::FAILED_PRECONDITION,
     }
 }

@@ -54,7 +54,7 @@ fn scene(known: impl IntoIterator<Item = NodePod>) -> Scene {
     let settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(1));
     let node = Arc::new(NodeState::new(settings, fleet, pods, Ledger::default()));
     let (seen_sender, seen) = watch::channel(Seen::default());
-    let hook = Hook::new(node, Metrics::register(&mut Registry::default()), seen_sender);
+    let hook = Hook::new(node, Metrics::register(&mut Registry::default()), seen_sender, Vec::new());
     let hook = tokio::spawn(serve_runtime(hook, socket));
     Scene { _dir: dir, listener, pods: pods_sender, seen, _fleet: fleet_sender, hook }
 }
@@ -255,7 +255,7 @@ async fn a_runtime_that_says_nothing_is_left() {
     let (_pods, pods) = watch::channel(pods([]));
     let settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(1));
     let node = Arc::new(NodeState::new(settings, fleet, pods, Ledger::default()));
-    let hook = Hook::new(node, Metrics::register(&mut Registry::default()), watch::channel(Seen::default()).0);
+    let hook = Hook::new(node, Metrics::register(&mut Registry::default()), watch::channel(Seen::default()).0, Vec::new());
     assert!(matches!(session::run(ours, &hook).await, Err(SessionError::Silent)));
     drop(theirs);
 }

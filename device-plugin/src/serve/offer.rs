@@ -11,9 +11,6 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-use crate::cdi;
-use crate::identity::checkpoint::{Allocated, Checkpoint};
-use crate::inject::Manner;
 use crate::plugin::offer::keep_offered;
 use crate::plugin::registration::KubeletDir;
 use crate::plugin::{NodeState, Settings};
@@ -26,8 +23,8 @@ use crate::stop::Stop;
 /// How long the first registration waits for the pods of this node to be known.
 const SYNC_WAIT: Duration = Duration::from_secs(5);
 
-/// How long the first registration waits for the Node object.
-const NODE_WAIT: Duration = Duration::from_secs(10);
+/// How long the first registration waits until it is decided how containers get their devices.
+const INJECTION_WAIT: Duration = Duration::from_secs(5);
 
 /// What the API server holds of this node, and which devices of others it is to be told of.
 #[derive(Clone, Debug)]
@@ -62,7 +59,8 @@ async fn prepare(resource: Served, node: &NodeState, published: Published) {
     if timeout(SYNC_WAIT, pods.wait_for(Pods::is_synced)).await.is_err() {
         warn!("the API server has not told the pods of this node yet; serving kubelet all the same");
     }
-    settle_manner(published.node.clone(), node).await;
+    // Without a decision an answer names a CDI device, which shows no GPU to the wrong container.
+    let _ = timeout(INJECTION_WAIT, node.injection.clone().wait_for(Option::is_some)).await;
     match resource {
         Served::Memory => unit_published(published.node, &node.settings).await,
         Served::Whole => whole_published(published.device, published.checkpoints).await,
@@ -101,32 +99,4 @@ pub(super) async fn unit_published(mut node: watch::Receiver<Option<Node>>, sett
         // Without a watch of the node nobody will tell; the end of that task ends the process.
         std::future::pending::<()>().await;
     }
-}
-
-/// Finds out how containers are to be given their devices, unless the operator has said it.
-pub(super) async fn settle_manner(mut known_node: watch::Receiver<Option<Node>>, node: &NodeState) {
-    let injection = &node.settings.injection;
-    if injection.manner.is_some() {
-        return;
-    }
-    let runtime = match timeout(NODE_WAIT, known_node.wait_for(Option::is_some)).await {
-        Ok(Ok(found)) => found.as_ref().map(|node| node.status.node_info.container_runtime_version.clone()),
-        _ => None,
-    };
-    let is_writable = cdi::is_writable(&injection.cdi_dir);
-    // The API server may be away, and what was done before is known all the same.
-    let (manner, reason) = if runtime.is_none() && is_writable && has_given_by_cdi(node) {
-        (Manner::Cdi, "an earlier process of this plugin found that the node's runtime takes CDI devices")
-    } else {
-        Manner::of_runtime(runtime.as_deref().unwrap_or_default(), is_writable)
-    };
-    if node.settle_manner(manner) {
-        info!(?manner, reason, runtime, "how containers are given their devices");
-    }
-}
-
-/// Whether kubelet keeps an answer of this plugin that names a CDI device.
-fn has_given_by_cdi(node: &NodeState) -> bool {
-    let names_one = |entry: &Allocated| entry.answer.cdi_devices.iter().any(|device| device.name.starts_with(cdi::PREFIX));
-    node.checkpoint().and_then(Checkpoint::read).is_some_and(|written| written.iter().any(names_one))
 }

@@ -14,7 +14,7 @@ use proto::resource::ResourceNames;
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::offer::{settle_manner, unit_published, whole_published};
+use super::offer::{unit_published, whole_published};
 use super::*;
 use crate::config::Args;
 use crate::plugin::Settings;
@@ -57,26 +57,6 @@ async fn whole_gpus_wait_for_the_device_object() {
     checkpoints.send_replace(Some(DevicesCheckpoints::default()));
     device.send_replace(held(label, json!({})));
     assert_eq!(poll!(&mut wait), Poll::Ready(()));
-}
-
-/// The API server is away when this process begins: the manner of before holds if it was CDI.
-#[rstest]
-#[case::by_cdi("KhQKEmdwdXNoYXJlLmRldi9ncHU9eA==", Manner::Cdi)]
-#[case::by_variable("CgA=", Manner::Envvar)]
-#[tokio::test(start_paused = true)]
-async fn the_manner_is_that_of_before_if_nobody_tells_the_runtime(#[case] answer: &str, #[case] expected: Manner) {
-    let dir = tempfile::tempdir().unwrap();
-    let entry = json!({"PodUID": "p", "ContainerName": "c", "ResourceName": "aliyun.com/gpu-mem", "DeviceIDs": {"-1": ["a-0"]}, "AllocResp": answer});
-    let text = json!({"Data": {"PodDeviceEntries": [entry], "RegisteredDevices": {}}, "Checksum": 1}).to_string();
-    std::fs::write(dir.path().join("kubelet_internal_checkpoint"), text).unwrap();
-    let mut settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(1));
-    (settings.injection.manner, settings.injection.cdi_dir) = (None, dir.path().join("cdi"));
-    let (_fleet, fleet) = watch::channel(Arc::new(crate::builders::fleet(1)));
-    let (_pods, pods) = watch::channel(Pods::default());
-    let node = NodeState::beside_kubelet(settings, fleet, pods, dir.path());
-    let (_node, known_node) = watch::channel(None);
-    settle_manner(known_node, &node).await;
-    assert_eq!(node.manner(), expected);
 }
 
 /// What one request is about: its method and the last parts of its path.

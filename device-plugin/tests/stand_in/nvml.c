@@ -297,6 +297,41 @@ int nvmlDeviceGetMigMode(void *device, unsigned *current, unsigned *pending) {
     return SUCCESS;
 }
 
+/* What NVIDIA's own container runtime asks as well. */
+const char *nvmlErrorString(int code) {
+    switch (code) {
+        case SUCCESS: return "Success";
+        case INVALID_ARGUMENT: return "Invalid Argument";
+        case NOT_FOUND: return "Not Found";
+        default: return "Unknown Error";
+    }
+}
+
+int nvmlDeviceGetMaxMigDeviceCount(void *device, unsigned *count) {
+    device_t found;
+    int code = look_up(device, &found);
+    if (code) return code;
+    *count = 0;
+    return SUCCESS;
+}
+
+int nvmlDeviceIsMigDeviceHandle(void *device, unsigned *is_mig) {
+    device_t found;
+    int code = look_up(device, &found);
+    if (code) return code;
+    *is_mig = 0;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetIndex(void *device, unsigned *index) {
+    device_t found;
+    int code = look_up(device, &found);
+    if (code) return code;
+    for (unsigned at = 0; at < (unsigned)n_listed; at++)
+        if (listed[at] == found.handle) *index = at;
+    return SUCCESS;
+}
+
 int nvmlDeviceGetSupportedEventTypes(void *device, unsigned long long *types) {
     device_t found;
     int code = look_up(device, &found);

@@ -110,7 +110,7 @@ impl Book {
         let now: Option<Pod> = typed(api, "pods", &container.namespace, &container.pod);
         let now = now.filter(|pod| pod.metadata.uid.as_ref() == Some(&container.pod_uid));
         let pod = now.or_else(|| self.known().get(&container.pod_uid).cloned())?;
-        let sees = invariants::devices_of(container.env.get(invariants::VISIBLE_DEVICES).map(String::as_str).unwrap_or_default());
+        let sees = container.gpus.clone();
         let should_see = invariants::should_see(&pod, device.as_ref(), &container.name);
         Some(Sight { pod: format!("{}/{}", container.namespace, container.pod), container: container.name.clone(), sees, should_see })
     }

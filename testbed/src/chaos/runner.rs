@@ -303,7 +303,7 @@ fn misplaced(cluster: &Cluster, snapshot: &Snapshot) -> Vec<(String, u32, Sight)
             let Some(pod) = snapshot.pods.get(&key).filter(|pod| pod.uid().as_deref() == Some(container.pod_uid.as_str())) else {
                 continue;
             };
-            let sees = invariants::devices_of(container.env.get(invariants::VISIBLE_DEVICES).map(String::as_str).unwrap_or_default());
+            let sees = container.gpus.clone();
             let should_see = invariants::should_see(pod, device, &container.name);
             if sees != should_see {
                 found.push((container.pod_uid, container.starts, Sight { pod: key, container: container.name, sees, should_see }));

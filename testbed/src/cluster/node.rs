@@ -12,9 +12,13 @@ use serde_json::{Map, Value, json};
 use super::{PLUGIN_USER, user_client, user_kubeconfig};
 use crate::apiserver::ApiServer;
 use crate::daemons::{Binaries, Crashes, Daemon, Invocation};
-use crate::kubelet::{Delays, Kubelet, KubeletConfig, StartHook};
+use crate::kubelet::nvidia_runtime::{NvidiaRuntime, RuntimeMode};
+use crate::kubelet::{Delays, Kubelet, KubeletConfig, MachineGpus, RuntimeConfig, StartHook};
 use crate::observer::Snapshot;
 use crate::vendor_plugin::{NVIDIA_GPU, VendorPlugin};
+
+/// The version of every machine's driver.
+const DRIVER_VERSION: &str = "550.54.15";
 
 /// One simulated GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +45,20 @@ pub enum Health {
     Xid(u64),
     /// The driver has lost it.
     Lost,
+}
+
+/// The CDI specs of the vendor that a node has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DriverSpecs {
+    /// The GPUs are simulated and need no driver.
+    #[default]
+    NotNeeded,
+    /// None, although containers need the driver.
+    Missing,
+    /// The spec of NVIDIA's toolkit, which names each GPU.
+    Toolkit,
+    /// The spec of GPU Operator, which names all of them as one.
+    Management,
 }
 
 /// Whom a node's container runtime asks before it makes a container.
@@ -78,6 +96,10 @@ pub struct NodeSpec {
     pub inject: &'static str,
     /// Whom its container runtime asks.
     pub runtime: RuntimeSpec,
+    /// Its container runtime.
+    pub container_runtime: RuntimeConfig,
+    /// The vendor's CDI specs on it. Containers need the driver on a node that is to have some.
+    pub driver: DriverSpecs,
     /// Further flags of its plugin.
     pub plugin_args: Vec<String>,
     /// Devices of other types than GPUs, as the inventory file has them.
@@ -111,6 +133,9 @@ impl NodeSpec {
             started: StartHook::default(),
             inject: "auto",
             runtime: RuntimeSpec::Plain,
+            // Most nodes: NVIDIA's runtime handles every pod, and the runtime before it takes CDI devices too.
+            container_runtime: RuntimeConfig { nvidia: Some(NvidiaRuntime::of_mode(RuntimeMode::Legacy)), ..RuntimeConfig::default() },
+            driver: DriverSpecs::default(),
             plugin_args: Vec::new(),
             others: Vec::new(),
             machine: Map::new(),
@@ -129,7 +154,7 @@ impl NodeSpec {
 #[derive(Debug)]
 pub struct SimulatedNode {
     spec: NodeSpec,
-    inventory: PathBuf,
+    machine: Machine,
     /// How its plugin is started.
     invocation: Invocation,
     crashes: Crashes,
@@ -159,18 +184,21 @@ impl SimulatedNode {
             started: spec.started.clone(),
             allocated_resources_status: spec.allocated_resources_status,
             has_nri: spec.runtime == RuntimeSpec::Plugins,
+            runtime: spec.container_runtime.clone(),
+            cdi_dirs: vec![node_dir.join("etc-cdi"), node_dir.join("cdi")],
             log: Arc::new(move |namespace, pod, container, text| cluster.append_log(namespace, pod, container, &text)),
             ..KubeletConfig::new(&spec.name, &node_dir, client)
         };
         config.capacity.insert("pods".to_owned(), spec.max_pods.to_string());
         let plugin_dir = config.plugin_dir();
+        let machine = Machine { dir: node_dir.clone(), gpus: config.gpus.clone() };
+        machine.set(&spec)?;
         let kubelet = Kubelet::start(config).with_context(|| format!("cannot start the kubelet of {}", spec.name))?;
-        let inventory = node_dir.join("inventory.json");
-        write_inventory(&inventory, &spec)?;
+        let inventory = machine.inventory();
         let kubeconfig = user_kubeconfig(api, &node_dir, PLUGIN_USER, &[])?;
         let invocation = plugin_invocation(&spec, binaries, &plugin_dir, &inventory, &kubeconfig, &node_dir);
         let plugin = if spec.has_plugin { Some(Daemon::start(invocation.clone(), crashes)?) } else { None };
-        Ok(Self { spec, inventory, invocation, crashes: crashes.clone(), plugin, vendor: None, vendor_minors: Vec::new(), kubelet })
+        Ok(Self { spec, machine, invocation, crashes: crashes.clone(), plugin, vendor: None, vendor_minors: Vec::new(), kubelet })
     }
 
     /// Its name.
@@ -278,13 +306,13 @@ impl SimulatedNode {
     pub fn set_health(&mut self, minor: u32, health: Health) -> Result<()> {
         let gpu = self.spec.gpus.iter_mut().find(|gpu| gpu.minor == minor);
         gpu.with_context(|| format!("{} has no GPU {minor}", self.spec.name))?.health = health;
-        write_inventory(&self.inventory, &self.spec)
+        self.machine.set(&self.spec)
     }
 
     /// Adds and removes GPUs; the plugin notices by its inventory file.
     pub fn set_gpus(&mut self, gpus: Vec<GpuSpec>) -> Result<()> {
         self.spec.gpus = gpus;
-        write_inventory(&self.inventory, &self.spec)
+        self.machine.set(&self.spec)
     }
 
     /// What the API server does not show yet of this node: its Device object, devices, or resources; none if all is there.
@@ -318,7 +346,6 @@ fn plugin_invocation(
     kubeconfig: &Path,
     node_dir: &Path,
 ) -> Invocation {
-    // Where the kubelet looks for CDI specs.
     let cdi_dir = node_dir.join("cdi").display().to_string();
     let flags = [
         ("--node-name", spec.name.clone()),
@@ -327,7 +354,8 @@ fn plugin_invocation(
         ("--memory-unit", spec.memory_unit.clone()),
         ("--inject", spec.inject.to_owned()),
         ("--cdi-dir", cdi_dir.clone()),
-        ("--cdi-spec-dirs", cdi_dir),
+        ("--cdi-spec-dirs", format!("{},{cdi_dir}", node_dir.join("etc-cdi").display())),
+        ("--host-root", node_dir.join("root").display().to_string()),
         ("--kubeconfig", kubeconfig.display().to_string()),
         // A simulated GPU should fall sick and recover while somebody watches.
         ("--probe-interval", "200ms".to_owned()),
@@ -346,8 +374,49 @@ fn plugin_invocation(
     Invocation { name, program, args: args.collect(), log }
 }
 
-/// Replaces the file in one step, so that the plugin never reads half of it.
-fn write_inventory(path: &Path, spec: &NodeSpec) -> Result<()> {
+/// The files of a node's machine: the plugin's inventory, device nodes, and the vendor's CDI specs.
+#[derive(Debug)]
+struct Machine {
+    dir: PathBuf,
+    /// What the driver lists to the container runtime.
+    gpus: MachineGpus,
+}
+
+impl Machine {
+    fn inventory(&self) -> PathBuf {
+        self.dir.join("inventory.json")
+    }
+
+    /// Makes everything as the node is now.
+    fn set(&self, spec: &NodeSpec) -> Result<()> {
+        let listed = spec.gpus.iter().filter(|gpu| gpu.health != Health::Lost);
+        self.gpus.set(listed.map(|gpu| (gpu.uuid.clone(), gpu.minor)).collect());
+        let nodes = self.dir.join("root/dev");
+        std::fs::create_dir_all(&nodes).with_context(|| format!("cannot make {}", nodes.display()))?;
+        let minors = spec.gpus.iter().map(|gpu| gpu.minor.to_string());
+        for name in minors.chain(["ctl".to_owned()]) {
+            let path = nodes.join(format!("nvidia{name}"));
+            std::fs::write(&path, "").with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        write_whole(&self.inventory(), &inventory(spec))?;
+        let specs = self.dir.join("etc-cdi");
+        std::fs::create_dir_all(&specs).with_context(|| format!("cannot make {}", specs.display()))?;
+        match spec.driver {
+            DriverSpecs::Toolkit => write_whole(&specs.join("nvidia.json"), &toolkit_spec(spec)),
+            DriverSpecs::Management => write_whole(&specs.join("management.nvidia.com-gpu.json"), &management_spec(spec)),
+            DriverSpecs::NotNeeded | DriverSpecs::Missing => Ok(()),
+        }
+    }
+}
+
+/// Replaces a file in one step, so that no reader sees half of it.
+fn write_whole(path: &Path, document: &Value) -> Result<()> {
+    let fresh = path.with_extension("new");
+    std::fs::write(&fresh, format!("{document:#}\n")).with_context(|| format!("cannot write {}", fresh.display()))?;
+    std::fs::rename(&fresh, path).with_context(|| format!("cannot write {}", path.display()))
+}
+
+fn inventory(spec: &NodeSpec) -> Value {
     let entry = |gpu: &GpuSpec| {
         let health = match gpu.health {
             Health::Healthy => "Healthy".to_owned(),
@@ -360,9 +429,34 @@ fn write_inventory(path: &Path, spec: &NodeSpec) -> Result<()> {
         entry
     };
     let gpus: Vec<Value> = spec.gpus.iter().map(entry).collect();
-    let mut document = json!({"driverVersion": "550.54.15", "gpus": gpus, "devices": spec.others});
+    let needs_driver = spec.driver != DriverSpecs::NotNeeded;
+    let mut document = json!({"driverVersion": DRIVER_VERSION, "needsDriver": needs_driver, "gpus": gpus, "devices": spec.others});
     document.as_object_mut().into_iter().for_each(|document| document.extend(spec.machine.clone()));
-    let fresh = path.with_extension("new");
-    std::fs::write(&fresh, format!("{document:#}\n")).with_context(|| format!("cannot write {}", fresh.display()))?;
-    std::fs::rename(&fresh, path).with_context(|| format!("cannot write {}", path.display()))
+    document
+}
+
+/// What nvidia-ctk writes of such a machine, as far as a recorded container shows it.
+fn toolkit_spec(spec: &NodeSpec) -> Value {
+    let gpu =
+        |name: String, minor: u32| json!({"name": name, "containerEdits": {"deviceNodes": [{"path": format!("/dev/nvidia{minor}")}]}});
+    let by_uuid = spec.gpus.iter().map(|own| gpu(own.uuid.clone(), own.minor));
+    let by_index = spec.gpus.iter().enumerate().map(|(at, own)| gpu(at.to_string(), own.minor));
+    json!({"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "containerEdits": driver_edits(), "devices": by_uuid.chain(by_index).collect::<Vec<_>>()})
+}
+
+/// What GPU Operator writes.
+fn management_spec(spec: &NodeSpec) -> Value {
+    let nodes: Vec<Value> = spec.gpus.iter().map(|own| json!({"path": format!("/dev/nvidia{}", own.minor)})).collect();
+    let all = json!({"name": "all", "containerEdits": {"deviceNodes": nodes}});
+    json!({"cdiVersion": "0.5.0", "kind": "management.nvidia.com/gpu", "containerEdits": driver_edits(), "devices": [all]})
+}
+
+fn driver_edits() -> Value {
+    let library = format!("/usr/lib/x86_64-linux-gnu/libcuda.so.{DRIVER_VERSION}");
+    json!({
+        "env": ["NVIDIA_VISIBLE_DEVICES=void"],
+        "deviceNodes": [{"path": "/dev/nvidiactl"}, {"path": "/dev/nvidia-uvm"}],
+        "mounts": [{"hostPath": library, "containerPath": library}],
+        "hooks": [{"hookName": "createContainer", "path": "/usr/bin/nvidia-cdi-hook", "args": ["nvidia-cdi-hook", "update-ldcache"]}],
+    })
 }

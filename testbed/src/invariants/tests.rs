@@ -93,9 +93,19 @@ fn excused_and_ended_pods_are_left_alone() {
 #[test]
 fn the_last_environment_in_a_log_counts() {
     let log = "A=1\nNVIDIA_VISIBLE_DEVICES=GPU-a\nA=1\nNVIDIA_VISIBLE_DEVICES=GPU-c,GPU-b\n";
-    assert_eq!(visible_devices(log), ["GPU-b", "GPU-c"]);
-    assert_eq!(visible_devices("NVIDIA_VISIBLE_DEVICES=void\n"), Vec::<String>::new());
-    assert_eq!(visible_devices("XNVIDIA_VISIBLE_DEVICES=GPU-a\n"), Vec::<String>::new());
+    assert_eq!(seen(log, None), ["GPU-b", "GPU-c"]);
+    assert_eq!(seen("NVIDIA_VISIBLE_DEVICES=void\n", None), Vec::<String>::new());
+    assert_eq!(seen("NVIDIA_VISIBLE_DEVICES=void\nGPUSHARE_GPU_DEVICES=GPU-a\n", None), ["GPU-a"]);
+    assert_eq!(seen("XNVIDIA_VISIBLE_DEVICES=GPU-a\n", None), Vec::<String>::new());
+}
+
+#[test]
+fn device_nodes_in_a_log_count_before_variables() {
+    let snapshot = snapshot(&[]);
+    let device = snapshot.devices.get("n");
+    let log = "NVIDIA_VISIBLE_DEVICES=void\nDEVICE_NODES=/dev/nvidia1,/dev/nvidia7,/dev/nvidiactl\n";
+    assert_eq!(seen(log, device), ["GPU-n-1", "minor 7"]);
+    assert_eq!(seen("NVIDIA_VISIBLE_DEVICES=GPU-n-0\nDEVICE_NODES=\n", device), Vec::<String>::new());
 }
 
 #[test]

@@ -1,18 +1,26 @@
-//! CDI devices: their spec files, and the edits they make to a container.
+//! The runtime's cache of CDI specs, and the edits that their devices make to a container.
 //!
-//! Looks at the directories anew at every container creation, and reads the files that have changed, as a runtime does
-//! that refreshes its cache: files that have come, gone or been replaced, and those that define the devices in question, at
-//! once; what was written into another file where it lies a moment later, as by a watch. A file that does not parse is
-//! skipped; two files of one directory that define the same device define none.
+//! Modelled on the CDI package 1.1 that containerd and CRI-O use: a watch of the spec directories reads every spec again after
+//! each change, under the lock that an injection needs; the change and that reading are some time apart, and an injection in
+//! between gets what was known before. A directory that did not exist is noticed at the next injection or change. A file that
+//! is moved in from another directory changes nothing by itself. A file that does not parse is skipped; two files of one
+//! directory that define the same device define none; later directories override earlier ones.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::ffi::OsStr;
 use std::io;
-use std::os::unix::fs::{DirEntryExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
+use futures::StreamExt;
+use inotify::{EventMask, Inotify, WatchDescriptor, WatchMask};
+use rand::RngExt;
+use rand::rngs::StdRng;
 use serde::Deserialize;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::dice::dice;
 
 /// The part of a spec's edits that a recorded container shows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -21,6 +29,7 @@ pub(crate) struct Edits {
     pub(crate) env: Vec<String>,
     pub(crate) device_nodes: Vec<DeviceNode>,
     pub(crate) mounts: Vec<MountPoint>,
+    pub(crate) hooks: Vec<Hook>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -34,11 +43,18 @@ pub(crate) struct MountPoint {
     pub(crate) container_path: String,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub(crate) struct Hook {
+    #[serde(default)]
+    pub(crate) args: Vec<String>,
+}
+
 impl Edits {
     fn append(&mut self, other: &Self) {
         self.env.extend(other.env.iter().cloned());
         self.device_nodes.extend(other.device_nodes.iter().cloned());
         self.mounts.extend(other.mounts.iter().cloned());
+        self.hooks.extend(other.hooks.iter().cloned());
     }
 }
 
@@ -64,146 +80,192 @@ struct SpecDevice {
 #[error("unresolvable CDI devices {}", .0.join(", "))]
 pub(crate) struct Unresolvable(pub(crate) Vec<String>);
 
-/// The specs of some directories, of which later ones take precedence.
+/// Every device of some directories, by its fully qualified name: the spec, and the device's place in it.
+type Devices = HashMap<String, (Arc<Spec>, usize)>;
+
+/// The edits of all `names`: of each spec once, before the first of its devices.
+fn resolve(devices: &Devices, names: &[String]) -> Result<Edits, Unresolvable> {
+    let missing: Vec<String> = names.iter().filter(|name| !devices.contains_key(*name)).cloned().collect();
+    if !missing.is_empty() {
+        return Err(Unresolvable(missing));
+    }
+    let mut edits = Edits::default();
+    let mut seen: Vec<&Arc<Spec>> = Vec::new();
+    for (spec, at) in names.iter().filter_map(|name| devices.get(name)) {
+        if !seen.iter().any(|known| Arc::ptr_eq(known, spec)) {
+            seen.push(spec);
+            edits.append(&spec.container_edits);
+        }
+        if let Some(device) = spec.devices.get(*at) {
+            edits.append(&device.container_edits);
+        }
+    }
+    Ok(edits)
+}
+
+/// Reads every spec of these directories.
+fn read(dirs: &[PathBuf]) -> Devices {
+    let mut all = Devices::new();
+    for dir in dirs {
+        let (mut in_dir, mut conflicts) = (Devices::new(), HashSet::new());
+        for path in spec_files(dir) {
+            let Some(spec) = read_spec(&path).map(Arc::new) else { continue };
+            for (at, device) in spec.devices.iter().enumerate() {
+                let name = format!("{}={}", spec.kind, device.name);
+                if in_dir.insert(name.clone(), (Arc::clone(&spec), at)).is_some() {
+                    conflicts.insert(name);
+                }
+            }
+        }
+        all.retain(|name, _| !conflicts.contains(name));
+        all.extend(in_dir.into_iter().filter(|(name, _)| !conflicts.contains(name)));
+    }
+    all
+}
+
+/// Resolves names by the specs as they are now: programs without a cache of their own, such as NVIDIA's container runtime.
+pub(crate) fn resolve_now(dirs: &[PathBuf], names: &[String]) -> Result<Edits, Unresolvable> {
+    resolve(&read(dirs), names)
+}
+
+/// How long after a change the specs are read again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RefreshDelay {
+    /// The longest time; each is decided by the seed.
+    pub longest: Duration,
+}
+
+/// The cache of one runtime; its watch ends when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Specs {
+pub(crate) struct CdiCache {
+    shared: Arc<Shared>,
+    _watching: AbortOnDropHandle<()>,
+}
+
+#[derive(Debug)]
+struct Shared {
     dirs: Vec<PathBuf>,
-    cache: Mutex<Cache>,
+    state: Mutex<State>,
 }
 
-/// What is known of the files.
-#[derive(Debug, Default)]
-struct Cache {
-    /// What each file said when it was read last; nothing if it does not parse.
-    parsed: HashMap<PathBuf, Parsed>,
-    /// When every file was looked at.
-    complete: Option<Instant>,
+#[derive(Debug)]
+struct State {
+    devices: Devices,
+    /// The directories that are watched.
+    tracked: BTreeSet<PathBuf>,
+    watches: Watches,
 }
 
-type Parsed = (Stamp, Option<Arc<Spec>>);
-
-/// How long files that are neither new nor asked about are taken to be as they were.
-const UNSEEN: Duration = Duration::from_millis(100);
-
-/// What changes with a file's text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stamp {
-    modified: SystemTime,
-    len: u64,
-    inode: u64,
+/// The watch's side that directories are added to.
+struct Watches {
+    inotify: inotify::Watches,
+    dirs: BTreeMap<PathBuf, WatchDescriptor>,
 }
 
-/// A device that some spec defines.
-struct Found {
-    path: PathBuf,
-    spec: Arc<Spec>,
-    /// Its place in the spec.
-    at: usize,
+impl std::fmt::Debug for Watches {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Watches").field("dirs", &self.dirs.keys()).finish_non_exhaustive()
+    }
 }
 
-impl Specs {
-    /// The specs of these directories.
-    pub(crate) fn of(dirs: Vec<PathBuf>) -> Self {
-        Self { dirs, cache: Mutex::default() }
+impl CdiCache {
+    /// The cache of a runtime that starts now, with a watch of the directories that exist.
+    pub(crate) fn start(dirs: Vec<PathBuf>, delay: RefreshDelay, seed: u64) -> io::Result<Self> {
+        let inotify = Inotify::init()?;
+        let watches = Watches { inotify: inotify.watches(), dirs: BTreeMap::new() };
+        let state = Mutex::new(State { devices: Devices::new(), tracked: BTreeSet::new(), watches });
+        let shared = Arc::new(Shared { dirs, state });
+        {
+            let mut state = shared.lock();
+            state.track_new(&shared.dirs);
+            state.devices = read(&shared.dirs);
+        }
+        let watching = tokio::spawn(watch(Arc::clone(&shared), inotify, delay, dice(seed, &["cdi"])));
+        Ok(Self { shared, _watching: AbortOnDropHandle::new(watching) })
     }
 
-    /// The edits of all `names`: of each spec once, before the first of its devices.
+    /// The edits of all `names` as far as is known.
     pub(crate) fn resolve(&self, names: &[String]) -> Result<Edits, Unresolvable> {
         if names.is_empty() {
             return Ok(Edits::default());
         }
-        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_complete = cache.complete.is_none_or(|at| at.elapsed() >= UNSEEN);
-        let mut found = self.find(names, &mut cache, is_complete);
-        if !is_complete && found.len() < names.len() {
-            found = self.find(names, &mut cache, true);
+        let mut state = self.shared.lock();
+        if state.track_new(&self.shared.dirs) {
+            state.devices = read(&self.shared.dirs);
         }
-        drop(cache);
-        let missing: Vec<String> = names.iter().filter(|name| !found.contains_key(name.as_str())).cloned().collect();
-        if !missing.is_empty() {
-            return Err(Unresolvable(missing));
-        }
-        let mut edits = Edits::default();
-        let mut seen = BTreeSet::new();
-        for Found { path, spec, at } in names.iter().filter_map(|name| found.get(name.as_str())) {
-            if seen.insert(path) {
-                edits.append(&spec.container_edits);
-            }
-            if let Some(device) = spec.devices.get(*at) {
-                edits.append(&device.container_edits);
-            }
-        }
-        Ok(edits)
-    }
-
-    /// `is_complete` to look at every file.
-    fn find<'n>(&self, names: &'n [String], cache: &mut Cache, is_complete: bool) -> BTreeMap<&'n str, Found> {
-        if is_complete {
-            cache.complete = Some(Instant::now());
-        }
-        let mut known = BTreeMap::new();
-        let mut read = HashMap::new();
-        for dir in &self.dirs {
-            let mut in_dir: BTreeMap<&str, Vec<Found>> = BTreeMap::new();
-            for (path, inode) in spec_files(dir) {
-                let before = cache.parsed.remove(&path).filter(|(of, _)| of.inode == inode);
-                let is_asked = |spec: &Spec| names.iter().any(|name| spec.places(name).next().is_some());
-                let is_left = |(_, spec): &Parsed| !is_complete && !spec.as_deref().is_some_and(is_asked);
-                let seen = if let Some(seen) = before.clone().filter(is_left) {
-                    seen
-                } else {
-                    let Ok(stamp) = Stamp::of(&path) else { continue };
-                    let same = before.filter(|(of, _)| *of == stamp);
-                    same.unwrap_or_else(|| (stamp, read_spec(&path).map(Arc::new)))
-                };
-                let (_, spec) = &seen;
-                if let Some(spec) = spec {
-                    for (name, at) in names.iter().flat_map(|name| spec.places(name).map(move |at| (name.as_str(), at))) {
-                        in_dir.entry(name).or_default().push(Found { path: path.clone(), spec: Arc::clone(spec), at });
-                    }
-                }
-                read.insert(path, seen);
-            }
-            for (name, mut found) in in_dir {
-                known.remove(name);
-                if found.len() == 1
-                    && let Some(only) = found.pop()
-                {
-                    known.insert(name, only);
-                }
-            }
-        }
-        cache.parsed = read;
-        known
+        resolve(&state.devices, names)
     }
 }
 
-impl Spec {
-    /// Where the spec defines the device of this full name.
-    fn places(&self, name: &str) -> impl Iterator<Item = usize> {
-        let device = name.strip_prefix(&self.kind).and_then(|rest| rest.strip_prefix('='));
-        self.devices.iter().enumerate().filter(move |(_, own)| Some(own.name.as_str()) == device).map(|(at, _)| at)
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic elsewhere leaves a complete set of devices, old or new.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The files and their inodes.
-fn spec_files(dir: &Path) -> Vec<(PathBuf, u64)> {
+impl State {
+    /// Watches the directories that have appeared; whether there were any.
+    fn track_new(&mut self, dirs: &[PathBuf]) -> bool {
+        let mask = WatchMask::MODIFY | WatchMask::MOVED_FROM | WatchMask::DELETE | WatchMask::DELETE_SELF | WatchMask::MOVE_SELF;
+        let mut has_new = false;
+        for dir in dirs.iter().filter(|dir| !self.tracked.contains(*dir)).collect::<Vec<_>>() {
+            if let Ok(descriptor) = self.watches.inotify.add(dir, mask | WatchMask::ONLYDIR) {
+                self.watches.dirs.insert(dir.clone(), descriptor);
+                self.tracked.insert(dir.clone());
+                has_new = true;
+            }
+        }
+        has_new
+    }
+
+    /// Notes that a watched directory is gone.
+    fn forget(&mut self, descriptor: &WatchDescriptor) {
+        let gone: Vec<PathBuf> = self.watches.dirs.iter().filter(|(_, known)| *known == descriptor).map(|(dir, _)| dir.clone()).collect();
+        for dir in gone {
+            self.watches.dirs.remove(&dir);
+            self.tracked.remove(&dir);
+        }
+    }
+}
+
+/// Reads all specs again after each change.
+async fn watch(shared: Arc<Shared>, inotify: Inotify, delay: RefreshDelay, mut dice: StdRng) {
+    let Ok(mut events) = inotify.into_event_stream(vec![0; 4096]) else { return };
+    while let Some(Ok(event)) = events.next().await {
+        let is_spec = event.name.as_deref().is_some_and(is_spec_name);
+        if event.mask.contains(EventMask::MODIFY) && !is_spec {
+            continue;
+        }
+        if !delay.longest.is_zero() {
+            tokio::time::sleep(delay.longest.mul_f64(dice.random_range(0.0..1.0))).await;
+        }
+        let mut state = shared.lock();
+        if event.mask.intersects(EventMask::DELETE_SELF | EventMask::IGNORED) {
+            state.forget(&event.wd);
+        }
+        state.track_new(&shared.dirs);
+        state.devices = read(&shared.dirs);
+    }
+}
+
+fn spec_files(dir: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    let is_spec = |path: &PathBuf| path.extension().is_some_and(|ext| ext == "json" || ext == "yaml");
-    entries.map(|entry| (entry.path(), entry.ino())).filter(|(path, _)| is_spec(path)).collect()
+    let mut files: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(|path| path.file_name().is_some_and(is_spec_name)).collect();
+    files.sort();
+    files
 }
 
-impl Stamp {
-    fn of(path: &Path) -> io::Result<Self> {
-        let metadata = std::fs::metadata(path)?;
-        Ok(Self { modified: metadata.modified()?, len: metadata.len(), inode: metadata.ino() })
-    }
+fn is_spec_name(name: &OsStr) -> bool {
+    Path::new(name).extension().is_some_and(|end| end == "json" || end == "yaml")
 }
 
 fn read_spec(path: &Path) -> Option<Spec> {
     let text = std::fs::read_to_string(path).ok()?;
-    // JSON is YAML, so that one parser does for both.
-    serde_yaml_ng::from_str(&text).inspect_err(|error| tracing::warn!(path = %path.display(), %error, "CDI spec does not parse")).ok()
+    // JSON is YAML, but its own parser is much faster.
+    let parsed = serde_json::from_str(&text).map_err(|error| error.to_string());
+    let parsed = parsed.or_else(|_| serde_yaml_ng::from_str(&text).map_err(|error| error.to_string()));
+    parsed.inspect_err(|error| tracing::warn!(path = %path.display(), error, "CDI spec does not parse")).ok()
 }
 
 #[cfg(test)]

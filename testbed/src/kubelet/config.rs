@@ -6,11 +6,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use kube::Client;
 
+use super::cdi::RefreshDelay;
+use super::nvidia_runtime::NvidiaRuntime;
 use super::runtime::Container;
 
 /// Where a container's output goes: namespace, pod, container, text.
@@ -51,6 +53,57 @@ pub struct KubeletConfig {
     pub allocated_resources_status: bool,
     /// Whether the container runtime has plugins of its own, which are asked before it makes a container.
     pub has_nri: bool,
+    /// The container runtime.
+    pub runtime: RuntimeConfig,
+    /// The GPUs that the driver of this machine lists, which a test may change.
+    pub gpus: MachineGpus,
+}
+
+/// A node's container runtime.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RuntimeConfig {
+    /// What it does with CDI devices.
+    pub cdi: CdiSupport,
+    /// How long after a change it reads CDI specs again.
+    pub refresh: RefreshDelay,
+    /// NVIDIA's runtime, if it is installed.
+    pub nvidia: Option<NvidiaRuntime>,
+    /// The `RuntimeClass` whose pods it handles; all pods if none.
+    pub nvidia_class: Option<&'static str>,
+}
+
+/// What a container runtime does with the CDI devices of a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CdiSupport {
+    /// It injects them.
+    #[default]
+    On,
+    /// It drops them without a word, as containerd up to 2.2 with `enable_cdi = false`.
+    Dropped,
+    /// It refuses the container, as containerd from 2.3 on with `enable_cdi = false`.
+    Refused,
+}
+
+/// The GPUs that a machine's driver lists; clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct MachineGpus(Arc<Mutex<Vec<(String, u32)>>>);
+
+impl MachineGpus {
+    /// Replaces them: UUIDs and minor numbers, in the order of the driver.
+    pub fn set(&self, gpus: Vec<(String, u32)>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = gpus;
+    }
+
+    /// All of them.
+    pub fn all(&self) -> Vec<(String, u32)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The UUID of the GPU behind a device node such as `/dev/nvidia0`; none of other nodes.
+    pub fn of_node(&self, path: &str) -> Option<String> {
+        let minor: u32 = path.strip_prefix("/dev/nvidia")?.parse().ok()?;
+        self.all().into_iter().find(|(_, own)| *own == minor).map(|(uuid, _)| uuid)
+    }
 }
 
 impl KubeletConfig {
@@ -74,6 +127,8 @@ impl KubeletConfig {
             delays: Delays::default(),
             allocated_resources_status: true,
             has_nri: false,
+            runtime: RuntimeConfig::default(),
+            gpus: MachineGpus::default(),
         }
     }
 

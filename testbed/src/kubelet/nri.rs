@@ -4,7 +4,7 @@
 //! As containerd does it: one question at a time for the whole node, 2 s for an answer, and a plugin that takes longer is
 //! closed. Knows of adjustments only what a recorded container shows.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -24,7 +24,6 @@ use tokio::sync::{Mutex, mpsc, oneshot, watch};
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::cdi::{Specs, Unresolvable};
 use super::pod::PodSpec;
 use super::runtime::{Container, RunState, Runtime};
 use super::socket;
@@ -40,8 +39,6 @@ const PART: usize = 2;
 pub(crate) enum Unmade {
     #[error("failed to get NRI adjustment for container: rpc error: code = {} desc = {}", .0.code, .0.message)]
     Refused(Status),
-    #[error("failed to NRI-adjust container Spec: CDI device injection failed: {0}")]
-    Cdi(Unresolvable),
 }
 
 /// The runtime's side of the interface.
@@ -84,7 +81,7 @@ impl Nri {
     }
 
     /// Asks every plugin about a container that is being made, and makes it so.
-    pub(crate) async fn make(&self, pod: &PodSpec, mut container: Container, specs: &Specs) -> Result<Container, Unmade> {
+    pub(crate) async fn make(&self, pod: &PodSpec, mut container: Container) -> Result<Container, Unmade> {
         let mut plugins = self.plugins.lock().await;
         let mut left = std::mem::take(&mut *plugins).into_iter();
         let mut made = Ok(());
@@ -93,7 +90,10 @@ impl Nri {
         {
             let request = CreateContainerRequest { pod: Some(sandbox_of(pod)), container: Some(told(&container)) };
             made = match plugin.call::<CreateContainerResponse>("CreateContainer", &request).await {
-                Ok(Ok(response)) => adjust(&mut container, response.adjust.unwrap_or_default(), specs).map_err(Unmade::Cdi),
+                Ok(Ok(response)) => {
+                    adjust(&mut container, response.adjust.unwrap_or_default());
+                    Ok(())
+                }
                 Ok(Err(status)) => Err(Unmade::Refused(status)),
                 Err(Closed) => continue,
             };
@@ -265,15 +265,9 @@ fn told(container: &Container) -> api::Container {
     }
 }
 
-fn adjust(container: &mut Container, adjustment: ContainerAdjustment, specs: &Specs) -> Result<(), Unresolvable> {
+fn adjust(container: &mut Container, adjustment: ContainerAdjustment) {
     container.env.extend(adjustment.env.into_iter().map(|pair| (pair.key, pair.value)));
-    let names: Vec<String> = adjustment.cdi_devices.into_iter().map(|device| device.name).collect();
-    let edits = specs.resolve(&names)?;
-    let assigned = edits.env.iter().filter_map(|pair| pair.split_once('='));
-    let assigned: BTreeMap<String, String> = assigned.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
-    container.env.extend(assigned);
-    container.cdi_devices.extend(names);
-    let mut nodes: Vec<String> = edits.device_nodes.into_iter().map(|node| node.path).collect();
+    let mut nodes: Vec<String> = Vec::new();
     for device in adjustment.linux.into_iter().flat_map(|linux| linux.devices) {
         match device.path.strip_prefix('-') {
             Some(away) => container.device_nodes.retain(|path| path != away),
@@ -282,5 +276,4 @@ fn adjust(container: &mut Container, adjustment: ContainerAdjustment, specs: &Sp
     }
     container.device_nodes.retain(|path| !nodes.contains(path));
     container.device_nodes.extend(nodes);
-    Ok(())
 }

@@ -36,6 +36,7 @@ pub(crate) struct ContainerSpec {
     pub(crate) limits: BTreeMap<String, i64>,
     pub(crate) requests: Amounts,
     pub(crate) env: Vec<(String, String)>,
+    pub(crate) is_privileged: bool,
     /// Whether the process ends by itself.
     pub(crate) finishes: bool,
 }
@@ -50,6 +51,7 @@ pub(crate) struct PodSpec {
     pub(crate) created: Option<Timestamp>,
     /// Init containers and sidecars, then app containers, each in the author's order.
     pub(crate) containers: Vec<ContainerSpec>,
+    pub(crate) runtime_class: Option<String>,
     /// What the pod asks for as a whole.
     pub(crate) requests: Amounts,
     /// `restartPolicy: Always`, the default.
@@ -82,6 +84,7 @@ impl PodSpec {
             name: pod.metadata.name.clone().unwrap_or_default(),
             annotations: pod.metadata.annotations.clone().unwrap_or_default(),
             created: pod.metadata.creation_timestamp.as_ref().map(|time| time.0),
+            runtime_class: spec.runtime_class_name.clone(),
             requests: pod_requests(&containers, &overhead),
             containers,
             restarts,
@@ -109,6 +112,7 @@ fn read_container(container: &Container, kind: ContainerKind) -> ContainerSpec {
         kind,
         limits: limits.into_iter().flatten().filter_map(|(name, q)| Some((name.clone(), whole(&q.0)?))).collect(),
         requests: asked,
+        is_privileged: container.security_context.as_ref().and_then(|context| context.privileged).unwrap_or(false),
         env: env.filter(|var| var.value_from.is_none()).map(|var| (var.name.clone(), var.value.clone().unwrap_or_default())).collect(),
         finishes: container.command.as_deref().is_some_and(|command| command == ["true"]),
     }

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::config::Start;
 use super::pod::{ContainerKind, ContainerSpec, PodSpec};
 use super::process::Process;
-use super::runtime::{Attempts, Container, RunState};
+use super::runtime::{Attempts, Container, DEVICE_NODES, RunState};
 use super::start::StartError;
 
 /// Exit code of a container that is killed.
@@ -158,6 +158,8 @@ fn never_started(pod: &PodSpec, container: &ContainerSpec, state: RunState) -> C
         env: BTreeMap::new(),
         devices: BTreeMap::new(),
         cdi_devices: Vec::new(),
+        hooks: Vec::new(),
+        gpus: Vec::new(),
         device_nodes: Vec::new(),
         mounts: Vec::new(),
     }
@@ -166,7 +168,10 @@ fn never_started(pod: &PodSpec, container: &ContainerSpec, state: RunState) -> C
 impl Process {
     /// Records a container as started; those that end by themselves have ended at once.
     pub(crate) fn record_start(&self, pod: &PodSpec, container: &ContainerSpec, started: Container, attempts: Attempts) {
-        let lines = started.env.iter().fold(String::new(), |text, (name, value)| text + name + "=" + value + "\n");
+        let mut lines = started.env.iter().fold(String::new(), |text, (name, value)| text + name + "=" + value + "\n");
+        if !self.config.gpus.all().is_empty() {
+            lines = format!("{DEVICE_NODES}={}\n{lines}", started.device_nodes.join(","));
+        }
         (self.config.log)(&pod.namespace, &pod.name, &container.name, lines);
         let now = Timestamp::now();
         let ends = container.kind == ContainerKind::Init || (container.kind == ContainerKind::App && container.finishes);

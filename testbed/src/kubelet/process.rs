@@ -20,7 +20,7 @@ use tonic::transport::Server;
 
 use super::active::Pods;
 use super::admission::AdmissionLog;
-use super::cdi::Specs;
+use super::cdi::CdiCache;
 use super::checkpoint;
 use super::config::{Hold, KubeletConfig};
 use super::devices::Devices;
@@ -47,6 +47,9 @@ pub enum StartupError {
         /// Why.
         source: io::Error,
     },
+    /// The container runtime cannot watch its CDI specs.
+    #[error("cannot watch CDI specs")]
+    Watch(#[source] io::Error),
 }
 
 /// What outlives the process.
@@ -60,6 +63,8 @@ pub(crate) struct Lasting {
     pub(crate) counts: Arc<Counts>,
     /// The container runtime's plugins.
     pub(crate) nri: Option<Arc<Nri>>,
+    /// What the container runtime knows of CDI.
+    pub(crate) specs: Arc<CdiCache>,
 }
 
 /// How many there are or were of something, across restarts of the process.
@@ -92,7 +97,7 @@ pub(crate) struct Process {
     pub(crate) counts: Arc<Counts>,
     pub(crate) nri: Option<Arc<Nri>>,
     /// What the container runtime knows of CDI.
-    pub(crate) specs: Specs,
+    pub(crate) specs: Arc<CdiCache>,
     changed: watch::Sender<()>,
     devices: Mutex<Devices>,
     pods: Mutex<Pods>,
@@ -106,7 +111,7 @@ pub(crate) struct Process {
 impl Process {
     /// Clears the plugin directory of sockets, loads the checkpoint, opens the sockets, starts the tasks.
     pub(crate) fn start(lasting: Lasting) -> Result<Arc<Self>, StartupError> {
-        let Lasting { config, runtime, admissions, changed, hold, counts, nri } = lasting;
+        let Lasting { config, runtime, admissions, changed, hold, counts, nri, specs } = lasting;
         let plugin_dir = config.plugin_dir();
         clear_sockets(&plugin_dir).map_err(|source| StartupError::Prepare { path: plugin_dir, source })?;
         let fresh = !config.checkpoint().exists();
@@ -121,7 +126,7 @@ impl Process {
             writer: Arc::new(StatusWriter::new(&config, cancel.clone(), tasks.clone())),
             allocatable: Mutex::new(Amounts::read(&config.capacity)),
             devices: Mutex::new(Devices::restore(Held::restore(entries), registered.into_keys())),
-            specs: Specs::of(config.cdi_dirs.clone()),
+            specs,
             config,
             runtime,
             admissions,

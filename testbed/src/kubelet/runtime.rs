@@ -11,6 +11,9 @@ use tokio::sync::watch;
 
 use super::pod::ContainerKind;
 
+/// Where a container on a machine with GPUs prints its device nodes, separated by commas.
+pub const DEVICE_NODES: &str = "DEVICE_NODES";
+
 /// What a container is doing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RunState {
@@ -64,6 +67,10 @@ pub struct Container {
     pub device_nodes: Vec<String>,
     /// Container paths of mounts, from plugins and CDI specs.
     pub mounts: Vec<String>,
+    /// What the hooks of CDI specs are called with.
+    pub hooks: Vec<String>,
+    /// UUIDs of the GPUs whose device nodes it has, sorted.
+    pub gpus: Vec<String>,
 }
 
 /// What has been tried to start a container.

@@ -1,6 +1,7 @@
-//! What a container gets when it starts: `PreStartContainer` of its plugins, then its final environment.
+//! What a container gets when it starts: `PreStartContainer` of its plugins, then its final environment and devices.
 //!
-//! Later wins: the plugins' variables, the pod's own, then those of CDI specs.
+//! Of two values of a variable the later wins: those of the image, of the device plugins, of the pod, of CDI specs, of the
+//! runtime's plugins, and of NVIDIA's runtime.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,13 +10,27 @@ use std::time::Instant;
 use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 
 use super::allocation::Reusable;
-use super::cdi::Unresolvable;
+use super::cdi::{Edits, Unresolvable, resolve_now};
+use super::config::{CdiSupport, RuntimeConfig};
 use super::devices::AllocationError;
 use super::held::Holder;
 use super::nri::Unmade;
+use super::nvidia_runtime::{Created, Modification, VISIBLE_DEVICES, find_gpus};
 use super::pod::{ContainerSpec, PodSpec};
 use super::process::Process;
 use super::runtime::{Container, RunState};
+
+/// The library that every CUDA program needs, as far as a recorded container shows it.
+const DRIVER_LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libcuda.so.1";
+
+/// The environment of an image: those of CUDA ask for all GPUs, the old ones by knowing nothing of the variable.
+fn image_env(image: &str) -> &'static [(&'static str, &'static str)] {
+    match image.split([':', '@']).next().unwrap_or_default().rsplit('/').next() {
+        Some("cuda") => &[(VISIBLE_DEVICES, "all"), ("CUDA_VERSION", "12.4.1"), ("NVIDIA_REQUIRE_CUDA", "cuda>=12.4")],
+        Some("old-cuda") => &[("CUDA_VERSION", "9.0")],
+        _ => &[],
+    }
+}
 
 /// Why a container does not start this time.
 #[derive(Debug, thiserror::Error)]
@@ -30,15 +45,20 @@ pub(crate) enum StartError {
     Allocation(AllocationError),
     #[error("failed to create containerd container: CDI device injection failed: {0}")]
     Cdi(Unresolvable),
+    #[error("failed to create containerd container: CDI devices are requested, and CDI is not enabled")]
+    CdiDisabled,
     #[error("failed to create containerd container: {0}")]
     Nri(Unmade),
+    #[error("failed to create containerd task: failed to create shim task: OCI runtime create failed: {0}")]
+    Nvidia(String),
 }
 
 impl StartError {
     /// The reason in container status.
     pub(crate) fn reason(&self) -> &'static str {
         match self {
-            Self::Cdi(_) | Self::Nri(_) => "CreateContainerError",
+            Self::Cdi(_) | Self::CdiDisabled | Self::Nri(_) => "CreateContainerError",
+            Self::Nvidia(_) => "RunContainerError",
             _ => "CreateContainerConfigError",
         }
     }
@@ -77,10 +97,65 @@ impl Process {
         }
         let (responses, held) = self.granted(&holder, &order);
         let composed = self.compose(pod, container, &responses, held)?;
-        match &self.nri {
-            Some(nri) => nri.make(pod, composed, &self.specs).await.map_err(StartError::Nri),
-            None => Ok(composed),
+        let made = match &self.nri {
+            Some(nri) => nri.make(pod, composed).await.map_err(StartError::Nri)?,
+            None => composed,
+        };
+        let mut made = self.through_nvidia(pod, container, &responses, made)?;
+        let mut gpus: Vec<String> = made.device_nodes.iter().filter_map(|path| self.config.gpus.of_node(path)).collect();
+        gpus.sort();
+        gpus.dedup();
+        made.gpus = gpus;
+        Ok(made)
+    }
+
+    /// What NVIDIA's runtime makes of a container, where it handles the pod.
+    fn through_nvidia(
+        &self,
+        pod: &PodSpec,
+        container: &ContainerSpec,
+        responses: &[Arc<ContainerAllocateResponse>],
+        mut made: Container,
+    ) -> Result<Container, StartError> {
+        let RuntimeConfig { nvidia, nvidia_class, .. } = &self.config.runtime;
+        let Some(nvidia) = nvidia.as_ref().filter(|_| nvidia_class.is_none() || pod.runtime_class.as_deref() == *nvidia_class) else {
+            return Ok(made);
+        };
+        let annotations = responses.iter().flat_map(|response| response.annotations.clone()).collect();
+        let created = Created { env: &made.env, annotations: &annotations, is_privileged: container.is_privileged };
+        let all = self.config.gpus.all();
+        let uuids: Vec<String> = all.iter().map(|(uuid, _)| uuid.clone()).collect();
+        let driver = |places: &[usize]| {
+            let own = places.iter().filter_map(|at| all.get(*at)).map(|(_, minor)| format!("/dev/nvidia{minor}"));
+            own.chain(["/dev/nvidiactl".to_owned(), "/dev/nvidia-uvm".to_owned()]).collect::<Vec<_>>()
+        };
+        let fail = |error: String| StartError::Nvidia(error);
+        let (nodes, mounts, env) = match nvidia.modify(created).map_err(|error| fail(error.to_string()))? {
+            Modification::None => return Ok(made),
+            Modification::Cli(names) => {
+                let places = find_gpus(&names, &uuids)
+                    .map_err(|name| fail(format!("nvidia-container-cli: device error: {name}: unknown device")))?;
+                (driver(&places), vec![DRIVER_LIBRARY.to_owned()], Vec::new())
+            }
+            Modification::InMemory(names) => {
+                let places = find_gpus(&names, &uuids).map_err(|name| fail(format!("failed to get device handle from UUID: {name}")))?;
+                (driver(&places), vec![DRIVER_LIBRARY.to_owned()], vec![format!("{VISIBLE_DEVICES}=void")])
+            }
+            Modification::Specs(names) => {
+                let edits = resolve_now(&self.config.cdi_dirs, &names).map_err(|error| fail(error.to_string()))?;
+                let nodes = edits.device_nodes.into_iter().map(|node| node.path).collect();
+                (nodes, edits.mounts.into_iter().map(|mount| mount.container_path).collect(), edits.env)
+            }
+        };
+        let pairs = env.iter().filter_map(|pair| pair.split_once('='));
+        made.env.extend(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())));
+        for node in nodes {
+            if !made.device_nodes.contains(&node) {
+                made.device_nodes.push(node);
+            }
         }
+        made.mounts.extend(mounts);
+        Ok(made)
     }
 
     /// What plugins have answered for a container, and which devices it holds.
@@ -117,7 +192,7 @@ impl Process {
         responses: &[Arc<ContainerAllocateResponse>],
         devices: BTreeMap<String, Vec<String>>,
     ) -> Result<Container, StartError> {
-        let mut env = BTreeMap::new();
+        let mut env: BTreeMap<String, String> = BTreeMap::new();
         let mut cdi_devices: Vec<String> = Vec::new();
         for (name, value) in responses.iter().flat_map(|response| &response.envs) {
             let first = env.entry(name.clone()).or_insert_with(|| value.clone());
@@ -131,7 +206,14 @@ impl Process {
             }
         }
         env.extend(container.env.iter().cloned());
-        let edits = self.specs.resolve(&cdi_devices).map_err(StartError::Cdi)?;
+        for (name, value) in image_env(&container.image) {
+            env.entry((*name).to_owned()).or_insert_with(|| (*value).to_owned());
+        }
+        let edits = match self.config.runtime.cdi {
+            CdiSupport::On => self.specs.resolve(&cdi_devices).map_err(StartError::Cdi)?,
+            CdiSupport::Refused if !cdi_devices.is_empty() => return Err(StartError::CdiDisabled),
+            CdiSupport::Dropped | CdiSupport::Refused => Edits::default(),
+        };
         let assigned = edits.env.iter().filter_map(|pair| pair.split_once('='));
         env.extend(assigned.map(|(name, value)| (name.to_owned(), value.to_owned())));
         let nodes = responses.iter().flat_map(|response| &response.devices).map(|device| device.container_path.clone());
@@ -147,6 +229,8 @@ impl Process {
             env,
             devices,
             cdi_devices,
+            hooks: edits.hooks.into_iter().map(|hook| hook.args.join(" ")).collect(),
+            gpus: Vec::new(),
             device_nodes: nodes.chain(edits.device_nodes.into_iter().map(|node| node.path)).collect(),
             mounts: mounts.chain(edits.mounts.into_iter().map(|mount| mount.container_path)).collect(),
         })

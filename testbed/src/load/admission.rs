@@ -162,7 +162,7 @@ fn look(cluster: &mut Cluster) -> Result<Vec<String>> {
     let kubelet: &Kubelet = cluster.node("n1")?.kubelet();
     for container in kubelet.containers() {
         let Some(pod) = snapshot.pods.get(&format!("{}/{}", container.namespace, container.pod)) else { continue };
-        let sees = invariants::devices_of(container.env.get(invariants::VISIBLE_DEVICES).map_or("", String::as_str));
+        let sees = container.gpus.clone();
         let should_see = invariants::should_see(pod, device, &container.name);
         if sees != should_see {
             wrong.push(format!("{}/{} sees {sees:?} and should see {should_see:?}", container.pod, container.name));

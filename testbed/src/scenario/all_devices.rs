@@ -37,8 +37,7 @@ fn all_devices(world: &mut World) -> BoxFuture<'_, Result<()>> {
             device.spec.devices.iter().filter(|info| info.device_type == "gpu").map(|info| info.id.clone()).collect();
         all.sort();
         let log = world.log("monitor", "main").await?;
-        let seen = log.lines().find_map(|line| line.strip_prefix(invariants::VISIBLE_DEVICES)?.strip_prefix('='));
-        let seen = invariants::devices_of(seen.unwrap_or_default());
+        let seen = invariants::seen(&log, Some(&device));
         ensure!(seen == all, "it sees {seen:?} of {all:?}");
         world.verify().await?;
         show(world, &node.name).await?;

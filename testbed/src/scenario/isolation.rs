@@ -13,7 +13,9 @@ use proto::resource::{GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARE
 use serde_json::json;
 
 use super::{Body, World};
-use crate::invariants::{self, VISIBLE_DEVICES};
+use proto::record::GPU_DEVICES;
+
+use crate::invariants;
 use crate::pods::{Limits, PodSpec};
 
 /// Name, promise, body.
@@ -81,7 +83,7 @@ async fn says(world: &World, pod: &str, node: &str, bytes_of: impl Fn(u64) -> u6
     let gpus = device.spec.devices.iter().filter(|info| info.device_type == TYPE_GPU);
     let totals: BTreeMap<&str, u64> =
         gpus.filter_map(|info| Some((info.id.as_str(), info.resources.get(GPU_MEMORY)?.unsigned()?))).collect();
-    let sees = found.get(VISIBLE_DEVICES).cloned().unwrap_or_default();
+    let sees = found.get(GPU_DEVICES).cloned().unwrap_or_default();
     let mut wanted = BTreeMap::new();
     for (at, uuid) in sees.split(',').enumerate() {
         let total = totals.get(uuid).with_context(|| format!("{pod} sees {uuid:?}, which {node} has not"))?;

@@ -15,7 +15,7 @@ use serde_json::json;
 use super::vendors::{share, until_offered, whole};
 use super::{Body, DEADLINE, World};
 use crate::invariants;
-use crate::observer::Snapshot;
+use crate::observer::{Snapshot, node_of};
 use crate::pods::PodSpec;
 
 /// Name, promise, body.
@@ -48,8 +48,9 @@ async fn until_told(world: &World, told: &[&Pod], untold: &[&Pod]) -> Result<()>
 /// What a container sees, by its environment.
 async fn seen(world: &World, pod: &str) -> Result<Vec<String>> {
     let log = world.log(pod, "main").await?;
-    let value = log.lines().find_map(|line| line.strip_prefix(invariants::VISIBLE_DEVICES)?.strip_prefix('='));
-    Ok(invariants::devices_of(value.unwrap_or_default()))
+    let pod = world.pod(pod)?;
+    let snapshot = world.observer.now();
+    Ok(invariants::seen(&log, node_of(&pod).and_then(|node| snapshot.devices.get(node))))
 }
 
 fn from_vendor(world: &mut World) -> BoxFuture<'_, Result<()>> {
@@ -100,7 +101,7 @@ async fn in_its_place(world: &mut World) -> Result<()> {
     world.restart_container(MOVING, "theirs-1").await.context("a container that the vendor's plugin served")?;
     ensure!(seen(world, "theirs-1").await? == old, "it sees another GPU than before");
     // All three GPUs are taken: `theirs-2` waits until a sharer goes.
-    ensure!(world.pod("theirs-2").is_ok_and(|pod| crate::observer::node_of(&pod).is_none()), "a GPU was handed out twice");
+    ensure!(world.pod("theirs-2").is_ok_and(|pod| node_of(&pod).is_none()), "a GPU was handed out twice");
     world.delete("ours-0").await?;
     world.until_running(&["theirs-2"]).await?;
     let new = seen(world, "theirs-2").await?;

@@ -35,7 +35,8 @@ async fn starts_again(kubelet: &Kubelet, name: &str) -> Result<String> {
 
 fn seen(kubelet: &Kubelet, name: &str) -> Result<String> {
     let container = kubelet.container("default", name, "main").with_context(|| format!("{name} has no container"))?;
-    container.env.get(invariants::VISIBLE_DEVICES).cloned().with_context(|| format!("{name} sees nothing"))
+    ensure!(!container.gpus.is_empty(), "{name} sees nothing");
+    Ok(container.gpus.join(","))
 }
 
 /// Nothing that has started sees what is not counted for it, and nothing is counted twice.

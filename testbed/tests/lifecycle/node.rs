@@ -132,7 +132,7 @@ struct Blocked(PathBuf);
 
 impl Blocked {
     fn cdi_dir(kubelet: &Kubelet) -> Result<Self> {
-        let dir = kubelet.config().cdi_dirs.first().context("no directory of CDI specs")?.clone();
+        let dir = kubelet.config().cdi_dirs.last().context("no directory of CDI specs")?.clone();
         std::fs::rename(&dir, dir.with_extension("aside"))?;
         std::fs::write(&dir, "not a directory")?;
         Ok(Self(dir))
@@ -149,9 +149,8 @@ async fn nothing_can_be_written_where_cdi_specs_are() -> Result<()> {
     let (mut cluster, pods) = cluster_of(NodeSpec { inject: "cdi", ..node_of(1) }).await?;
     run(&cluster, &pods, "before", 4).await?;
     let blocked = Blocked::cdi_dir(cluster.node("n1")?.kubelet())?;
-    pods.create(&PodSpec::new("meanwhile", &[(GPU_MEM, "4")])).await?;
-    until_told(&cluster, "meanwhile", "GPUNotReady").await?;
-    stays(cluster.node("n1")?.kubelet(), "meanwhile", 0).await?;
+    until_told(&cluster, "n1", "GPUInjectionImpossible").await?;
+    waits(&cluster, &pods, "meanwhile", 4).await?;
     blocked.unblock()?;
     until_run(&cluster, &["before", "meanwhile"]).await?;
     verify(&cluster).await?;
@@ -165,7 +164,7 @@ async fn nothing_can_be_written_where_cdi_specs_are() -> Result<()> {
     run(&cluster, &pods, "by-variable", 4).await?;
     let node = cluster.node("n1")?;
     let by_cdi = |name: &str| node.kubelet().container("default", name, "main").map(|container| container.cdi_devices.len());
-    ensure!((by_cdi("before"), by_cdi("by-variable")) == (Some(1), Some(0)), "not in the manner that is possible");
+    ensure!((by_cdi("before"), by_cdi("by-variable")) == (Some(2), Some(0)), "not in the manner that is possible");
     let before = starts(node.kubelet(), "before");
     node.kubelet().restart_container("default", "before", "main")?;
     stays(node.kubelet(), "before", before).await?;

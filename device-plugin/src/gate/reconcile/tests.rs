@@ -9,6 +9,7 @@ use tokio::sync::watch;
 
 use super::*;
 use crate::builders::{fleet, gpu, pod, pods, units};
+use crate::cdi::{ContainerSpec, Edits, SpecDir};
 use crate::inject::cdi_answer;
 use crate::plugin::Settings;
 use crate::served::Served;
@@ -31,7 +32,7 @@ fn node(all: Vec<NodePod>, cdi_dir: &std::path::Path) -> NodeState {
     let (_, fleet) = watch::channel(Arc::new(fleet(3)));
     let (_, pods) = watch::channel(pods(all));
     let mut settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(2));
-    settings.injection.cdi_dir = cdi_dir.to_owned();
+    settings.injection.specs = SpecDir::new(cdi_dir.to_owned());
     NodeState::new(settings, fleet, pods, Ledger::default())
 }
 
@@ -57,11 +58,13 @@ fn records_that_were_changed_under_running_pods() {
 fn what_a_spec_said_counts() {
     let dir = tempfile::tempdir().unwrap();
     let node = node(vec![running("a", 0), running("b", 1)], dir.path());
-    let written = ["a", "b"].map(|name| entry(name, cdi_answer(Served::Memory, &[format!("id-of-{name}")])));
+    let written = ["a", "b"].map(|name| entry(name, cdi_answer("NVIDIA_VISIBLE_DEVICES", Served::Memory, &[format!("id-of-{name}")], 1)));
     let spec = |name: &str, minor: u32| {
-        let env = [("NVIDIA_VISIBLE_DEVICES".to_owned(), gpu(minor).uuid.to_string())].into();
-        let device = cdi::device_name(Served::Memory, &[format!("id-of-{name}")]);
-        cdi::write(dir.path(), &device, &cdi::Edits { env, ..cdi::Edits::default() }).unwrap();
+        let env = [("NVIDIA_VISIBLE_DEVICES", "void".to_owned()), ("GPUSHARE_GPU_DEVICES", gpu(minor).uuid.to_string())];
+        let edits = Edits { env: env.map(|(name, value)| (name.to_owned(), value)).into(), ..Edits::default() };
+        let entry = written.iter().find(|entry| entry.pod.as_str() == name).unwrap();
+        let spec = ContainerSpec { name: device_of(&entry.answer).unwrap().to_owned(), edits };
+        std::fs::write(dir.path().join(SpecDir::file(&spec.name)), spec.text()).unwrap();
     };
     assert_eq!(verdict(&node, &written, "a"), Some(Verdict::Confirm), "there is no spec to say otherwise");
     spec("a", 1);

@@ -149,7 +149,7 @@ fn nothing_is_taken_from_a_pod_that_may_run() {
 #[test]
 fn a_started_pod_by_cdi_gives_nothing_away() {
     let (mut pods, mut written) = scene(&[0, 1], &[None, Some(1)]);
-    written[0].answer = crate::inject::cdi_answer(Served::Memory, &["1".to_owned()]);
+    written[0].answer = crate::inject::cdi_answer("NVIDIA_VISIBLE_DEVICES", Served::Memory, &["1".to_owned()], 1);
     assert_eq!(verdict_of(&pods, &written, &Ledger::default(), true), exchange("p1"));
     pods.apply(NodePod { stage: Stage::Running, ..pod("p1", 1, [units(2)]).on([1]) });
     assert!(matches!(verdict_of(&pods, &written, &Ledger::default(), true), Verdict::Refuse(Refusal::Mismatch { .. })));
@@ -159,7 +159,10 @@ fn a_started_pod_by_cdi_gives_nothing_away() {
 #[test]
 fn answers_of_both_manners_agree() {
     let (_, mut written) = scene(&[0], &[Some(2)]);
-    written.push(Allocated { answer: crate::inject::cdi_answer(Served::Memory, &["1".to_owned()]), ..written[0].clone() });
+    written.push(Allocated {
+        answer: crate::inject::cdi_answer("NVIDIA_VISIBLE_DEVICES", Served::Memory, &["1".to_owned()], 1),
+        ..written[0].clone()
+    });
     for _ in 0..2 {
         written.reverse();
         let seen = sight::of_pod(&written, &PodUid::from("p0"), "NVIDIA_VISIBLE_DEVICES", &fleet(4));
@@ -202,7 +205,10 @@ fn a_young_process_starts_neither_of_two_that_do_not_fit() {
 #[test]
 fn a_pod_that_started_by_cdi_keeps_its_record() {
     let (pods, mut written) = scene(&[0, 1], &[Some(1), None]);
-    written.push(Allocated { answer: crate::inject::cdi_answer(Served::Memory, &["1".to_owned()]), ..written[0].clone() });
+    written.push(Allocated {
+        answer: crate::inject::cdi_answer("NVIDIA_VISIBLE_DEVICES", Served::Memory, &["1".to_owned()], 1),
+        ..written[0].clone()
+    });
     assert_eq!(verdict_of(&pods, &written, &Ledger::default(), true), exchange("p1"), "it has not started");
     let mut confirmed = Ledger::default();
     confirmed.confirm(&PodUid::from("p0"));

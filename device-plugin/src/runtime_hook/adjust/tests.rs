@@ -9,8 +9,6 @@ use super::*;
 use crate::builders::{fleet, gpu, pod, pods, shares, units, whole};
 use crate::pods::{NodePod, Unplaced};
 
-const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
-
 /// Spells out the GPUs of a text.
 fn spelled(text: &str) -> String {
     (0..4).fold(text.to_owned(), |text, n| text.replace(&format!("G{n}"), gpu(n).uuid.as_str()))
@@ -33,7 +31,7 @@ fn sandbox(uid: &str) -> PodSandbox {
 
 fn settings() -> Settings {
     let mut settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, std::time::Duration::from_secs(1));
-    settings.injection.device_root = "/nowhere".into();
+    settings.injection.host_root = "/nowhere".into();
     settings
 }
 
@@ -48,14 +46,13 @@ fn told(decision: Decision) -> String {
     let adjustment = change.into_adjustment();
     let env = adjustment.env.iter().map(|pair| format!("{}={}", pair.key, pair.value));
     let nodes = adjustment.linux.iter().flat_map(|linux| &linux.devices).map(|device| device.path.clone());
-    let cdi = adjustment.cdi_devices.iter().map(|device| device.name.split('=').next().unwrap_or_default().to_owned());
-    shortened(&env.chain(nodes).chain(cdi).collect::<Vec<_>>().join(" "))
+    shortened(&env.chain(nodes).collect::<Vec<_>>().join(" "))
 }
 
-fn decide(pod: NodePod, container: &Container, manner: Manner) -> String {
+fn decide(pod: NodePod, container: &Container, mode: Mode) -> String {
     let sandbox = sandbox(pod.uid.as_str());
     let (pods, fleet, settings) = (pods([pod]), fleet(4), settings());
-    told(View { pods: &pods, fleet: &fleet, settings: &settings, manner, has_gate: false }.decide(&sandbox, container))
+    told(View { pods: &pods, fleet: &fleet, settings: &settings, mode, unrestricted: &[], has_gate: false }.decide(&sandbox, container))
 }
 
 /// A pod that asks for one whole GPU and whose record says G1.
@@ -78,32 +75,52 @@ fn decide(pod: NodePod, container: &Container, manner: Manner) -> String {
 )]
 #[case::the_pod_sets_it_rightly(&["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=G1"], &[], "right")]
 fn whole_gpus(#[case] env: &[&str], #[case] nodes: &[u32], #[case] expected: &str) {
-    assert_eq!(decide(pod("p", 1, [whole(1)]).on([1]), &container("w1", env, nodes), Manner::Envvar), expected);
+    assert_eq!(decide(pod("p", 1, [whole(1)]).on([1]), &container("w1", env, nodes), Mode::Envvar), expected);
 }
 
-/// Where devices are given by CDI, they are exchanged by CDI, with all that goes with them.
+/// Containers that were made with a CDI device of ours: the vendor's variable stays void, and nodes are exchanged.
 #[rstest]
-#[case::another_by_nodes("NVIDIA_VISIBLE_DEVICES=void", &[2], "-/dev/nvidia2 gpushare.dev/gpu")]
-#[case::right("NVIDIA_VISIBLE_DEVICES=G1", &[1], "right")]
-#[case::by_variable_alone("NVIDIA_VISIBLE_DEVICES=G0", &[], "NVIDIA_VISIBLE_DEVICES=G1")]
-fn by_cdi(#[case] env: &str, #[case] nodes: &[u32], #[case] expected: &str) {
-    assert_eq!(decide(pod("p", 1, [whole(1)]).on([1]), &container("w1", &[env], nodes), Manner::Cdi), expected);
+#[case::right(&["NVIDIA_VISIBLE_DEVICES=void", "GPUSHARE_GPU_DEVICES=G1"], &[1], "right")]
+#[case::right_without_nodes(&["NVIDIA_VISIBLE_DEVICES=void", "GPUSHARE_GPU_DEVICES=G1"], &[], "right")]
+#[case::another(&["NVIDIA_VISIBLE_DEVICES=void", "GPUSHARE_GPU_DEVICES=G2"], &[2], "GPUSHARE_GPU_DEVICES=G1 -/dev/nvidia2")]
+#[case::the_vendors(&["NVIDIA_VISIBLE_DEVICES=void"], &[2], "-/dev/nvidia2")]
+#[case::by_variable_alone(&["NVIDIA_VISIBLE_DEVICES=G0"], &[], "NVIDIA_VISIBLE_DEVICES=G1")]
+fn by_cdi(#[case] env: &[&str], #[case] nodes: &[u32], #[case] expected: &str) {
+    assert_eq!(decide(pod("p", 1, [whole(1)]).on([1]), &container("w1", env, nodes), Mode::Cdi), expected);
 }
 
+/// The answer said void and named a CDI device, and nothing of that device is there.
 #[test]
-fn the_cdi_device_is_the_containers_own_and_says_what_the_record_says() {
-    let change = |name: &str| {
-        let pod = pod(name, 1, [whole(1)]).on([1]);
-        let (sandbox, pods, fleet, settings) = (sandbox(name), pods([pod]), fleet(4), settings());
-        let view = View { pods: &pods, fleet: &fleet, settings: &settings, manner: Manner::Cdi, has_gate: false };
-        match view.decide(&sandbox, &container("w1", &[], &[0])) {
-            Decision::Change(change) => change.spec.unwrap(),
-            other => panic!("{other:?}"),
-        }
-    };
-    let ((one, edits), (other, _)) = (change("a"), change("b"));
-    assert_ne!(one, other);
-    assert_eq!(edits.env[VISIBLE], gpu(1).uuid.to_string());
+fn a_runtime_that_drops_cdi_devices_is_found_out() {
+    let found = decide(pod("p", 1, [shares(1)]).on([1]), &container("s1", &["NVIDIA_VISIBLE_DEVICES=void"], &[]), Mode::Cdi);
+    assert!(found.starts_with("refuse: the container runtime has dropped its CDI devices"), "{found}");
+    let by_variable = decide(pod("p", 1, [shares(1)]).on([1]), &container("s1", &["NVIDIA_VISIBLE_DEVICES=G1"], &[]), Mode::Cdi);
+    assert_eq!(by_variable, "right", "it was admitted before the mode changed");
+}
+
+/// Containers that ask for nothing: beside one that does, in a pod of their own, and in one that the watch has not shown yet.
+#[rstest]
+#[case::an_image_for_gpus(&["NVIDIA_VISIBLE_DEVICES=all"], "void", "void", "void")]
+#[case::an_old_image_for_gpus(&["CUDA_VERSION=9.0"], "void", "void", "void")]
+#[case::a_newer_image_without_the_variable(&["CUDA_VERSION=12.4", "NVIDIA_REQUIRE_CUDA=cuda>=12.4"], "leave", "leave", "leave")]
+#[case::a_cdi_name(&["NVIDIA_VISIBLE_DEVICES=management.nvidia.com/gpu=all"], "void", "void", "void")]
+#[case::a_gpu_by_name(&["NVIDIA_VISIBLE_DEVICES=G2"], "void", "void", "leave")]
+#[case::a_gpu_by_index(&["NVIDIA_VISIBLE_DEVICES=7, 1"], "void", "void", "leave")]
+#[case::an_instance_of_another_plugin(&["NVIDIA_VISIBLE_DEVICES=MIG-1234"], "leave", "leave", "leave")]
+#[case::none(&["NVIDIA_VISIBLE_DEVICES=none", "CUDA_VERSION=12.0"], "leave", "leave", "leave")]
+#[case::nothing(&["A=b"], "leave", "leave", "leave")]
+fn who_asks_for_nothing_sees_nothing(#[case] env: &[&str], #[case] sidecar: &str, #[case] alone: &str, #[case] unknown: &str) {
+    let mut all = pods([pod("p", 1, [units(2)]).on([3])]);
+    all.note_idle("alone".into());
+    let (fleet, settings) = (fleet(4), settings());
+    let unrestricted = ["kube-system".to_owned()];
+    let view = View { pods: &all, fleet: &fleet, settings: &settings, mode: Mode::Envvar, unrestricted: &unrestricted, has_gate: false };
+    for (uid, expected) in [("p", sidecar), ("alone", alone), ("unknown", unknown)] {
+        let found = told(view.decide(&sandbox(uid), &container("c", env, &[])));
+        assert_eq!(found.replace("NVIDIA_VISIBLE_DEVICES=void", "void"), expected, "{uid}");
+        let operators = PodSandbox { namespace: "kube-system".to_owned(), ..sandbox(uid) };
+        assert_eq!(told(view.decide(&operators, &container("c", env, &[]))), "leave");
+    }
 }
 
 /// Pods of ours: all that their answer would have said, where it is not there.
@@ -113,25 +130,24 @@ fn the_cdi_device_is_the_containers_own_and_says_what_the_record_says() {
     "ALIYUN_COM_GPU_MEM_CONTAINER=2 ALIYUN_COM_GPU_MEM_DEV=16 ALIYUN_COM_GPU_MEM_IDX=3 ALIYUN_COM_GPU_MEM_POD=2 NVIDIA_VISIBLE_DEVICES=G3"
 )]
 #[case::shares_of_two(pod("p", 1, [shares(2)]).on([0, 2]), "s2", "NVIDIA_VISIBLE_DEVICES=G0,G2")]
-#[case::a_container_that_asks_for_nothing(pod("p", 1, [units(2)]).on([3]), "sidecar", "leave")]
 #[case::no_record(NodePod { placement: Err(Unplaced::NoDevice("gpu")), ..pod("p", 1, [whole(1)]) }, "w1", "leave")]
 #[case::a_gpu_that_is_not_there(
     pod("p", 1, [whole(1)]).on([9]), "w1", "refuse: its record names minor 9, which this node does not have"
 )]
 fn pods_of_all_kinds(#[case] pod: NodePod, #[case] name: &str, #[case] expected: &str) {
-    assert_eq!(decide(pod, &container(name, &["NVIDIA_VISIBLE_DEVICES=G1"], &[]), Manner::Envvar), expected);
+    assert_eq!(decide(pod, &container(name, &["NVIDIA_VISIBLE_DEVICES=G1"], &[]), Mode::Envvar), expected);
 }
 
 /// The order in which a variable names GPUs means nothing here.
 #[test]
 fn another_order_is_right() {
     let container = container("s2", &["NVIDIA_VISIBLE_DEVICES=G2,G0"], &[]);
-    assert_eq!(decide(pod("p", 1, [shares(2)]).on([0, 2]), &container, Manner::Envvar), "right");
+    assert_eq!(decide(pod("p", 1, [shares(2)]).on([0, 2]), &container, Mode::Envvar), "right");
 }
 
 #[rstest]
 #[case::with_record_and_device(true, "NVIDIA_VISIBLE_DEVICES=G0", "unknown: it has a record, and the API server")]
-#[case::with_record_and_an_image_for_gpus(true, "NVIDIA_VISIBLE_DEVICES=all", "leave")]
+#[case::with_record_and_an_image_for_gpus(true, "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=void")]
 #[case::with_record_and_nothing(true, "A=b", "leave")]
 #[case::pinned_by_hand(false, "NVIDIA_VISIBLE_DEVICES=G0", "leave")]
 fn pods_that_nobody_has_told_of(#[case] has_record: bool, #[case] env: &str, #[case] expected: &str) {
@@ -140,7 +156,7 @@ fn pods_that_nobody_has_told_of(#[case] has_record: bool, #[case] env: &str, #[c
         sandbox.annotations.insert(DEVICE_ALLOCATED.to_owned(), "{}".to_owned());
     }
     let (pods, fleet, settings) = (pods([]), fleet(4), settings());
-    let view = View { pods: &pods, fleet: &fleet, settings: &settings, manner: Manner::Envvar, has_gate: true };
+    let view = View { pods: &pods, fleet: &fleet, settings: &settings, mode: Mode::Envvar, unrestricted: &[], has_gate: true };
     let found = told(view.decide(&sandbox, &container("c", &[env], &[])));
     assert!(found.starts_with(expected), "{found}");
 }
@@ -149,7 +165,7 @@ fn pods_that_nobody_has_told_of(#[case] has_record: bool, #[case] env: &str, #[c
 #[test]
 fn exchanges_are_waited_for() {
     let (all, fleet, settings) = (pods([pod("p", 1, [units(2)]), pod("w", 1, [whole(1)])]), fleet(4), settings());
-    let view = View { pods: &all, fleet: &fleet, settings: &settings, manner: Manner::Envvar, has_gate: true };
+    let view = View { pods: &all, fleet: &fleet, settings: &settings, mode: Mode::Envvar, unrestricted: &[], has_gate: true };
     let of = |view: &View<'_>, uid: &str, name: &str| told(view.decide(&sandbox(uid), &container(name, &[], &[])));
     assert!(of(&view, "p", "u2").starts_with("unknown: it is not known which pods have exchanged"));
     assert_eq!(of(&view, "w", "w1"), "NVIDIA_VISIBLE_DEVICES=G0");

@@ -1,10 +1,11 @@
 //! Tests of CDI resolution.
 
-use std::path::PathBuf;
+use std::path::Path;
+use std::time::Duration;
 
 use tempfile::TempDir;
 
-use super::{Edits, Specs, Unresolvable};
+use super::{CdiCache, RefreshDelay, Unresolvable, resolve_now};
 
 fn names(list: &[&str]) -> Vec<String> {
     list.iter().map(|name| (*name).to_owned()).collect()
@@ -16,17 +17,13 @@ fn spec(kind: &str, device: &str, env: &str) -> String {
     )
 }
 
-fn resolve(dirs: &[PathBuf], names: &[String]) -> Result<Edits, Unresolvable> {
-    Specs::of(dirs.to_vec()).resolve(names)
-}
-
 #[test]
 fn a_specs_own_edits_come_once_and_before_its_devices() {
     let dir = TempDir::new().unwrap();
     let text = r#"{"cdiVersion": "0.6.0", "kind": "v.com/gpu", "containerEdits": {"env": ["ALL=1"], "mounts": [{"hostPath": "/h", "containerPath": "/c"}]},
         "devices": [{"name": "a", "containerEdits": {"env": ["A=1"]}}, {"name": "b", "containerEdits": {"env": ["B=1"]}}]}"#;
     std::fs::write(dir.path().join("x.json"), text).unwrap();
-    let edits = resolve(&[dir.path().to_owned()], &names(&["v.com/gpu=b", "v.com/gpu=a"])).unwrap();
+    let edits = resolve_now(&[dir.path().to_owned()], &names(&["v.com/gpu=b", "v.com/gpu=a"])).unwrap();
     assert_eq!(edits.env, ["ALL=1", "B=1", "A=1"]);
     assert_eq!(edits.mounts[0].container_path, "/c");
 }
@@ -38,9 +35,9 @@ fn unknown_devices_bad_files_and_other_files_resolve_nothing() {
     std::fs::write(dir.path().join("half.tmp"), spec("v.com/gpu", "a", "tmp")).unwrap();
     let wanted = names(&["v.com/gpu=a", "v.com/gpu=b"]);
     let dirs = [dir.path().to_owned(), dir.path().join("missing")];
-    assert_eq!(resolve(&dirs, &wanted), Err(Unresolvable(wanted.clone())));
+    assert_eq!(resolve_now(&dirs, &wanted), Err(Unresolvable(wanted.clone())));
     std::fs::write(dir.path().join("good.yaml"), spec("v.com/gpu", "a", "x")).unwrap();
-    assert_eq!(resolve(&dirs, &wanted), Err(Unresolvable(names(&["v.com/gpu=b"]))));
+    assert_eq!(resolve_now(&dirs, &wanted), Err(Unresolvable(names(&["v.com/gpu=b"]))));
 }
 
 #[test]
@@ -50,46 +47,87 @@ fn two_files_of_one_directory_conflict_and_a_later_directory_overrides() {
     std::fs::write(first.path().join("1.yaml"), spec("v.com/gpu", "a", "low")).unwrap();
     std::fs::write(second.path().join("1.yaml"), spec("v.com/gpu", "a", "high")).unwrap();
     let wanted = names(&["v.com/gpu=a"]);
-    assert_eq!(resolve(&dirs, &wanted).unwrap().env, ["ALL=high", "ONE=high"]);
+    assert_eq!(resolve_now(&dirs, &wanted).unwrap().env, ["ALL=high", "ONE=high"]);
     std::fs::write(second.path().join("2.yaml"), spec("v.com/gpu", "a", "again")).unwrap();
-    assert_eq!(resolve(&dirs, &wanted), Err(Unresolvable(wanted)));
+    assert_eq!(resolve_now(&dirs, &wanted), Err(Unresolvable(wanted)));
 }
 
-#[test]
-fn what_is_replaced_or_removed_is_seen() {
-    let dir = TempDir::new().unwrap();
-    let specs = Specs::of(vec![dir.path().to_owned()]);
-    let (path, wanted) = (dir.path().join("1.yaml"), names(&["v.com/gpu=a"]));
-    for env in ["one", "two"] {
-        let new = dir.path().join("new");
-        std::fs::write(&new, spec("v.com/gpu", "a", env)).unwrap();
-        std::fs::rename(&new, &path).unwrap();
-        assert_eq!(specs.resolve(&wanted).unwrap().env, [format!("ALL={env}"), format!("ONE={env}")]);
-        assert_eq!(specs.resolve(&wanted).unwrap().env.len(), 2, "and so it stays");
-    }
-    std::fs::write(dir.path().join("2.yaml"), spec("v.com/gpu", "a", "again")).unwrap();
-    assert_eq!(specs.resolve(&wanted), Err(Unresolvable(wanted.clone())));
-    std::fs::remove_file(&path).unwrap();
-    assert_eq!(specs.resolve(&wanted).unwrap().env, ["ALL=again", "ONE=again"]);
+/// Writes a spec as a writer does that wants it read whole: under another name, then renamed.
+fn put(dir: &Path, name: &str, text: &str) {
+    let new = dir.join("new");
+    std::fs::write(&new, text).unwrap();
+    std::fs::rename(&new, dir.join(name)).unwrap();
 }
 
-/// A watch tells of it late, but not never.
-#[test]
-fn what_is_written_where_it_lies_is_seen_at_once_if_asked_about_and_else_soon() {
+fn cache(dir: &Path) -> CdiCache {
+    CdiCache::start(vec![dir.to_owned()], RefreshDelay::default(), 0).unwrap()
+}
+
+/// Waits until `name` resolves to this variable, or, of none, no longer resolves.
+async fn until(cache: &CdiCache, name: &str, env: Option<&str>) {
+    let agrees = || {
+        cache.resolve(&names(&[name])).ok().map(|edits| edits.env).as_deref()
+            == env.map(|env| vec![format!("ALL={env}"), format!("ONE={env}")]).as_deref()
+    };
+    let waiting = async {
+        while !agrees() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), waiting).await.unwrap_or_else(|_| panic!("{name} never became {env:?}"));
+}
+
+#[tokio::test]
+async fn a_change_counts_after_the_watch_has_read_it() {
     let dir = TempDir::new().unwrap();
-    let specs = Specs::of(vec![dir.path().to_owned()]);
-    let (own, other) = (dir.path().join("1.yaml"), dir.path().join("2.yaml"));
-    std::fs::write(&own, spec("v.com/gpu", "a", "one")).unwrap();
-    std::fs::write(&other, spec("v.com/gpu", "b", "x")).unwrap();
-    let wanted = names(&["v.com/gpu=a"]);
-    assert_eq!(specs.resolve(&wanted).unwrap().env, ["ALL=one", "ONE=one"]);
-    std::fs::write(&own, spec("v.com/gpu", "a", "other")).unwrap();
-    assert_eq!(specs.resolve(&wanted).unwrap().env, ["ALL=other", "ONE=other"]);
-    std::fs::write(&other, spec("v.com/gpu", "c", "y")).unwrap();
-    assert_eq!(specs.resolve(&names(&["v.com/gpu=c"])).unwrap().env, ["ALL=y", "ONE=y"], "nothing is missed that is missing");
-    std::fs::write(&other, spec("v.com/gpu", "a", "again")).unwrap();
-    let began = std::time::Instant::now();
-    while specs.resolve(&wanted).is_ok() {
-        assert!(began.elapsed() < std::time::Duration::from_secs(10), "the conflict is never seen");
+    let cache = cache(dir.path());
+    put(dir.path(), "1.yaml", &spec("v.com/gpu", "a", "one"));
+    assert_eq!(cache.resolve(&names(&["v.com/gpu=a"])), Err(Unresolvable(names(&["v.com/gpu=a"]))), "an injection reads nothing itself");
+    until(&cache, "v.com/gpu=a", Some("one")).await;
+    put(dir.path(), "1.yaml", &spec("v.com/gpu", "a", "two"));
+    assert_eq!(cache.resolve(&names(&["v.com/gpu=a"])).unwrap().env, ["ALL=one", "ONE=one"]);
+    until(&cache, "v.com/gpu=a", Some("two")).await;
+    std::fs::remove_file(dir.path().join("1.yaml")).unwrap();
+    assert_eq!(cache.resolve(&names(&["v.com/gpu=a"])).unwrap().env, ["ALL=two", "ONE=two"]);
+    until(&cache, "v.com/gpu=a", None).await;
+}
+
+#[tokio::test]
+async fn a_directory_that_appears_is_noticed_by_an_injection_and_watched_from_then_on() {
+    let parent = TempDir::new().unwrap();
+    let dir = parent.path().join("cdi");
+    let cache = cache(&dir);
+    std::fs::create_dir(&dir).unwrap();
+    std::fs::write(dir.join("1.yaml"), spec("v.com/gpu", "a", "one")).unwrap();
+    assert_eq!(cache.resolve(&names(&["v.com/gpu=a"])).unwrap().env, ["ALL=one", "ONE=one"]);
+    put(&dir, "1.yaml", &spec("v.com/gpu", "a", "two"));
+    until(&cache, "v.com/gpu=a", Some("two")).await;
+}
+
+#[tokio::test]
+async fn a_file_moved_in_from_another_directory_counts_after_the_next_change() {
+    let (dir, other) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let cache = cache(dir.path());
+    std::fs::write(other.path().join("1.yaml"), spec("v.com/gpu", "a", "one")).unwrap();
+    std::fs::rename(other.path().join("1.yaml"), dir.path().join("1.yaml")).unwrap();
+    put(dir.path(), "2.yaml", &spec("v.com/gpu", "b", "two"));
+    until(&cache, "v.com/gpu=b", Some("two")).await;
+    assert_eq!(cache.resolve(&names(&["v.com/gpu=a"])).unwrap().env, ["ALL=one", "ONE=one"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_reading_leaves_what_was_known() {
+    let dir = TempDir::new().unwrap();
+    put(dir.path(), "1.yaml", &spec("v.com/gpu", "a", "one"));
+    let delay = RefreshDelay { longest: Duration::from_secs(1) };
+    let cache = CdiCache::start(vec![dir.path().to_owned()], delay, 0).unwrap();
+    put(dir.path(), "1.yaml", &spec("v.com/gpu", "a", "two"));
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+        assert_eq!(cache.resolve(&names(&["v.com/gpu=a"])).unwrap().env, ["ALL=one", "ONE=one"]);
     }
+    for _ in 0..20 {
+        tokio::time::advance(Duration::from_millis(100)).await;
+    }
+    assert_eq!(cache.resolve(&names(&["v.com/gpu=a"])).unwrap().env, ["ALL=two", "ONE=two"]);
 }

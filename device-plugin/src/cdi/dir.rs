@@ -1,0 +1,333 @@
+//! The directory of this plugin's CDI specs: files appear and change in one step, and a name is reused only after the runtime
+//! has had time to forget its old content.
+//!
+//! Nothing here waits for a disk. After a power cut a file may be missing or half written; no container has outlived that,
+//! and every start compares the text with what it must be before the runtime reads it.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use serde_json::Value;
+
+use crate::file_version::FileVersion;
+
+use super::spec::{ContainerSpec, Edits, driver_text, text};
+
+/// What the files of answers' specs begin and end with.
+const CONTAINER_FILE: (&str, &str) = ("gpushare.dev-gpu_", ".json");
+
+/// The file of the driver's spec.
+pub const DRIVER_FILE: &str = "gpushare.dev-driver.json";
+
+/// The file of a spec that is written to see whether the runtime reads it.
+pub const PROBE_FILE: &str = "gpushare.dev-probe.json";
+
+/// What every file of this plugin begins with.
+pub(super) const OWN_PREFIX: &str = "gpushare.dev-";
+
+/// The ending of a file whose content was retired. Runtimes read `.json` and `.yaml` alone.
+const RETIRED: &str = "retired";
+
+/// How long a name is not used again after its content was retired. A runtime reads a changed directory within a second,
+/// on a loaded machine.
+const RETIREMENT: Duration = Duration::from_secs(5);
+
+/// Specs younger than this are not cleaned up: kubelet may not have written its checkpoint yet.
+const YOUNG: Duration = Duration::from_secs(60);
+
+/// Whether a write changed anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Written {
+    /// The file was there with this text.
+    Unchanged,
+    /// The file is new.
+    New,
+}
+
+/// A spec is not in place.
+#[derive(Debug, thiserror::Error)]
+pub enum SpecError {
+    /// The runtime may still resolve the name with its old content.
+    #[error("its CDI device {name} had other content before; it starts once the runtime no longer knows that")]
+    Retired {
+        /// The name.
+        name: String,
+    },
+    /// The file cannot be written.
+    #[error("cannot write {}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// A directory of specs; clones share what they remember of it.
+#[derive(Clone, Debug)]
+pub struct SpecDir {
+    dir: PathBuf,
+    /// The last content of answers' specs. A file that has not changed is not opened again: to [`super::readers`] that would
+    /// look like a read by the runtime.
+    known: Arc<Mutex<Contents>>,
+}
+
+/// Texts of files, each with the version of the file that it was read from.
+type Contents = HashMap<PathBuf, (FileVersion, Arc<str>)>;
+
+impl PartialEq for SpecDir {
+    fn eq(&self, other: &Self) -> bool {
+        self.dir == other.dir
+    }
+}
+
+impl Eq for SpecDir {}
+
+impl SpecDir {
+    /// The specs in this directory, which need not exist.
+    pub fn new(dir: PathBuf) -> Self {
+        Self { dir, known: Arc::default() }
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The file name of an answer's spec.
+    pub fn file(name: &str) -> String {
+        format!("{}{name}{}", CONTAINER_FILE.0, CONTAINER_FILE.1)
+    }
+
+    /// Puts the spec of an answer in place.
+    ///
+    /// The same text is left alone. Other content is retired, which is an error until 5 s have passed.
+    ///
+    /// # Errors
+    /// The old content of the name may still be resolved, or the directory cannot be written.
+    pub fn write(&self, spec: &ContainerSpec, now: SystemTime) -> Result<Written, SpecError> {
+        let path = self.dir.join(Self::file(&spec.name));
+        let retired = path.with_extension(RETIRED);
+        let (wanted, io_error) = (spec.text(), |source| SpecError::Io { path: path.clone(), source });
+        match self.content(&path) {
+            Some(found) if *found == *wanted => return Ok(Written::Unchanged),
+            // What does not parse is resolved by no runtime, so nothing has to be forgotten.
+            Some(found) if serde_json::from_str::<Value>(&found).is_ok() => {
+                // The rename sets the time of its last change.
+                fs::rename(&path, &retired).map_err(io_error)?;
+                return Err(SpecError::Retired { name: spec.name.clone() });
+            }
+            _ => {}
+        }
+        if changed(&retired).is_some_and(|at| now.duration_since(at).is_ok_and(|age| age < RETIREMENT)) {
+            return Err(SpecError::Retired { name: spec.name.clone() });
+        }
+        self.replace(&path, &wanted).map_err(io_error)?;
+        self.remember(&path, wanted.into());
+        // It is there only after a retirement; cleaning up removes it as well.
+        let _ = fs::remove_file(retired);
+        Ok(Written::New)
+    }
+
+    /// Replaces the driver's spec if it has other content; whether it had.
+    ///
+    /// # Errors
+    /// The directory cannot be written.
+    pub fn write_driver(&self, edits: &Edits) -> io::Result<bool> {
+        let path = self.dir.join(DRIVER_FILE);
+        let wanted = driver_text(edits);
+        if fs::read_to_string(&path).is_ok_and(|found| found == wanted) {
+            return Ok(false);
+        }
+        self.replace(&path, &wanted).map(|()| true)
+    }
+
+    /// Removes the driver's spec.
+    pub fn remove_driver(&self) {
+        // It may not be there.
+        let _ = fs::remove_file(self.dir.join(DRIVER_FILE));
+    }
+
+    /// Writes a spec that no container uses, for the runtime to read.
+    ///
+    /// # Errors
+    /// The directory cannot be written.
+    pub fn write_probe(&self) -> io::Result<()> {
+        let edits = Edits { env: [("GPUSHARE_PROBE".to_owned(), String::new())].into(), ..Edits::default() };
+        self.replace(&self.dir.join(PROBE_FILE), &text("gpushare.dev/probe", "probe", &edits))
+    }
+
+    /// Removes the spec that no container uses.
+    pub fn remove_probe(&self) {
+        // It may not be there.
+        let _ = fs::remove_file(self.dir.join(PROBE_FILE));
+    }
+
+    /// Whether the spec of an answer is there.
+    pub fn has(&self, name: &str) -> bool {
+        self.dir.join(Self::file(name)).exists()
+    }
+
+    /// The variables that the spec of an answer sets, if it is there and parses.
+    pub fn env(&self, name: &str) -> Option<HashMap<String, String>> {
+        let spec: Value = serde_json::from_str(&self.content(&self.dir.join(Self::file(name)))?).ok()?;
+        let pairs = spec.pointer("/devices/0/containerEdits/env")?.as_array()?.iter();
+        Some(pairs.filter_map(|pair| pair.as_str()?.split_once('=')).map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
+    }
+
+    /// Removes specs of answers that are not among `kept`, and what interrupted writes left, except young files; how many.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn clean(&self, kept: &BTreeSet<String>, now: SystemTime) -> io::Result<usize> {
+        let mut n_removed = 0;
+        for entry in fs::read_dir(&self.dir)? {
+            let entry = entry?;
+            let file = entry.file_name().to_string_lossy().into_owned();
+            let is_unused = || {
+                let name = file.strip_prefix(CONTAINER_FILE.0).and_then(|rest| rest.strip_suffix(CONTAINER_FILE.1));
+                name.is_some_and(|name| !kept.contains(name))
+            };
+            let is_left_over = || {
+                let is_temporary = file.strip_prefix('.').is_some_and(|rest| rest.starts_with(OWN_PREFIX));
+                is_temporary || (file.starts_with(OWN_PREFIX) && file.ends_with(RETIRED))
+            };
+            let is_old = || changed(&entry.path()).is_some_and(|at| now.duration_since(at).is_ok_and(|age| age > YOUNG));
+            if (is_unused() || is_left_over()) && is_old() && fs::remove_file(entry.path()).is_ok() {
+                self.known().remove(&entry.path());
+                n_removed += 1;
+            }
+        }
+        Ok(n_removed)
+    }
+
+    fn content(&self, path: &Path) -> Option<Arc<str>> {
+        let version = FileVersion::from(&fs::metadata(path).ok()?);
+        if let Some((_, text)) = self.known().get(path).filter(|(known, _)| *known == version) {
+            return Some(Arc::clone(text));
+        }
+        let text: Arc<str> = fs::read_to_string(path).ok()?.into();
+        self.known().insert(path.to_owned(), (version, Arc::clone(&text)));
+        Some(text)
+    }
+
+    fn remember(&self, path: &Path, text: Arc<str>) {
+        if let Ok(found) = fs::metadata(path) {
+            self.known().insert(path.to_owned(), (FileVersion::from(&found), text));
+        }
+    }
+
+    fn known(&self) -> MutexGuard<'_, Contents> {
+        // Each change is one insertion or removal, so a panic elsewhere leaves it whole.
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A reader sees the old text or the new. The temporary file lies in the same directory: runtimes do not notice a file
+    /// that is moved in from elsewhere.
+    fn replace(&self, path: &Path, text: &str) -> io::Result<()> {
+        let file = path.file_name().unwrap_or_default().to_string_lossy();
+        let temporary = self.dir.join(format!(".{file}.tmp"));
+        let mut written = fs::write(&temporary, text);
+        if written.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+            fs::create_dir_all(&self.dir)?;
+            written = fs::write(&temporary, text);
+        }
+        let written = written.and_then(|()| fs::rename(&temporary, path));
+        if written.is_err() {
+            // On a full disk it would only take more room.
+            let _ = fs::remove_file(&temporary);
+        }
+        written
+    }
+}
+
+/// When a file was last written or renamed.
+fn changed(path: &Path) -> Option<SystemTime> {
+    let found = fs::metadata(path).ok()?;
+    let (seconds, nanos) = (u64::try_from(found.ctime()).ok()?, u32::try_from(found.ctime_nsec()).ok()?);
+    SystemTime::UNIX_EPOCH.checked_add(Duration::new(seconds, nanos))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(name: &str, value: &str) -> ContainerSpec {
+        let edits = Edits { env: [("V".to_owned(), value.to_owned())].into(), ..Edits::default() };
+        ContainerSpec { name: name.to_owned(), edits }
+    }
+
+    fn files(dir: &SpecDir) -> Vec<String> {
+        let mut files: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        files.sort();
+        files
+    }
+
+    #[test]
+    fn other_content_is_retired_before_the_name_is_used_again() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = SpecDir::new(root.path().join("made/on/the/way"));
+        let now = SystemTime::now();
+        assert_eq!(dir.write(&spec("one", "a"), now).unwrap(), Written::New);
+        assert_eq!(dir.write(&spec("one", "a"), now).unwrap(), Written::Unchanged);
+        assert_eq!(dir.env("one").unwrap()["V"], "a");
+        let error = dir.write(&spec("one", "b"), now).unwrap_err();
+        assert!(matches!(error, SpecError::Retired { .. }), "{error}");
+        assert!(!dir.has("one"), "no runtime resolves it any more");
+        assert!(dir.write(&spec("one", "b"), now + Duration::from_secs(1)).is_err(), "the runtime may still know the old one");
+        assert_eq!(dir.write(&spec("one", "b"), now + 2 * RETIREMENT).unwrap(), Written::New);
+        assert_eq!(files(&dir), ["gpushare.dev-gpu_one.json"]);
+    }
+
+    /// The process that retired it may have ended since.
+    #[test]
+    fn a_retirement_outlives_the_process() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = SpecDir::new(root.path().to_owned());
+        dir.write(&spec("one", "a"), SystemTime::now()).unwrap();
+        dir.write(&spec("one", "b"), SystemTime::now()).unwrap_err();
+        let after_restart = SpecDir::new(root.path().to_owned());
+        assert!(after_restart.write(&spec("one", "b"), SystemTime::now()).is_err());
+    }
+
+    #[test]
+    fn what_a_power_cut_has_left_is_no_content() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = SpecDir::new(root.path().to_owned());
+        dir.write(&spec("one", "a"), SystemTime::now()).unwrap();
+        let path = root.path().join(SpecDir::file("one"));
+        let whole = fs::read_to_string(&path).unwrap();
+        for left in ["", &whole[..whole.len() / 2]] {
+            fs::write(&path, left).unwrap();
+            assert_eq!(dir.write(&spec("one", "b"), SystemTime::now()).unwrap(), Written::New);
+            fs::write(&path, left).unwrap();
+            assert_eq!(dir.write(&spec("one", "a"), SystemTime::now()).unwrap(), Written::New);
+            assert_eq!(fs::read_to_string(&path).unwrap(), whole);
+        }
+    }
+
+    #[test]
+    fn files_of_no_answer_are_removed_when_they_are_old() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = SpecDir::new(root.path().to_owned());
+        for name in ["kept", "gone"] {
+            dir.write(&spec(name, "a"), SystemTime::now()).unwrap();
+        }
+        dir.write(&spec("retired", "a"), SystemTime::now()).unwrap();
+        dir.write(&spec("retired", "b"), SystemTime::now()).unwrap_err();
+        assert!(dir.write_driver(&Edits::default()).unwrap() && !dir.write_driver(&Edits::default()).unwrap());
+        for other in ["nvidia.json", ".gpushare.dev-gpu_torn.json.tmp", ".other.tmp"] {
+            fs::write(root.path().join(other), "{}").unwrap();
+        }
+        let kept = BTreeSet::from(["kept".to_owned()]);
+        assert_eq!(dir.clean(&kept, SystemTime::now()).unwrap(), 0, "they are young");
+        assert_eq!(dir.clean(&kept, SystemTime::now() + 2 * YOUNG).unwrap(), 3);
+        assert_eq!(files(&dir), [".other.tmp", DRIVER_FILE, "gpushare.dev-gpu_kept.json", "nvidia.json"]);
+    }
+}

@@ -1,0 +1,224 @@
+//! Sees when a container runtime reads the spec directory.
+//!
+//! A runtime with CDI watches its spec directories, and reads all specs again when one changes, under the lock that an
+//! injection needs too. So once a spec has been opened after it was written, every later injection resolves it. A runtime
+//! whose CDI is off opens nothing. What this cannot tell is who reads: another program with a CDI cache of its own, such as
+//! NVIDIA's DRA driver, looks the same; and a runtime that started before the directory existed reads it at its first
+//! injection alone.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use inotify::{EventMask, EventOwned, Inotify, WatchMask};
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+use tracing::warn;
+
+use super::dir::OWN_PREFIX;
+
+/// How soon a watch that has ended begins again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// So many waits in a row without a read mean that the runtime does not read any more.
+const MOST_MISSED: u32 = 3;
+
+/// Size of the buffer for events: some hundreds of them.
+const BUFFER: usize = 32 << 10;
+
+/// What is known of one file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Progress {
+    /// It was moved into place.
+    Written,
+    /// It was opened since.
+    Read,
+}
+
+#[derive(Clone, Debug, Default)]
+struct State {
+    files: HashMap<String, Progress>,
+    /// How many files of this plugin have been opened for the first time since they were written.
+    n_reads: u64,
+    /// How many waits in a row have ended without a read.
+    n_missed: u32,
+}
+
+impl State {
+    /// Takes in an event; whether it changed anything.
+    fn apply(&mut self, file: &str, mask: EventMask) -> bool {
+        if !file.starts_with(OWN_PREFIX) {
+            return false;
+        }
+        if mask.contains(EventMask::MOVED_TO) {
+            self.files.insert(file.to_owned(), Progress::Written);
+            return true;
+        }
+        if mask.intersects(EventMask::DELETE | EventMask::MOVED_FROM) {
+            return self.files.remove(file).is_some();
+        }
+        match self.files.get_mut(file) {
+            Some(progress) if *progress == Progress::Written => {
+                *progress = Progress::Read;
+                self.n_reads += 1;
+                self.n_missed = 0;
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+/// The reads of one spec directory; clones share them.
+#[derive(Clone, Debug)]
+pub struct Readers {
+    state: Arc<watch::Sender<State>>,
+}
+
+impl Default for Readers {
+    fn default() -> Self {
+        Self { state: Arc::new(watch::Sender::new(State::default())) }
+    }
+}
+
+impl Readers {
+    /// Watches the directory until the task is dropped.
+    pub async fn watch(self, dir: PathBuf) {
+        let mut complaint = None;
+        loop {
+            if let Err(error) = self.follow(&dir).await {
+                let problem = error.to_string();
+                if complaint.as_ref() != Some(&problem) {
+                    warn!(dir = %dir.display(), error = problem, "cannot see whether the container runtime reads CDI specs; trying again");
+                    complaint = Some(problem);
+                }
+            }
+            // Files may have come and gone unseen.
+            self.state.send_modify(|state| state.files.clear());
+            sleep(RETRY).await;
+        }
+    }
+
+    /// Until the directory itself is removed.
+    async fn follow(&self, dir: &Path) -> io::Result<()> {
+        std::fs::create_dir_all(dir)?;
+        let inotify = Inotify::init()?;
+        let mask = WatchMask::MOVED_TO | WatchMask::MOVED_FROM | WatchMask::DELETE | WatchMask::OPEN | WatchMask::ONLYDIR;
+        inotify.watches().add(dir, mask)?;
+        let mut events = inotify.into_event_stream(vec![0; BUFFER])?;
+        while let Some(event) = events.next().await {
+            let EventOwned { mask, name, .. } = event?;
+            if mask.contains(EventMask::IGNORED) {
+                break;
+            }
+            if let Some(file) = name.as_deref().and_then(OsStr::to_str) {
+                self.state.send_if_modified(|state| state.apply(file, mask));
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets what is known of a file that is about to be written.
+    pub fn expect(&self, file: &str) {
+        self.state.send_if_modified(|state| state.files.remove(file).is_some());
+    }
+
+    /// Waits until all of these files have been read since they were written; whether they were in time.
+    pub async fn until_read(&self, files: &[String], limit: Duration) -> bool {
+        let mut state = self.state.subscribe();
+        let are_read = |state: &State| files.iter().all(|file| state.files.get(file) == Some(&Progress::Read));
+        let is_read = timeout(limit, state.wait_for(are_read)).await.is_ok_and(|found| found.is_ok());
+        if !is_read {
+            self.state.send_modify(|state| state.n_missed = state.n_missed.saturating_add(1));
+        }
+        is_read
+    }
+
+    /// Whether the runtime reads specs when they are written, as far as has been seen lately.
+    pub fn has_reader(&self) -> bool {
+        let state = self.state.borrow();
+        state.n_reads > 0 && state.n_missed < MOST_MISSED
+    }
+
+    /// Whether a file that this process has written was read since; none if that is not known.
+    pub fn was_read(&self, file: &str) -> Option<bool> {
+        self.state.borrow().files.get(file).map(|progress| *progress == Progress::Read)
+    }
+
+    /// Returns when something has been read that was not before.
+    pub async fn changed(&self) {
+        let mut state = self.state.subscribe();
+        let before = state.borrow_and_update().n_reads;
+        // The sender lives as long as this value.
+        let _ = state.wait_for(|state| state.n_reads != before).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+    use crate::cdi::dir::PROBE_FILE;
+    use crate::cdi::{ContainerSpec, SpecDir};
+
+    #[rstest]
+    #[case::read("to open", Some(true), 1)]
+    #[case::not_read("to", Some(false), 0)]
+    #[case::opened_before_it_was_written("open to", Some(false), 0)]
+    #[case::opened_twice("to open open", Some(true), 1)]
+    #[case::written_again("to open to", Some(false), 1)]
+    #[case::retired("to open from", None, 1)]
+    #[case::removed("to delete open", None, 0)]
+    fn what_events_tell(#[case] events: &str, #[case] was_read: Option<bool>, #[case] n_reads: u64) {
+        let readers = Readers::default();
+        for event in events.split(' ') {
+            let mask = match event {
+                "to" => EventMask::MOVED_TO,
+                "from" => EventMask::MOVED_FROM,
+                "delete" => EventMask::DELETE,
+                _ => EventMask::OPEN,
+            };
+            for file in ["gpushare.dev-gpu_a.json", "nvidia.json"] {
+                readers.state.send_if_modified(|state| state.apply(file, mask));
+            }
+        }
+        assert_eq!((readers.was_read("gpushare.dev-gpu_a.json"), readers.state.borrow().n_reads), (was_read, n_reads));
+        assert_eq!(readers.was_read("nvidia.json"), None);
+    }
+
+    /// The plugin compares a spec at each start; that must not look like the runtime's read.
+    #[tokio::test]
+    async fn a_file_is_read_by_others_alone() {
+        let root = tempfile::tempdir().unwrap();
+        let readers = Readers::default();
+        let watching = tokio::spawn(readers.clone().watch(root.path().to_owned()));
+        let dir = SpecDir::new(root.path().to_owned());
+        let spec = ContainerSpec { name: "one".to_owned(), edits: crate::cdi::Edits::default() };
+        let file = SpecDir::file("one");
+        // The watch may begin after the first write.
+        while readers.was_read(PROBE_FILE).is_none() {
+            dir.write_probe().unwrap();
+            tokio::task::yield_now().await;
+        }
+        dir.write(&spec, std::time::SystemTime::now()).unwrap();
+        dir.write(&spec, std::time::SystemTime::now()).unwrap();
+        dir.env("one");
+        while readers.was_read(&file).is_none() {
+            tokio::task::yield_now().await;
+        }
+        assert!(!readers.until_read(std::slice::from_ref(&file), Duration::from_millis(50)).await);
+        assert!(!readers.has_reader());
+        std::fs::read(root.path().join(&file)).unwrap();
+        assert!(readers.until_read(&[file], Duration::from_secs(10)).await && readers.has_reader());
+        for n_missed in 1..=MOST_MISSED {
+            assert!(!readers.until_read(&["never-written".to_owned()], Duration::from_millis(1)).await);
+            assert_eq!(readers.has_reader(), n_missed < MOST_MISSED);
+        }
+        watching.abort();
+    }
+}

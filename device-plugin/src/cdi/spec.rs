@@ -1,0 +1,151 @@
+//! The text of a CDI spec.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use super::{CONTAINER_KIND, DRIVER_DEVICE};
+
+/// The version of specs that say no more than device nodes and variables.
+const VERSION: &str = "0.5.0";
+
+/// What a spec does to a container.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Edits {
+    /// Version of the vendor's spec that they come from, if they do.
+    pub version: Option<String>,
+    /// Variables.
+    pub env: BTreeMap<String, String>,
+    /// Device nodes, as CDI writes them.
+    pub device_nodes: Vec<Value>,
+    /// Everything else, as CDI writes it: mounts, hooks and the like, by field.
+    pub others: Map<String, Value>,
+}
+
+impl Edits {
+    /// Adds a device node by its path on the host, which is its path in the container too.
+    pub fn add_node(&mut self, path: &Path) {
+        let node = json!({"path": path, "hostPath": path, "permissions": "rw"});
+        if !self.device_nodes.contains(&node) {
+            self.device_nodes.push(node);
+        }
+    }
+
+    /// Adds what is not there yet of other edits; variables that are there stay as they are.
+    pub fn merge(&mut self, more: &Self) {
+        self.version = self.version.take().max(more.version.clone());
+        for (name, value) in &more.env {
+            self.env.entry(name.clone()).or_insert_with(|| value.clone());
+        }
+        for node in &more.device_nodes {
+            if !self.device_nodes.contains(node) {
+                self.device_nodes.push(node.clone());
+            }
+        }
+        for (field, value) in &more.others {
+            match (self.others.get_mut(field), value) {
+                (Some(Value::Array(own)), Value::Array(list)) => {
+                    let missing: Vec<Value> = list.iter().filter(|item| !own.contains(item)).cloned().collect();
+                    own.extend(missing);
+                }
+                (Some(_), _) => {}
+                (None, value) => drop(self.others.insert(field.clone(), value.clone())),
+            }
+        }
+    }
+
+    fn to_json(&self) -> Map<String, Value> {
+        let mut fields = self.others.clone();
+        if !self.env.is_empty() {
+            let env: Vec<String> = self.env.iter().map(|(name, value)| format!("{name}={value}")).collect();
+            fields.insert("env".to_owned(), json!(env));
+        }
+        if !self.device_nodes.is_empty() {
+            fields.insert("deviceNodes".to_owned(), json!(self.device_nodes));
+        }
+        fields
+    }
+}
+
+/// The spec of one answer: the name of its device, and its edits.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ContainerSpec {
+    /// The name of the device, without its kind.
+    pub name: String,
+    /// What it does.
+    pub edits: Edits,
+}
+
+impl ContainerSpec {
+    /// The text of the file.
+    pub fn text(&self) -> String {
+        text(CONTAINER_KIND, &self.name, &self.edits)
+    }
+}
+
+/// The text of the driver's spec.
+pub fn driver_text(edits: &Edits) -> String {
+    let (kind, name) = DRIVER_DEVICE.split_once('=').unwrap_or((DRIVER_DEVICE, ""));
+    text(kind, name, edits)
+}
+
+/// The text of a spec with one device. Compact, because the runtime parses all of them at every change.
+pub(super) fn text(kind: &str, name: &str, edits: &Edits) -> String {
+    let version = edits.version.as_deref().unwrap_or(VERSION);
+    let device = json!({"name": name, "containerEdits": edits.to_json()});
+    format!("{}\n", json!({"cdiVersion": version, "kind": kind, "devices": [device]}))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spec_in_full() {
+        let mut edits = Edits { env: [("NVIDIA_VISIBLE_DEVICES".to_owned(), "void".to_owned())].into(), ..Edits::default() };
+        edits.add_node(Path::new("/dev/nvidia0"));
+        edits.add_node(Path::new("/dev/nvidia0"));
+        let spec = ContainerSpec { name: "0123-1".to_owned(), edits };
+        let text: Value = serde_json::from_str(&spec.text()).unwrap();
+        insta::assert_snapshot!(format!("{text:#}"), @r#"
+        {
+          "cdiVersion": "0.5.0",
+          "devices": [
+            {
+              "containerEdits": {
+                "deviceNodes": [
+                  {
+                    "hostPath": "/dev/nvidia0",
+                    "path": "/dev/nvidia0",
+                    "permissions": "rw"
+                  }
+                ],
+                "env": [
+                  "NVIDIA_VISIBLE_DEVICES=void"
+                ]
+              },
+              "name": "0123-1"
+            }
+          ],
+          "kind": "gpushare.dev/gpu"
+        }
+        "#);
+    }
+
+    #[test]
+    fn merged_edits_have_everything_once_and_the_newer_version() {
+        let edits = |version: &str, mount: &str, value: &str| Edits {
+            version: Some(version.to_owned()),
+            env: [("A".to_owned(), value.to_owned())].into(),
+            others: [("mounts".to_owned(), json!([{"hostPath": mount}, {"hostPath": "/both"}]))].into_iter().collect(),
+            ..Edits::default()
+        };
+        let mut merged = edits("0.5.0", "/one", "own");
+        merged.merge(&edits("0.7.0", "/two", "other"));
+        assert_eq!(merged.version.as_deref(), Some("0.7.0"));
+        assert_eq!(merged.env["A"], "own");
+        let mounts: Vec<_> = merged.others["mounts"].as_array().unwrap().iter().map(|mount| mount["hostPath"].as_str().unwrap()).collect();
+        assert_eq!(mounts, ["/one", "/both", "/two"]);
+    }
+}

@@ -1,0 +1,271 @@
+//! Which mode works, from what was found on the node. Pure.
+
+use super::{Certainty, Injection, Mode, NO_DRIVER_SPEC};
+
+/// What is known of the runtime's CDI.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cdi {
+    /// A spec was read soon after it was written.
+    Read,
+    /// No read was seen, which may be because the runtime started before the directory existed.
+    Unknown,
+    /// A container started although the runtime had not read its spec.
+    Off,
+    /// Specs cannot be written; the text says why.
+    Unwritable(String),
+}
+
+/// Whether a CDI device can bring the driver's libraries into a container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Driver {
+    /// The devices are simulated.
+    NotNeeded,
+    /// A spec of this kind names them.
+    Spec(&'static str),
+    /// No spec can be used; the text says why.
+    Missing(String),
+}
+
+/// Whether the runtime gives unprivileged containers the devices that the variable names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Variable {
+    /// It gave this plugin's own container its GPUs.
+    Works,
+    /// It does not; the text says why.
+    Fails(String),
+    /// Nothing tells.
+    Unknown,
+}
+
+/// What was found on the node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// The runtime's CDI.
+    pub cdi: Cdi,
+    /// The driver's libraries.
+    pub driver: Driver,
+    /// The variable.
+    pub variable: Variable,
+    /// Whether no runtime has to act, because the devices are simulated.
+    pub is_simulated: bool,
+    /// Whether the runtime hook is on, which takes the variable away from containers that ask for nothing.
+    pub has_hook: bool,
+}
+
+/// How this plugin's own container got NVML.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OwnContainer {
+    /// Whether this process loaded NVML from a directory of the host, so that the runtime need not have given it.
+    pub has_driver_root: bool,
+    /// Whether this container is privileged: a hardened runtime accepts the variable of privileged containers alone.
+    pub is_privileged: bool,
+    /// The `RuntimeClass` of this plugin's pod, if it has one.
+    pub runtime_class: Option<String>,
+    /// The value of the variable in this container.
+    pub value: Option<String>,
+}
+
+/// What tells whether the runtime acts on the variable.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VariableFacts {
+    /// Whether the devices are simulated, so that no runtime has to act.
+    pub is_simulated: bool,
+    /// This plugin's own container.
+    pub own: OwnContainer,
+    /// Whether a spec of NVIDIA's toolkit names one of this node's GPUs by UUID.
+    pub toolkit_names_uuid: bool,
+    /// Whether GPU Operator's spec is there, which names `all` alone.
+    pub has_management_spec: bool,
+}
+
+/// Whether the variable works for pods of others, by what it did for this one.
+pub fn variable(facts: &VariableFacts) -> Variable {
+    if facts.is_simulated {
+        return Variable::Works;
+    }
+    let own = &facts.own;
+    if let Some(class) = &own.runtime_class {
+        return Variable::Fails(format!("the runtime acts on it only in pods with runtimeClassName: {class}"));
+    }
+    if own.has_driver_root || own.is_privileged {
+        return Variable::Unknown;
+    }
+    match own.value.as_deref() {
+        Some("void") if facts.has_management_spec && !facts.toolkit_names_uuid => {
+            Variable::Fails("the runtime resolves it by GPU Operator's CDI spec, which names no single GPU".to_owned())
+        }
+        // The runtime gave this container NVML. In legacy mode it leaves the variable as it is, in the modes cdi and jit-cdi it
+        // replaces the value; a UUID resolves in jit-cdi mode, and where a spec names it.
+        Some("all" | "void") => Variable::Works,
+        _ => Variable::Unknown,
+    }
+}
+
+/// The mode of a node with these facts: the one that the operator asks for, else the best that works.
+pub fn decide(requested: Option<Mode>, facts: &Facts) -> Injection {
+    let is_exposed = facts.variable == Variable::Works && !facts.is_simulated && !facts.has_hook;
+    Injection { is_exposed, ..mode(requested, facts) }
+}
+
+fn mode(requested: Option<Mode>, facts: &Facts) -> Injection {
+    match requested {
+        Some(Mode::Cdi) => by_cdi(facts),
+        Some(Mode::Envvar) => by_variable(facts),
+        None => {
+            let cdi = by_cdi(facts);
+            match (&cdi.certainty, &facts.variable) {
+                (Certainty::Proven, _) => cdi,
+                (_, Variable::Works) => by_variable(facts),
+                // Without CDI a container gets nothing, so trying it shows no device to the wrong container.
+                (Certainty::Assumed | Certainty::Impossible, _) => cdi,
+            }
+        }
+    }
+}
+
+fn by_cdi(facts: &Facts) -> Injection {
+    let found = |certainty, reason, message: String| Injection { mode: Mode::Cdi, certainty, reason, message, is_exposed: false };
+    let of_variable = match &facts.variable {
+        Variable::Fails(why) => format!("; the variable cannot stand in for it: {why}"),
+        Variable::Works | Variable::Unknown => String::new(),
+    };
+    match (&facts.cdi, &facts.driver) {
+        (Cdi::Unwritable(why), _) => found(Certainty::Impossible, "CdiDirNotWritable", format!("{why}{of_variable}")),
+        (Cdi::Off, _) => {
+            let message = "the container runtime ignores CDI devices: set enable_cdi = true in containerd's configuration and restart it";
+            found(Certainty::Impossible, "CdiOff", format!("{message}{of_variable}"))
+        }
+        (_, Driver::Missing(why)) => found(Certainty::Impossible, NO_DRIVER_SPEC, format!("{why}{of_variable}")),
+        (Cdi::Read, Driver::Spec(kind)) => {
+            found(Certainty::Proven, "Cdi", format!("the container runtime reads CDI specs, and the driver comes from {kind}"))
+        }
+        (Cdi::Read, Driver::NotNeeded) => found(Certainty::Proven, "Cdi", "the container runtime reads CDI specs".to_owned()),
+        (Cdi::Unknown, _) => {
+            let message = "the container runtime has not been seen reading CDI specs yet; if it started before their directory existed, \
+                           it does so at its first container";
+            found(Certainty::Assumed, "CdiAssumed", message.to_owned())
+        }
+    }
+}
+
+fn by_variable(facts: &Facts) -> Injection {
+    let (certainty, reason, message) = match &facts.variable {
+        Variable::Works => (Certainty::Proven, "Variable", "the container runtime acts on the variable".to_owned()),
+        Variable::Unknown => (Certainty::Assumed, "VariableAssumed", "as --inject=envvar says; nothing has shown that it works".to_owned()),
+        // The operator may know more; a runtime that cannot resolve the variable refuses the container.
+        Variable::Fails(why) => (Certainty::Assumed, "VariableAssumed", format!("as --inject=envvar says, although {why}")),
+    };
+    Injection { mode: Mode::Envvar, certainty, reason, message, is_exposed: false }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    fn facts(cdi: &str, driver: &str, variable: &str) -> Facts {
+        Facts {
+            cdi: match cdi {
+                "read" => Cdi::Read,
+                "unknown" => Cdi::Unknown,
+                "off" => Cdi::Off,
+                _ => Cdi::Unwritable("cannot write /var/run/cdi".to_owned()),
+            },
+            driver: match driver {
+                "simulated" => Driver::NotNeeded,
+                "none" => Driver::Missing("no CDI spec of the NVIDIA driver".to_owned()),
+                kind => Driver::Spec(if kind == "toolkit" { "nvidia.com/gpu" } else { "management.nvidia.com/gpu" }),
+            },
+            variable: match variable {
+                "works" => Variable::Works,
+                "fails" => Variable::Fails("the runtime says no".to_owned()),
+                _ => Variable::Unknown,
+            },
+            is_simulated: driver == "simulated",
+            has_hook: false,
+        }
+    }
+
+    /// Every combination, for each value of `--inject`: mode, certainty, reason.
+    #[test]
+    fn every_kind_of_node() {
+        let mut rows = Vec::new();
+        for requested in [None, Some(Mode::Cdi), Some(Mode::Envvar)] {
+            for cdi in ["read", "unknown", "off", "unwritable"] {
+                for driver in ["toolkit", "none", "simulated"] {
+                    for variable in ["works", "fails", "unknown"] {
+                        let Injection { mode, certainty, reason, .. } = decide(requested, &facts(cdi, driver, variable));
+                        let requested = requested.map_or("auto", Mode::as_str);
+                        let (mode, certainty) = (mode.as_str(), certainty.as_str());
+                        rows.push(format!("{requested:6} {cdi:10} {driver:9} {variable:7} -> {mode:6} {certainty:10} {reason}"));
+                    }
+                }
+            }
+        }
+        insta::assert_snapshot!(rows.join("\n"));
+    }
+
+    /// A mode that cannot work is never chosen where one that works is there.
+    #[test]
+    fn auto_chooses_what_works() {
+        for cdi in ["read", "unknown", "off", "unwritable"] {
+            for driver in ["toolkit", "management", "none", "simulated"] {
+                for variable in ["works", "fails", "unknown"] {
+                    let facts = facts(cdi, driver, variable);
+                    let chosen = decide(None, &facts);
+                    let can_work = [Mode::Cdi, Mode::Envvar].map(|mode| decide(Some(mode), &facts).certainty == Certainty::Proven);
+                    assert_eq!(chosen.certainty == Certainty::Proven, can_work.contains(&true), "{facts:?}");
+                    assert!(chosen.mode == Mode::Cdi || facts.variable == Variable::Works, "only CDI fails closed: {facts:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_refusal_names_the_setting() {
+        let message = |cdi, driver, variable| decide(None, &facts(cdi, driver, variable)).message;
+        insta::assert_snapshot!(
+            [message("off", "toolkit", "fails"), message("read", "none", "unknown"), message("unwritable", "toolkit", "unknown")].join("\n"),
+            @r"
+        the container runtime ignores CDI devices: set enable_cdi = true in containerd's configuration and restart it; the variable cannot stand in for it: the runtime says no
+        no CDI spec of the NVIDIA driver
+        cannot write /var/run/cdi
+        "
+        );
+    }
+
+    #[rstest]
+    #[case::acted_on(facts("read", "toolkit", "works"), true)]
+    #[case::ignored(facts("read", "toolkit", "fails"), false)]
+    #[case::simulated(facts("read", "simulated", "works"), false)]
+    #[case::hooked(Facts { has_hook: true, ..facts("read", "toolkit", "works") }, false)]
+    fn who_asks_for_nothing_sees_all(#[case] facts: Facts, #[case] expected: bool) {
+        assert_eq!(decide(None, &facts).is_exposed, expected);
+    }
+
+    fn own(value: &str) -> OwnContainer {
+        OwnContainer { value: Some(value.to_owned()), ..OwnContainer::default() }
+    }
+
+    fn seen(own: OwnContainer) -> VariableFacts {
+        VariableFacts { own, ..VariableFacts::default() }
+    }
+
+    /// One row per kind of node in docs/nvidia.md.
+    #[rstest]
+    #[case::simulated(VariableFacts { is_simulated: true, ..VariableFacts::default() }, "Works")]
+    #[case::default_runtime_legacy(seen(own("all")), "Works")]
+    #[case::default_runtime_jit_cdi(seen(own("void")), "Works")]
+    #[case::default_runtime_cdi_of_the_toolkit(VariableFacts { toolkit_names_uuid: true, has_management_spec: true, ..seen(own("void")) }, "Works")]
+    #[case::operator_runtime_as_default(VariableFacts { has_management_spec: true, ..seen(own("void")) }, "Fails")]
+    #[case::runtime_class(seen(OwnContainer { runtime_class: Some("nvidia".to_owned()), ..own("all") }), "Fails")]
+    #[case::driver_root(seen(OwnContainer { has_driver_root: true, ..own("all") }), "Unknown")]
+    #[case::privileged(seen(OwnContainer { is_privileged: true, ..own("all") }), "Unknown")]
+    #[case::no_variable(VariableFacts::default(), "Unknown")]
+    #[case::some_gpus(seen(own("0,1")), "Unknown")]
+    fn what_the_plugins_own_container_tells(#[case] facts: VariableFacts, #[case] expected: &str) {
+        let found = format!("{:?}", variable(&facts));
+        assert!(found.starts_with(expected), "{found}");
+    }
+}
