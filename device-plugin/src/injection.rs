@@ -1,6 +1,6 @@
 //! Which way devices get into containers on this node: by CDI or by the vendor's environment variable, or not at all.
 //!
-//! Nothing is guessed from a version. [`decide`] is a pure function of what was found on the node; [`follow`] finds it, keeps
+//! Nothing is guessed from a version. [`decide()`] is a pure function of what was found on the node; [`follow`] finds it, keeps
 //! the driver's CDI device in step with the vendor's specs, and reports what holds. The decision may change while the process
 //! runs: each answer to Allocate says itself which way it takes.
 
