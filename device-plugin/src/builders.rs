@@ -111,6 +111,7 @@ pub(crate) fn gpu(minor: u32) -> Gpu {
         minor,
         index: minor,
         memory_bytes: 16 << 30,
+        reserved_bytes: 0,
         model: "Tesla T4".to_owned(),
         bus_id: Some(format!("0000:{minor:02x}:00.0")),
         place: Place::default(),

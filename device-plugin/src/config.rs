@@ -25,7 +25,7 @@ use crate::plugin::Settings;
 use crate::publish::additions::Files;
 use crate::served::ServedNames;
 
-use values::{DeviceKind, Inject, InventoryKind, MemoryResource, PartitionPolicy, VariableName, duration};
+use values::{DeviceKind, GpuMemory, Inject, InventoryKind, MemoryResource, PartitionPolicy, ReservedMemory, VariableName, duration};
 
 pub use values::{Identity, InvalidValue, LogFormat, LogLevel, NoGpu, NodeName};
 pub use vendor_resource::{VendorResource, VendorServer};
@@ -76,6 +76,14 @@ pub struct Args {
     /// Whether pods get partitions alone (honor), or best a partition (prefer)
     #[arg(long, env = "GPUSHARE_GPU_PARTITION_POLICY", value_enum)]
     gpu_partition_policy: Option<PartitionPolicy>,
+
+    /// Memory of a GPU whose driver does not tell it, such as one that shares its processor's memory: a quantity such as 96Gi
+    #[arg(long, env = "GPUSHARE_GPU_MEMORY", value_name = "QUANTITY")]
+    gpu_memory: Option<GpuMemory>,
+
+    /// Whether pods may share the memory that the driver reserves for itself, which no pod can allocate
+    #[arg(long, env = "GPUSHARE_RESERVED_MEMORY", default_value = "share", value_enum)]
+    reserved_memory: ReservedMemory,
 
     /// What to do when this node has no library, driver or GPU
     #[arg(long, env = "GPUSHARE_NO_GPU", default_value = "exit", value_enum)]
@@ -185,6 +193,10 @@ pub struct Args {
     #[arg(long, env = "GPUSHARE_APPLICATION_XIDS", default_value_t = Xids::of_applications(), value_name = "XIDS")]
     application_xids: Xids,
 
+    /// Critical XIDs after which a GPU stays unhealthy until it has been reset or an operator clears it
+    #[arg(long, env = "GPUSHARE_RESET_XIDS", default_value_t = Xids::of_resets(), value_name = "XIDS")]
+    reset_xids: Xids,
+
     /// Evict pods from a device that has been unhealthy for a minute; the plugin's role must allow it
     #[arg(long, env = "GPUSHARE_EVICT_FROM_SICK_DEVICES")]
     evict_from_sick_devices: bool,
@@ -290,7 +302,15 @@ impl Args {
         }
         let looks_for = |kind| self.look_for.contains(&kind);
         let (library, sysfs) = (self.nvml_library.clone(), self.sysfs_root.clone());
-        let nvml = || NvmlSource { library, sysfs, probe_interval: interval, ..NvmlSource::default() };
+        let nvml = || NvmlSource {
+            library,
+            sysfs,
+            driver_roots: self.driver_roots.clone(),
+            unknown_memory: self.gpu_memory.map(|memory| memory.0),
+            withholds_reserved: self.reserved_memory == ReservedMemory::Withhold,
+            probe_interval: interval,
+            ..NvmlSource::default()
+        };
         let others = SysfsSource {
             root: self.sysfs_root.clone(),
             interval,
@@ -353,6 +373,7 @@ impl From<Args> for Config {
             health: Policy {
                 ignored_xids: args.ignore_xids,
                 application_xids: args.application_xids,
+                reset_xids: args.reset_xids,
                 quiet: args.recovery_quiet,
                 ..Policy::default()
             },

@@ -3,6 +3,7 @@
 //! [`watch_devices`](watch::watch_devices) makes a new value when something changes; kubelet's
 //! streams, the Device object and node status are functions of the latest one.
 
+pub mod clear;
 pub mod recall;
 pub mod sharing;
 pub mod watch;

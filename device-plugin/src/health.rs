@@ -17,6 +17,10 @@
 //!   of events is no illness.
 //! * A sick device is healthy again when, since its last trouble, it has answered so many probes in a
 //!   row and so much time has passed as the policy demands. It need not be restarted for that.
+//! * Time does not heal a device that needs a reset: after an XID that asks for one by the policy, or as long as its driver
+//!   names a recovery action. Probes count again once the driver names none, once a reset has been seen (the device was lost
+//!   and is back, or the rows that waited for a reset are remapped), or once an operator clears it ([`Health::clear`]). A
+//!   boot resets devices too; XIDs of an earlier boot are not recalled.
 //! * A device that is sick again within a day of its recovery has had a relapse. With each one the
 //!   time that it must be without trouble is doubled, up to an hour; after a day in health the count
 //!   begins anew. So an error that comes back every few minutes does not return the device to pods each time.
@@ -47,8 +51,12 @@ pub struct Observation {
 pub enum ObservationKind {
     /// The driver reported a critical error with this number; 999 stands for one it cannot name.
     Xid(u64),
-    /// The device answered a probe.
+    /// The device answered a probe; nothing tells whether it needs a reset.
     Answered,
+    /// The device answered a probe, and needs no reset: its driver says so, or a reset has been seen.
+    Sound,
+    /// The device answered a probe, and its driver says that it must be reset; the text says how.
+    NeedsReset(String),
     /// The device is gone: it fell off the bus, or the driver does not list it any more.
     Lost,
     /// The device is there and a probe of it failed; the text says how.
@@ -57,6 +65,8 @@ pub enum ObservationKind {
     PortDown(String),
     /// The source now describes other devices, or the same ones otherwise: discover again.
     InventoryChanged,
+    /// The driver is another one than the library that this process has of it; the text says how that was seen.
+    DriverReplaced(String),
 }
 
 /// An XID that an application causes, and that leaves the device in order.
@@ -77,10 +87,14 @@ pub enum Reason {
     Lost,
     /// A probe failed.
     ProbeFailed,
+    /// Its driver says that it must be reset.
+    NeedsReset,
     /// None of an adapter's ports is active.
     PortDown,
     /// It was sick and is well.
     Recovered,
+    /// An operator has cleared it.
+    Cleared,
 }
 
 impl Reason {
@@ -90,16 +104,18 @@ impl Reason {
     }
 }
 
-/// One word, fit for a condition's or an event's reason: `Xid79`, `Lost`, `ProbeFailed`,
-/// `PortDown`, `Recovered`.
+/// One word, fit for a condition's or an event's reason: `Xid79`, `Lost`, `ProbeFailed`, `NeedsReset`,
+/// `PortDown`, `Recovered`, `Cleared`.
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Xid(xid) => write!(f, "Xid{xid}"),
             Self::Lost => f.write_str("Lost"),
             Self::ProbeFailed => f.write_str("ProbeFailed"),
+            Self::NeedsReset => f.write_str("NeedsReset"),
             Self::PortDown => f.write_str("PortDown"),
             Self::Recovered => f.write_str("Recovered"),
+            Self::Cleared => f.write_str("Cleared"),
         }
     }
 }
@@ -124,6 +140,8 @@ pub struct Policy {
     pub ignored_xids: Xids,
     /// Those that an application causes: they do not make a device unhealthy.
     pub application_xids: Xids,
+    /// Those after which a device needs a reset.
+    pub reset_xids: Xids,
     /// How many probes in a row a sick device must answer.
     pub answers: NonZeroU32,
     /// How long it must have been without trouble, before the first relapse.
@@ -133,8 +151,8 @@ pub struct Policy {
 /// Three answers over at least a minute; no XID is ignored, and some are known to be caused by applications.
 impl Default for Policy {
     fn default() -> Self {
-        let (ignored_xids, application_xids) = (Xids::none(), Xids::of_applications());
-        Self { ignored_xids, application_xids, answers: NonZeroU32::MIN.saturating_add(2), quiet: Duration::from_secs(60) }
+        let (ignored_xids, application_xids, reset_xids) = (Xids::none(), Xids::of_applications(), Xids::of_resets());
+        Self { ignored_xids, application_xids, reset_xids, answers: NonZeroU32::MIN.saturating_add(2), quiet: Duration::from_secs(60) }
     }
 }
 
@@ -156,12 +174,25 @@ struct Course {
 
 impl Course {
     /// Notes trouble; it is a relapse if the device has recovered only lately.
-    fn trouble(&mut self, reason: Reason, now: Duration) {
+    fn trouble(&mut self, reason: Reason, needs_reset: bool, now: Duration) {
         if self.illness.is_none() {
             let is_relapse = self.recovered.is_some_and(|recovered| now.saturating_sub(recovered) <= RELAPSE_WITHIN);
             self.relapses = if is_relapse { self.relapses.saturating_add(1) } else { 0 };
         }
-        self.illness = Some(Illness { reason, since: now, answers: 0 });
+        self.illness = Some(Illness { reason, needs_reset, since: now, answers: 0 });
+    }
+
+    /// Counts an answered probe; the device recovers if it is the last that was missing.
+    fn answer(&mut self, policy: &Policy, uuid: &GpuUuid, now: Duration) -> Option<HealthChange> {
+        let quiet = policy.quiet_after(self.relapses);
+        let illness = self.illness.as_mut().filter(|illness| !illness.needs_reset)?;
+        illness.answers = illness.answers.saturating_add(1);
+        if illness.answers < policy.answers.get() || now.saturating_sub(illness.since) < quiet {
+            return None;
+        }
+        let message = recovery(illness, now);
+        (self.illness, self.recovered) = (None, Some(now));
+        Some(HealthChange { uuid: uuid.clone(), healthy: true, reason: Reason::Recovered, message })
     }
 }
 
@@ -169,6 +200,8 @@ impl Course {
 #[derive(Clone, Copy, Debug)]
 struct Illness {
     reason: Reason,
+    /// Whether probes do not count until a reset is seen.
+    needs_reset: bool,
     /// When the last trouble was seen.
     since: Duration,
     /// Probes answered since then.
@@ -213,7 +246,8 @@ impl Health {
     pub fn recall(&mut self, now: Duration, uuid: &GpuUuid, xid: u64, since: &str) -> Option<HealthChange> {
         let seen = Observation { device: Some(uuid.clone()), kind: ObservationKind::Xid(xid) };
         let change = self.observe(now, &seen)?;
-        let message = format!("the driver reported critical error XID {xid} before this process began; unhealthy since {since}");
+        let cure = cure(self.policy.needs_reset(Reason::Xid(xid)));
+        let message = format!("the driver reported critical error XID {xid} before this process began; unhealthy since {since}{cure}");
         Some(HealthChange { message, ..change })
     }
 
@@ -231,32 +265,49 @@ impl Health {
         let uuid = seen.device.as_ref()?;
         let course = self.devices.get_mut(uuid)?;
         let (reason, message) = match &seen.kind {
-            ObservationKind::InventoryChanged => return None,
-            ObservationKind::Answered => {
-                let quiet = self.policy.quiet_after(course.relapses);
-                let illness = course.illness.as_mut()?;
-                illness.answers = illness.answers.saturating_add(1);
-                if illness.answers < self.policy.answers.get() || now.saturating_sub(illness.since) < quiet {
-                    return None;
+            ObservationKind::InventoryChanged | ObservationKind::DriverReplaced(_) => return None,
+            ObservationKind::Answered => return course.answer(&self.policy, uuid, now),
+            ObservationKind::Sound => {
+                if let Some(illness) = course.illness.as_mut() {
+                    illness.needs_reset = false;
                 }
-                let message = recovery(illness, now);
-                (course.illness, course.recovered) = (None, Some(now));
-                let uuid = uuid.clone();
-                return Some(HealthChange { uuid, healthy: true, reason: Reason::Recovered, message });
+                return course.answer(&self.policy, uuid, now);
             }
             ObservationKind::Xid(xid) if self.policy.class_of(*xid) != XidClass::Device => return None,
             ObservationKind::Xid(xid) => (Reason::Xid(*xid), format!("the driver reported critical error XID {xid}")),
+            ObservationKind::NeedsReset(how) => (Reason::NeedsReset, format!("the device must be reset: {how}")),
             ObservationKind::Lost => (Reason::Lost, "the device fell off the bus or is not listed any more".to_owned()),
             ObservationKind::Failed(how) => (Reason::ProbeFailed, format!("the device does not answer: {how}")),
             ObservationKind::PortDown(states) => (Reason::PortDown, format!("no port is active: {states}")),
         };
-        let before = course.illness.map(|illness| illness.reason);
-        course.trouble(reason, now);
-        let message = match course.relapses {
-            0 => message,
-            n => format!("{message}; relapse {n}: to recover it must be without trouble for {} s", self.policy.quiet_after(n).as_secs()),
+        let before = course.illness;
+        // A device that was lost and answers again has been reset.
+        let waits = before.is_some_and(|illness| illness.needs_reset) && reason != Reason::Lost;
+        let needs_reset = waits || self.policy.needs_reset(reason);
+        // A driver that says no more than that a reset is needed does not hide the error that led to it.
+        let reason = match before {
+            Some(Illness { reason: xid @ Reason::Xid(_), .. }) if reason == Reason::NeedsReset => xid,
+            _ => reason,
         };
-        (before != Some(reason)).then(|| HealthChange { uuid: uuid.clone(), healthy: false, reason, message })
+        course.trouble(reason, needs_reset, now);
+        let cure = cure(needs_reset);
+        let message = match course.relapses {
+            0 => format!("{message}{cure}"),
+            n => format!(
+                "{message}{cure}; relapse {n}: to recover it must be without trouble for {} s",
+                self.policy.quiet_after(n).as_secs()
+            ),
+        };
+        (before.map(|illness| illness.reason) != Some(reason)).then(|| HealthChange { uuid: uuid.clone(), healthy: false, reason, message })
+    }
+
+    /// Makes a sick device healthy because an operator says so; the next trouble makes it sick again.
+    pub fn clear(&mut self, now: Duration, uuid: &GpuUuid) -> Option<HealthChange> {
+        let course = self.devices.get_mut(uuid)?;
+        let illness = course.illness.take()?;
+        course.recovered = Some(now);
+        let message = format!("an operator has cleared {}", illness.reason);
+        Some(HealthChange { uuid: uuid.clone(), healthy: true, reason: Reason::Cleared, message })
     }
 }
 
@@ -272,6 +323,15 @@ impl Policy {
         }
     }
 
+    /// Whether time does not heal this.
+    fn needs_reset(&self, reason: Reason) -> bool {
+        match reason {
+            Reason::Xid(xid) => self.reset_xids.contains(xid),
+            Reason::NeedsReset => true,
+            Reason::Lost | Reason::ProbeFailed | Reason::PortDown | Reason::Recovered | Reason::Cleared => false,
+        }
+    }
+
     /// How long a device must be without trouble after so many relapses.
     fn quiet_after(&self, relapses: u32) -> Duration {
         let doubled = self.quiet.saturating_mul(2_u32.saturating_pow(relapses));
@@ -279,8 +339,13 @@ impl Policy {
     }
 }
 
+/// The end of a message about trouble.
+fn cure(needs_reset: bool) -> &'static str {
+    if needs_reset { "; it stays unhealthy until it has been reset or an operator clears it" } else { "" }
+}
+
 fn recovery(illness: &Illness, now: Duration) -> String {
-    let Illness { reason, since, answers } = illness;
+    let Illness { reason, since, answers, .. } = illness;
     let quiet = now.saturating_sub(*since).as_secs();
     format!("the device answered {answers} probes in {quiet} s without trouble since {reason}")
 }

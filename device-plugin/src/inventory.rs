@@ -5,7 +5,7 @@
 //! whether a device is healthy is decided in [`crate::health`]. It knows nothing of kubelet or of
 //! the API server either.
 //!
-//! Only `inventory/nvml.rs` uses NVML.
+//! Only `inventory/nvml` uses NVML.
 
 mod error;
 mod feed;
@@ -47,8 +47,10 @@ pub struct Gpu {
     /// Its place in the order of the source (NVML's enumeration, or the file's list); not the minor
     /// number.
     pub index: u32,
-    /// Total memory.
+    /// Memory that pods may share.
     pub memory_bytes: u64,
+    /// Memory besides, which the driver keeps for itself and which is left out; 0 if it counts as memory that pods may share.
+    pub reserved_bytes: u64,
     /// The product's name as its vendor gives it.
     pub model: String,
     /// PCI address in the form sysfs uses, such as `0000:3b:00.0`.
@@ -125,7 +127,7 @@ impl fmt::Display for ExcludedGpu {
             write!(f, " ({uuid})")?;
         }
         match &self.exclusion {
-            Exclusion::Mig => f.write_str(": it is in MIG mode, and sharing MIG instances is not supported"),
+            Exclusion::Mig => write!(f, ": {}", nvml::MIG),
             Exclusion::Unreadable(problem) => write!(f, ": {problem}"),
         }
     }
@@ -171,8 +173,12 @@ impl Inventory {
     /// `now` lacks, and a new order of the others because of that, is not news: it is sick.
     fn is_outdated_by(&self, now: &Self) -> bool {
         let is_news = |gpu: &Gpu| {
-            let index = gpu.index;
-            self.gpu(&gpu.uuid).is_none_or(|before| Gpu { index, ..before.clone() } != *gpu)
+            let Some(before) = self.gpu(&gpu.uuid) else { return true };
+            // The driver may reserve a little more or less at any time; that is no other device.
+            let has_same_total = before.memory_bytes + before.reserved_bytes == gpu.memory_bytes + gpu.reserved_bytes;
+            let (memory_bytes, reserved_bytes) =
+                if has_same_total { (gpu.memory_bytes, gpu.reserved_bytes) } else { (before.memory_bytes, before.reserved_bytes) };
+            Gpu { index: gpu.index, memory_bytes, reserved_bytes, ..before.clone() } != *gpu
         };
         let left_out = |excluded: &ExcludedGpu| {
             excluded.exclusion == Exclusion::Mig && excluded.uuid.as_ref().is_some_and(|uuid| self.gpu(uuid).is_some())

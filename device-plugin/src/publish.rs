@@ -90,6 +90,8 @@ pub struct Facts {
     pub serves_vendor: bool,
     /// What partitions of GPUs are for, if the operator says it.
     pub partition_policy: Option<GpuPartitionPolicy>,
+    /// The boot of this node, if the kernel names it.
+    pub boot_id: Option<String>,
 }
 
 /// Where a [`Publisher`] learns what to publish.
@@ -258,7 +260,8 @@ impl Publisher {
         let additions = Arc::clone(&self.sources.additions.borrow_and_update());
         let Facts { serves_vendor, partition_policy, .. } = self.facts;
         let injection = self.sources.injection.borrow_and_update().clone();
-        let remarks = Remarks { checkpoints, serves_vendor, additions, partition_policy, injection };
+        let boot_id = self.facts.boot_id.clone();
+        let remarks = Remarks { checkpoints, serves_vendor, additions, partition_policy, injection, boot_id };
         device_object::device(fleet, node, &remarks, before.as_ref(), Utc::now())
     }
 

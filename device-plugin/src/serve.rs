@@ -26,17 +26,18 @@ use tracing::{info, warn};
 use crate::assigned::mark_assigned;
 use crate::casualties::{self, look_after};
 use crate::cdi::readers::Readers;
-use crate::config::{Config, Identity, NoGpu, VendorServer};
-use crate::events::{self, Recorder};
+use crate::config::{Config, Identity, VendorServer};
+use crate::events::{self, Recorder, Weight};
 use crate::exchange::{self, Exchange};
 use crate::fleet::Fleet;
+use crate::fleet::clear::watch_clearance;
 use crate::fleet::recall::recall;
-use crate::fleet::watch::{Number, Told, discover, watch_devices};
+use crate::fleet::watch::{Channels, DriverReplaced, Number, discover, watch_devices};
 use crate::gate::{Gate, keep_reconciled};
 use crate::health::{Fault, Health};
 use crate::injection::follow::{Listeners, NodeFacts, follow};
 use crate::injection::{Injection, Mode, OwnContainer};
-use crate::inventory::{Inventory, InventoryError};
+use crate::inventory::{GpuUuid, Inventory, InventoryError};
 use crate::metrics::Metrics;
 use crate::plugin::NodeState;
 use crate::plugin::ids::IdScheme;
@@ -96,7 +97,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let served = Served::ALL.into_iter().filter(|resource| config.settings.names.of(*resource).is_some());
     let registered: Vec<_> = served.map(|resource| (resource, watch::Sender::new(false))).collect();
     let readiness = Readiness { pods: pods_seen, registered: registered.iter().map(|(_, sender)| sender.subscribe()).collect() };
-    let mut parts = Parts { watches: JoinSet::new(), servers: JoinSet::new() };
+    let mut parts = Parts::default();
     let mut registry = Registry::default();
     let metrics = Metrics::register(&mut registry);
     parts.serve_health(&config, readiness, Arc::new(registry)).await?;
@@ -105,19 +106,17 @@ async fn run(config: Config) -> anyhow::Result<()> {
         found = find_devices(&config) => found?,
     };
     let client = client(&config).await?;
-    let number = number(&config);
-    let fleet = Fleet::new(inventory.clone(), number(&inventory)?);
-    describe(&config, &fleet);
-    let mut health = Health::new(config.health.clone(), inventory.ids().cloned());
-    let fleet = recall(&Api::all(client.clone()), config.node_name.as_str(), &mut health, fleet).await;
-    let (tell_fault, faults) = mpsc::channel(MOST_FAULTS);
-    let fleet = parts.watch_devices(&config, inventory, fleet, health, number, tell_fault);
+    let excluded = inventory.excluded.clone();
+    let Devices { fleet, faults, clear } = parts.watch_devices(&config, &client, inventory).await?;
     // Read before registration, after which kubelet writes down what this process answers.
     let (tell_injection, injection) = watch::channel(None);
     let readers = parts.watch_readers(&config);
     let node = NodeState::beside_kubelet(config.settings.clone(), fleet, pods.subscribe(), &config.device_plugin_dir);
     let node = Arc::new(node.with_injection(injection.clone(), readers));
     let recorder = parts.write_events(&config, &client);
+    for gpu in &excluded {
+        recorder.node(Weight::Warning, "GPUNotShared", gpu.to_string());
+    }
     let listeners = Listeners { injection: tell_injection, recorder: recorder.clone(), metrics: metrics.clone() };
     parts.watches.spawn(follow(Arc::clone(&node), node_facts(&config), listeners));
     if config.identity == Identity::Proof {
@@ -128,6 +127,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     parts.watch_pods(&config, &client, pods);
     let seen = parts.serve_runtime(&config, &node, metrics);
     let published = parts.publish(&config, &client, (node.fleet.clone(), node.pods.clone(), injection), seen, additions);
+    parts.watches.spawn(watch_clearance(Api::all(client.clone()), published.device.clone(), node.fleet.clone(), clear));
     let sources = casualties::Sources { fleet: node.fleet.clone(), pods: node.pods.clone(), faults, recorder };
     parts.watches.spawn(look_after(client.clone(), sources, config.evicts_from_sick_devices));
     parts.watches.spawn(inherit_pods(Arc::clone(&node)));
@@ -142,26 +142,37 @@ async fn run(config: Config) -> anyhow::Result<()> {
 }
 
 /// Everything that runs.
+#[derive(Default)]
 struct Parts {
+    /// What follows the devices, and ends when only another process can.
+    devices: JoinSet<DriverReplaced>,
     /// Tasks that are simply dropped at the end.
     watches: JoinSet<()>,
     /// Tasks that have something to close.
     servers: JoinSet<()>,
 }
 
+/// This side of what follows the devices.
+struct Devices {
+    fleet: watch::Receiver<Arc<Fleet>>,
+    faults: mpsc::Receiver<Fault>,
+    /// Takes devices that an operator has cleared.
+    clear: mpsc::Sender<GpuUuid>,
+}
+
 impl Parts {
-    fn watch_devices(
-        &mut self,
-        config: &Config,
-        inventory: Inventory,
-        fleet: Fleet,
-        health: Health,
-        number: Number,
-        faults: mpsc::Sender<Fault>,
-    ) -> watch::Receiver<Arc<Fleet>> {
-        let (sender, receiver) = watch::channel(Arc::new(fleet));
-        self.watches.spawn(watch_devices(config.source.clone(), inventory, health, number, Told { fleet: sender, faults }));
-        receiver
+    async fn watch_devices(&mut self, config: &Config, client: &Client, inventory: Inventory) -> anyhow::Result<Devices> {
+        let number = number(config);
+        let fleet = Fleet::new(inventory.clone(), number(&inventory)?);
+        describe(config, &fleet);
+        let mut health = Health::new(config.health.clone(), inventory.ids().cloned());
+        let fleet = recall(&Api::all(client.clone()), config.node_name.as_str(), boot_id().as_deref(), &mut health, fleet).await;
+        let (tell_fleet, fleet) = watch::channel(Arc::new(fleet));
+        let (tell_fault, faults) = mpsc::channel(MOST_FAULTS);
+        let (clear, cleared) = mpsc::channel(MOST_FAULTS);
+        let channels = Channels { fleet: tell_fleet, faults: tell_fault, cleared };
+        self.devices.spawn(watch_devices(config.source.clone(), inventory, health, number, channels));
+        Ok(Devices { fleet, faults, clear })
     }
 
     fn watch_pods(&mut self, config: &Config, client: &Client, pods: watch::Sender<Pods>) {
@@ -170,7 +181,7 @@ impl Parts {
 
     /// Tells the cluster of a node whose devices are away, so that what was published of them before goes away too.
     fn without_devices(config: &Config, client: &Client) -> anyhow::Result<Self> {
-        let mut parts = Self { watches: JoinSet::new(), servers: JoinSet::new() };
+        let mut parts = Self::default();
         let nothing = Inventory::default();
         let (fleet, none) = watch::channel(Arc::new(Fleet::new(nothing.clone(), number(config)(&nothing)?)));
         let (pods, pods_seen) = watch::channel(Pods::default());
@@ -203,6 +214,7 @@ impl Parts {
             memory_unit: config.settings.memory_unit,
             serves_vendor: config.serves_vendor(),
             partition_policy: config.partition_policy,
+            boot_id: boot_id(),
         };
         self.watches.spawn(Publisher::new(client, facts, sources).run());
         published
@@ -285,6 +297,7 @@ impl Parts {
                 info!("asked to end");
                 Ok(())
             }
+            Some(ended) = self.devices.join_next() => Err(ended.map_or_else(|error| unexpected(Err(error)), |replaced| anyhow!(replaced))),
             Some(ended) = self.watches.join_next() => Err(unexpected(ended)),
             Some(ended) = self.servers.join_next() => Err(unexpected(ended)),
         };
@@ -323,17 +336,30 @@ fn end_on_signal(stopper: Stopper) -> anyhow::Result<()> {
 async fn find_devices(config: &Config) -> anyhow::Result<Inventory> {
     let mut meanwhile = None;
     loop {
-        let error = match discover(&config.source).await {
+        let mut found = std::pin::pin!(discover(&config.source));
+        let found = loop {
+            if let Ok(found) = timeout(LOOK_AGAIN, &mut found).await {
+                break found;
+            }
+            warn!("the driver does not answer: a call of it hangs, which a reset of the GPU or a reboot of this node ends");
+        };
+        let error = match found {
             Ok(inventory) => return Ok(inventory),
             Err(error) => error,
         };
-        let is_absence = error.downcast_ref::<InventoryError>().is_some_and(InventoryError::is_absence);
-        if config.no_gpu == NoGpu::Exit || !is_absence {
+        let cause = error.downcast_ref::<InventoryError>();
+        if !cause.is_some_and(|cause| config.no_gpu.waits_after(cause)) {
             return Err(error);
         }
+        let is_by_choice = cause.is_some_and(InventoryError::is_by_choice);
         warn!(error = %format!("{error:#}"), "no devices to share, looking again in {} s", LOOK_AGAIN.as_secs());
         if meanwhile.is_none() {
-            meanwhile = Some(Parts::without_devices(config, &client(config).await?)?);
+            let client = client(config).await?;
+            let mut parts = Parts::without_devices(config, &client)?;
+            if is_by_choice {
+                parts.write_events(config, &client).node(Weight::Warning, "GPUNotShared", format!("{error:#}"));
+            }
+            meanwhile = Some(parts);
         }
         sleep(LOOK_AGAIN).await;
     }
@@ -365,6 +391,12 @@ fn node_facts(config: &Config) -> NodeFacts {
         value: config.visible_devices.clone(),
     };
     NodeFacts { own, has_hook: config.nri_socket.is_some() }
+}
+
+/// The boot of this node.
+fn boot_id() -> Option<String> {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    Some(id.trim().to_owned())
 }
 
 /// Whether this process may do what only privileged containers may (`CAP_SYS_ADMIN`).

@@ -118,6 +118,7 @@ fn lists_unequal_gpus_by_minor_number() {
                 minor: 0,
                 index: 1,
                 memory_bytes: 15_843_721_216,
+                reserved_bytes: 0,
                 model: "Tesla T4".to_owned(),
                 bus_id: Some("0000:3c:00.0".to_owned()),
                 place: Place::default(),
@@ -129,6 +130,7 @@ fn lists_unequal_gpus_by_minor_number() {
                 minor: 1,
                 index: 0,
                 memory_bytes: 24 << 30,
+                reserved_bytes: 0,
                 model: "RTX 6000".to_owned(),
                 bus_id: Some("0000:3b:00.0".to_owned()),
                 place: Place { numa_node: Some(1), ..Place::default() },
@@ -151,7 +153,8 @@ fn lists_unequal_gpus_by_minor_number() {
 #[case::mig(Card { mig: true, ..card(0) }, Some(0), "it is in MIG mode, and sharing MIG instances is not supported")]
 #[case::lost(Card { code: LOST, ..card(0) }, None,
     "its handle cannot be read: device fell off the bus or has otherwise become inacessible")]
-#[case::no_memory(Card { memory: 0, ..card(0) }, Some(0), "it reports no memory")]
+#[case::no_memory(Card { memory: 0, ..card(0) }, Some(0),
+    "NVML does not know its memory: say with --gpu-memory how much of it pods may share, such as 96Gi")]
 #[case::same_minor(Card { minor: 1, ..card(0) }, Some(0), "GPU 0 has the same UUID or minor number 1")]
 #[case::same_uuid(Card { handle: 0, ..card(1) }, Some(1), "GPU 0 has the same UUID or minor number 1")]
 #[case::long_uuid(Card { uuid: "G".repeat(41), ..card(0) }, None,
@@ -171,7 +174,7 @@ fn says_when_no_gpu_can_be_shared() {
     let error = machine.source().discover().unwrap_err();
     assert!(error.is_absence());
     let InventoryError::NothingToShare { reasons, .. } = error else { panic!("{error}") };
-    insta::assert_snapshot!(reasons, @"GPU 0 (GPU-0): it is in MIG mode, and sharing MIG instances is not supported; GPU 1 (GPU-1): it reports no memory");
+    insta::assert_snapshot!(reasons, @"GPU 0 (GPU-0): it is in MIG mode, and sharing MIG instances is not supported; GPU 1 (GPU-1): NVML does not know its memory: say with --gpu-memory how much of it pods may share, such as 96Gi");
 }
 
 #[test]
@@ -304,14 +307,17 @@ async fn a_device_that_disappears_is_lost() {
     assert!(!watched.health.is_healthy(&uuid(0)));
 }
 
+#[rstest]
+#[case::another_error(999, Reason::ProbeFailed, "an internal driver error")]
+#[case::reset_required(16, Reason::NeedsReset, "the device must be reset")]
 #[tokio::test]
-async fn a_device_that_fails_a_probe_is_sick_until_it_answers_again() {
+async fn a_device_that_fails_a_probe_is_sick_until_it_answers_again(#[case] code: u32, #[case] reason: Reason, #[case] text: &str) {
     let machine = Machine::new(&[card(0), card(1)]);
     let mut watched = Watched::start(&eager(&machine));
-    machine.insert(&[Card { code: 16, ..card(0) }, card(1)]);
+    machine.insert(&[Card { code, ..card(0) }, card(1)]);
     let sick = watched.change().await;
-    assert_eq!((sick.uuid, sick.reason), (uuid(0), Reason::ProbeFailed));
-    assert!(sick.message.contains("requires a reset"), "{}", sick.message);
+    assert_eq!((sick.uuid, sick.reason), (uuid(0), reason));
+    assert!(sick.message.contains(text), "{}", sick.message);
     machine.insert(&[card(0), card(1)]);
     assert_eq!(watched.change().await.reason, Reason::Recovered);
 }
@@ -458,4 +464,210 @@ async fn a_driver_that_comes_later_is_news() {
     watched.until(&Observation { device: None, kind: ObservationKind::InventoryChanged }).await;
     let found = source.discover().unwrap();
     assert_eq!((found.gpus.len(), found.others.len()), (1, 1));
+}
+
+/// A minor number and a size that NVML does not know, as on GB10, Thor and WSL2.
+const UNSUPPORTED: (u32, u64) = (u32::MAX, u64::MAX);
+
+fn procfs(machine: &Machine, minor: &str) {
+    let folder = machine.path("proc/driver/nvidia/gpus/0000:3b:00.0");
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join("information"), format!("Model: \t\t NVIDIA GB10\nIRQ:   \t\t 231\nDevice Minor: \t {minor}\n")).unwrap();
+}
+
+#[test]
+fn minor_and_memory_that_nvml_does_not_know() {
+    let machine = Machine::new(&[Card { minor: UNSUPPORTED.0, memory: UNSUPPORTED.1, ..card(0) }]);
+    procfs(&machine, "3");
+    let source = of_gpus(NvmlSource { unknown_memory: Some(96 << 30), ..machine.nvml() });
+    let gpu = source.discover().unwrap().gpus.remove(0);
+    assert_eq!((gpu.minor, gpu.memory_bytes, gpu.device_node), (3, 96 << 30, PathBuf::from("/dev/nvidia3")));
+}
+
+#[rstest]
+#[case::no_memory(Card { memory: UNSUPPORTED.1, ..card(0) }, None, "say with --gpu-memory how much of it pods may share")]
+#[case::no_minor(Card { minor: UNSUPPORTED.0, ..card(0) }, None, "NVML does not support it, and ")]
+#[case::nonsense(Card { minor: UNSUPPORTED.0, ..card(0) }, Some("x"), "information does not name it")]
+fn a_gpu_without_minor_or_memory_is_left_out(#[case] card: Card, #[case] minor: Option<&str>, #[case] expected: &str) {
+    let machine = Machine::new(&[card]);
+    if let Some(minor) = minor {
+        procfs(&machine, minor);
+    }
+    let error = machine.source().discover().unwrap_err();
+    assert!(error.is_by_choice() && error.to_string().contains(expected), "{error}");
+}
+
+/// The flag is for GPUs whose memory is not known; another's is what NVML says.
+#[test]
+fn known_memory_is_not_replaced() {
+    let machine = Machine::new(&[card(0)]);
+    let source = of_gpus(NvmlSource { unknown_memory: Some(1 << 30), ..machine.nvml() });
+    assert_eq!(source.discover().unwrap().gpus[0].memory_bytes, 16 << 30);
+}
+
+/// What the driver reserves changes now and then, which is no other device.
+#[tokio::test]
+async fn reserved_memory_is_left_out_on_request() {
+    let machine = Machine::new(&[card(0)]);
+    machine.set("reserved", Some("471859200"));
+    assert_eq!(machine.source().discover().unwrap().gpus[0].memory_bytes, 16 << 30);
+    let withholding =
+        |interval| of_gpus(NvmlSource { withholds_reserved: true, probe_interval: interval, reopen_interval: interval, ..machine.nvml() });
+    let gpu = withholding(OFTEN).discover().unwrap().gpus.remove(0);
+    assert_eq!((gpu.memory_bytes, gpu.reserved_bytes), ((16 << 30) - (450 << 20), 450 << 20));
+    let mut watched = Watched::start(&withholding(OFTEN));
+    machine.set("reserved", Some("481859200"));
+    let changed = Observation { device: None, kind: ObservationKind::InventoryChanged };
+    assert!(!watched.take(20).await.contains(&changed));
+}
+
+/// `NVML_FI_DEV_GET_GPU_RECOVERY_ACTION`, `NVML_FI_DEV_REMAPPED_PENDING` and `NVML_FI_DEV_REMAPPED_FAILURE`.
+const ACTION: u32 = 230;
+const PENDING: u32 = 144;
+const FAILURE: u32 = 145;
+
+/// A driver that names a recovery action is believed, also when it takes it back.
+#[rstest]
+#[case::reset(1, "its driver asks for a reset of the GPU")]
+#[case::reboot(2, "its driver asks for a reboot of the node")]
+#[case::drain(4, "its driver asks to drain the GPU and to reset it")]
+#[tokio::test]
+async fn a_recovery_action_keeps_a_gpu_unhealthy(#[case] action: u32, #[case] text: &str) {
+    let machine = Machine::new(&[card(0), card(1)]);
+    machine.set("fields", Some(&format!("0 {ACTION} 0\n1 {ACTION} {action}\n")));
+    let mut watched = Watched::start(&eager(&machine));
+    let sick = watched.change().await;
+    assert_eq!((sick.uuid, sick.reason), (uuid(1), Reason::NeedsReset));
+    assert!(sick.message.contains(text), "{}", sick.message);
+    watched.take(20).await;
+    assert!(!watched.health.is_healthy(&uuid(1)) && watched.health.is_healthy(&uuid(0)));
+    machine.set("fields", Some(&format!("0 {ACTION} 0\n1 {ACTION} 0\n")));
+    assert_eq!(watched.change().await.reason, Reason::Recovered);
+}
+
+/// With an older driver an XID that asks for a reset lasts until its rows are remapped, or the GPU was lost and is back.
+#[rstest]
+#[case::rows_are_remapped(true)]
+#[case::lost_and_found(false)]
+#[tokio::test]
+async fn a_reset_is_seen_without_recovery_actions(#[case] by_rows: bool) {
+    let machine = Machine::new(&[card(0)]);
+    if by_rows {
+        machine.set("fields", Some(&format!("0 {PENDING} 1\n")));
+    }
+    let mut watched = Watched::start(&eager(&machine));
+    watched.take(1).await;
+    machine.xid(0, 48);
+    assert_eq!(watched.change().await.reason, Reason::Xid(48));
+    watched.take(20).await;
+    assert!(!watched.health.is_healthy(&uuid(0)));
+    if by_rows {
+        machine.set("fields", None);
+    } else {
+        machine.insert(&[Card { code: LOST, ..card(0) }]);
+        assert_eq!(watched.change().await.reason, Reason::Lost);
+        machine.insert(&[card(0)]);
+    }
+    assert_eq!(watched.change().await.reason, Reason::Recovered);
+}
+
+#[tokio::test]
+async fn rows_that_cannot_be_remapped_need_a_reset_and_pending_ones_do_not() {
+    let machine = Machine::new(&[card(0), card(1)]);
+    machine.set("fields", Some(&format!("0 {PENDING} 1\n1 {FAILURE} 1\n")));
+    let mut watched = Watched::start(&eager(&machine));
+    let sick = watched.change().await;
+    assert_eq!((sick.uuid, sick.reason), (uuid(1), Reason::NeedsReset));
+    watched.take(20).await;
+    assert!(watched.health.is_healthy(&uuid(0)));
+}
+
+/// A GPU that is switched to MIG while it is watched is not shared any more, also if it is the only one.
+#[tokio::test]
+async fn mig_makes_the_only_gpu_unhealthy() {
+    let machine = Machine::new(&[card(0)]);
+    let mut watched = Watched::start(&eager(&machine));
+    watched.take(1).await;
+    machine.insert(&[Card { mig: true, ..card(0) }]);
+    let change = watched.change().await;
+    assert!(!change.healthy && change.message.contains("MIG mode"), "{}", change.message);
+}
+
+/// Waiting for events fails at once, as it does while a GPU of the set is lost: devices are probed, at a bounded pace.
+#[tokio::test]
+async fn a_wait_that_fails_is_replaced_by_probes() {
+    let machine = Machine::new(&[card(0), card(1)]);
+    machine.set("wait", Some("15"));
+    let nvml = NvmlSource { probe_interval: machine::NEVER, reopen_interval: machine::NEVER, ..machine.nvml() };
+    let mut watched = Watched::start(&of_gpus(nvml));
+    watched.take(2).await;
+    machine.insert(&[Card { code: LOST, ..card(0) }, card(1)]);
+    watched.until(&seen(0, ObservationKind::Lost)).await;
+    assert!(n_calls(&machine, "wait 15") < 10, "it must not become a busy loop");
+}
+
+/// A call that hangs says nothing of its device, and keeps neither the reader nor the end waiting.
+#[tokio::test]
+async fn a_call_that_hangs_is_silence() {
+    let machine = Machine::new(&[card(0)]);
+    let mut watched = Watched::start(&eager(&machine));
+    watched.take(3).await;
+    machine.set("hang", Some(""));
+    // What was said before may still be read.
+    let quiet = async { while tokio::time::timeout(Duration::from_millis(300), watched.observations.recv()).await.is_ok() {} };
+    tokio::time::timeout(DEADLINE, quiet).await.unwrap();
+    machine.set("hang", None);
+    watched.until(&seen(0, ObservationKind::Answered)).await;
+}
+
+/// The driver was replaced below the container's library: only a container that is made anew gets the right one.
+#[rstest]
+#[case::mismatch(18, None, "of another version than the library")]
+#[case::installed_later(0, Some("module/nvidia"), "installed after this container was made")]
+fn another_driver_ends_the_process(#[case] init: u32, #[case] module: Option<&str>, #[case] expected: &str) {
+    let machine = Machine::new(&[card(0)]);
+    machine.answer_init(init);
+    if let Some(module) = module {
+        fs::create_dir_all(machine.path("sys").join(module)).unwrap();
+        fs::remove_file(machine.library()).unwrap();
+    }
+    let error = machine.source().discover().unwrap_err();
+    assert!(matches!(&error, InventoryError::DriverReplaced { .. }), "{error:?}");
+    assert!(!error.is_absence() && error.to_string().contains(expected), "{error}");
+}
+
+#[tokio::test]
+async fn a_driver_that_is_replaced_under_a_watch_is_reported() {
+    let machine = Machine::new(&[card(0)]);
+    let mut watched = Watched::start(&eager(&machine));
+    watched.take(1).await;
+    machine.answer_init(18);
+    machine.insert(&[Card { code: LOST, ..card(0) }]);
+    loop {
+        if let ObservationKind::DriverReplaced(how) = watched.next().await.0.kind {
+            assert!(how.contains("another version"), "{how}");
+            return;
+        }
+    }
+}
+
+/// A mounted driver root shows the driver that is there now.
+#[tokio::test]
+async fn a_driver_root_shows_a_driver_that_comes_later_and_changes() {
+    let machine = Machine::new(&[card(0)]);
+    let (empty, root) = (machine.path("empty-root"), machine.path("root"));
+    let folder = root.join("usr/lib/x86_64-linux-gnu");
+    fs::create_dir_all(&folder).unwrap();
+    let nvml = NvmlSource { driver_roots: vec![empty, root.clone()], probe_interval: OFTEN, reopen_interval: OFTEN, ..machine.nvml() };
+    let source = of_gpus(nvml);
+    let error = source.discover().unwrap_err();
+    assert!(error.is_absence() && error.to_string().contains("name with --driver-root"), "{error}");
+    for name in ["devices", "events-queue"] {
+        std::os::unix::fs::symlink(machine.path(name), folder.join(name)).unwrap();
+    }
+    fs::copy(machine.library(), folder.join("libnvidia-ml.so.1")).unwrap();
+    assert_eq!(source.discover().unwrap().gpus.len(), 1);
+    fs::write(folder.join("init"), "18").unwrap();
+    let error = source.discover().unwrap_err();
+    assert!(matches!(error, InventoryError::DriverMismatch { .. }) && error.is_absence(), "{error:?}");
 }

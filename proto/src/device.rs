@@ -42,6 +42,13 @@ pub const SHARING_DISABLED: &str = "disabled";
 /// Annotation of the node that changes with its Device object, so that kube-scheduler looks again at pods that wait for devices.
 pub const DEVICES_REVISION: &str = "gpushare/devices-revision";
 
+/// Annotation of the Device object with the boot of the node in which the plugin wrote it, as the kernel names it.
+pub const BOOT_ID: &str = "gpushare/boot-id";
+
+/// Annotation of the Device object by which an operator says that unhealthy devices are well again: their IDs, separated by
+/// commas, or `all`.
+pub const CLEAR_UNHEALTHY: &str = "gpushare/clear-unhealthy";
+
 /// The condition that says whether a device works.
 pub const CONDITION_HEALTHY: &str = "Healthy";
 /// The condition that says whether the node can give the device to a container, and in which way.

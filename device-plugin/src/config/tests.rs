@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use rstest::rstest;
 
 use super::*;
+use crate::inventory::InventoryError;
 
 fn parse(flags: &[&str]) -> Result<Config, String> {
     let args = ["gpushare-device-plugin", "--node-name", "n1"].iter().chain(flags);
@@ -117,4 +118,15 @@ proptest! {
             }
         }
     }
+}
+
+/// Every kind of absence; a GPU in MIG mode never makes the daemon end.
+#[rstest]
+#[case::no_gpu(InventoryError::NoGpu { place: "lib".into() }, false, true)]
+#[case::all_in_mig_mode(InventoryError::NothingToShare { place: "lib".into(), reasons: "MIG".to_owned() }, true, true)]
+#[case::no_driver_root(InventoryError::NoDriverRoot { roots: Vec::new(), library: "lib".into() }, false, true)]
+#[case::mismatch_in_a_driver_root(InventoryError::DriverMismatch { library: "lib".into() }, false, true)]
+#[case::replaced(InventoryError::DriverReplaced { how: String::new() }, false, false)]
+fn waiting_without_devices(#[case] error: InventoryError, #[case] exits: bool, #[case] waits: bool) {
+    assert_eq!((NoGpu::Exit.waits_after(&error), NoGpu::Wait.waits_after(&error)), (exits, waits), "{error}");
 }

@@ -6,10 +6,12 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::ValueEnum;
+use proto::quantity::Quantity;
 use proto::resource::{GPU_SHARED, VENDOR_GPUS};
 use proto::topology::GpuPartitionPolicy;
 
 use crate::injection::Mode;
+use crate::inventory::InventoryError;
 use crate::pods::IN_NODE_STATUS;
 
 /// A flag's value that cannot be accepted.
@@ -91,6 +93,28 @@ impl FromStr for VariableName {
         }
         Ok(Self(text.to_owned()))
     }
+}
+
+/// Memory of a GPU in bytes, at least 1 MiB.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GpuMemory(pub(super) u64);
+
+impl FromStr for GpuMemory {
+    type Err = InvalidValue;
+
+    fn from_str(text: &str) -> Result<Self, InvalidValue> {
+        let bytes = text.parse::<Quantity>().ok().and_then(Quantity::unsigned).filter(|bytes| *bytes >= 1 << 20);
+        bytes.map(Self).ok_or_else(|| InvalidValue("write a quantity of at least 1Mi, such as 96Gi".to_owned()))
+    }
+}
+
+/// What becomes of the memory that a driver reserves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum ReservedMemory {
+    /// It counts as the rest does, as in gpushare and Koordinator.
+    Share,
+    /// It is left out of what pods may share; pods that run keep their records.
+    Withhold,
 }
 
 /// Where devices come from, as written on the command line.
@@ -178,6 +202,14 @@ pub enum NoGpu {
     Exit,
     /// Look again every 30 seconds.
     Wait,
+}
+
+impl NoGpu {
+    /// Whether the daemon waits after this error. It does in any case where an operator has left out every GPU, as with MIG
+    /// mode: ending would be tried again and again.
+    pub fn waits_after(self, error: &InventoryError) -> bool {
+        error.is_by_choice() || self == Self::Wait && error.is_absence()
+    }
 }
 
 /// Form of the log.

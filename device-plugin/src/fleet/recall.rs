@@ -1,13 +1,14 @@
-//! What the node's Device object remembers of the health of its devices: XIDs, which no probe tells.
+//! Health of before: the XIDs in the node's Device object, which no probe tells.
 //!
-//! Reads it once, when the process starts. Loss and failed probes are not taken over: the probes will tell.
+//! Reads it once, when the process starts. Loss and failed probes are not taken over: the probes will tell. A boot resets
+//! devices, so XIDs of an earlier boot are not taken over either.
 
 use std::time::Duration;
 
 use kube::Api;
-use proto::device::{DeviceSpec, RawDevice};
+use proto::device::{BOOT_ID, DeviceSpec, RawDevice};
 use tokio::time::timeout;
-use tracing::warn;
+use tracing::{info, warn};
 
 use crate::health::Health;
 use crate::publish::device_object;
@@ -22,7 +23,9 @@ const LIMIT: Duration = Duration::from_secs(5);
 /// `fleet` and its `health` with the XIDs that a predecessor of this process saw; as they are if nobody tells.
 ///
 /// Asked before kubelet is told of any device and before the object is written again.
-pub async fn recall(devices: &Api<RawDevice>, node: &str, health: &mut Health, fleet: Fleet) -> Fleet {
+///
+/// `boot_id` is the boot of this node, if the kernel names it.
+pub async fn recall(devices: &Api<RawDevice>, node: &str, boot_id: Option<&str>, health: &mut Health, fleet: Fleet) -> Fleet {
     let device = match timeout(LIMIT, devices.get_opt(node)).await {
         Ok(Ok(Some(device))) => device,
         Ok(Ok(None)) => return fleet,
@@ -35,6 +38,11 @@ pub async fn recall(devices: &Api<RawDevice>, node: &str, health: &mut Health, f
             return fleet;
         }
     };
+    let written_in = device.metadata.annotations.as_ref().and_then(|annotations| annotations.get(BOOT_ID));
+    if written_in.zip(boot_id).is_some_and(|(before, now)| before != now) {
+        info!("this node has booted since its Device object was written, so its devices have been reset");
+        return fleet;
+    }
     let spec = device.read().unwrap_or_else(|error| {
         warn!(%error, "the Device object of before says nothing that can be read, so all devices begin as healthy");
         DeviceSpec::default()
@@ -77,7 +85,7 @@ mod tests {
                 None => std::future::pending().await,
             }
         });
-        let fleet = recall(&devices, "n1", &mut health, fleet).await;
+        let fleet = recall(&devices, "n1", Some("this-boot"), &mut health, fleet).await;
         server.abort();
         assert!(fleet.gpus.iter().all(|entry| entry.is_healthy == entry.reason.is_none()));
         assert!(fleet.gpus.iter().all(|entry| health.illness(&entry.gpu.uuid) == entry.reason), "both tell the same");
@@ -95,6 +103,16 @@ mod tests {
         ];
         let object = json!({"metadata": {"name": "n1"}, "spec": {"devices": devices}});
         assert_eq!(recalled(Some((200, object))).await, [Some(Reason::Xid(79)), None, None]);
+    }
+
+    /// An object of an earlier boot was written before a reset.
+    #[tokio::test]
+    async fn a_boot_resets_devices() {
+        for (boot, expected) in [("this-boot", Some(Reason::Xid(48))), ("an-earlier-boot", None)] {
+            let devices = [device(0, "gpu", "False", "Xid48")];
+            let object = json!({"metadata": {"name": "n1", "annotations": {BOOT_ID: boot}}, "spec": {"devices": devices}});
+            assert_eq!(recalled(Some((200, object))).await.first(), Some(&expected), "{boot}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -40,23 +40,36 @@ pub type Number = Box<dyn Fn(&Inventory) -> anyhow::Result<IdScheme> + Send + Sy
 /// idle GPUs takes NVML seconds for each.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
-/// Who is told what becomes of devices.
+/// The ends of the channels that the follower has.
 #[derive(Debug)]
-pub struct Told {
+pub struct Channels {
     /// The devices and their health.
     pub fleet: watch::Sender<Arc<Fleet>>,
     /// Faults of applications; those for which there is no room are dropped.
     pub faults: mpsc::Sender<Fault>,
+    /// Devices that an operator has cleared.
+    pub cleared: mpsc::Receiver<GpuUuid>,
 }
 
-/// Follows the devices of `source` until the task is dropped.
-pub async fn watch_devices(source: Source, inventory: Inventory, health: Health, number: Number, told: Told) {
+/// This process must end, so that its container is made again with the library of the driver that the node has now.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{how}; ending, so that this container is made again")]
+pub struct DriverReplaced {
+    how: String,
+}
+
+/// Follows the devices of `source` until the task is dropped or another process is needed for it.
+pub async fn watch_devices(source: Source, inventory: Inventory, health: Health, number: Number, channels: Channels) -> DriverReplaced {
     let discovery = Discovery { source: source.clone(), running: None };
-    let mut follower = Follower { discovery, inventory, health, number, told, began: Instant::now() };
+    let mut follower = Follower { discovery, inventory, health, number, channels, began: Instant::now() };
     loop {
         match source.watch(&follower.inventory) {
             // The feed goes on with the devices it knows, and so does their health as long as no others are adopted.
-            Ok((_feed, seen)) => follower.follow(seen, source.interval() + ANSWER_LIMIT).await,
+            Ok((_feed, seen)) => {
+                if let Err(replaced) = follower.follow(seen, source.interval() + ANSWER_LIMIT).await {
+                    return replaced;
+                }
+            }
             Err(error) => {
                 warn!(error = one_line(&error), "cannot watch the devices, trying again");
                 follower.look_again().await;
@@ -72,7 +85,7 @@ struct Follower {
     inventory: Inventory,
     health: Health,
     number: Number,
-    told: Told,
+    channels: Channels,
     began: Instant,
 }
 
@@ -81,7 +94,7 @@ impl Follower {
     ///
     /// A feed that says nothing of a device for `limit` is waiting for its driver. It is kept: another one would wait too,
     /// and its thread could not be ended either.
-    async fn follow(&mut self, mut seen: mpsc::Receiver<Observation>, limit: Duration) {
+    async fn follow(&mut self, mut seen: mpsc::Receiver<Observation>, limit: Duration) -> Result<(), DriverReplaced> {
         let mut look_at = None;
         let mut silence = Silence::new(limit, self.inventory.ids().cloned());
         loop {
@@ -89,7 +102,11 @@ impl Follower {
             let next = tokio::select! {
                 // What has been said counts before silence.
                 biased;
-                next = take_in(&mut seen, &mut self.health, &mut silence, self.began, &self.told) => next,
+                Some(device) = self.channels.cleared.recv() => {
+                    self.clear(&device);
+                    Seen::Health
+                }
+                next = take_in(&mut seen, &mut self.health, &mut silence, self.began, &self.channels.fleet, &self.channels.faults) => next,
                 () = at(look_at) => Seen::OtherDevices,
                 () = at(silence_ends) => {
                     self.fail(&silence.over(), limit);
@@ -98,11 +115,18 @@ impl Follower {
             };
             match next {
                 Seen::Health => {}
-                Seen::End => return,
-                Seen::OtherDevices if self.look_again().await => return,
+                Seen::End => return Ok(()),
+                Seen::OtherDriver(how) => return Err(DriverReplaced { how }),
+                Seen::OtherDevices if self.look_again().await => return Ok(()),
                 Seen::OtherDevices => look_at = Some(Instant::now() + LOOK_AGAIN),
             }
         }
+    }
+
+    /// An operator says that the device is well.
+    fn clear(&mut self, device: &GpuUuid) {
+        let change = self.health.clear(self.began.elapsed(), device);
+        tell(&self.channels.fleet, change.as_slice());
     }
 
     /// The driver of these devices does not answer, so nothing is known of them.
@@ -111,7 +135,7 @@ impl Follower {
         let (now, health) = (self.began.elapsed(), &mut self.health);
         let failed = |uuid: &GpuUuid| Observation { device: Some(uuid.clone()), kind: ObservationKind::Failed(how.clone()) };
         let changes = devices.iter().filter_map(|id| health.observe(now, &failed(id))).collect::<Vec<_>>();
-        tell(&self.told.fleet, &changes);
+        tell(&self.channels.fleet, &changes);
     }
 
     /// Adopts the devices that are there now; false if that is not possible.
@@ -121,7 +145,7 @@ impl Follower {
                 warn!("no GPU answers now, keeping what is known of the devices");
                 false
             }
-            Ok(found) => adopt(found, &mut self.inventory, &mut self.health, &self.number, &self.told.fleet),
+            Ok(found) => adopt(found, &mut self.inventory, &mut self.health, &self.number, &self.channels.fleet),
             Err(error) => {
                 warn!(error = %format!("{error:#}"), "cannot look at the devices again, keeping what is known");
                 false
@@ -192,10 +216,11 @@ impl Silence {
 }
 
 /// What a feed has told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Seen {
     Health,
     OtherDevices,
+    OtherDriver(String),
     End,
 }
 
@@ -206,7 +231,14 @@ pub async fn discover(source: &Source) -> anyhow::Result<Inventory> {
 }
 
 /// Takes in what was observed since.
-async fn take_in(seen: &mut mpsc::Receiver<Observation>, health: &mut Health, silence: &mut Silence, began: Instant, told: &Told) -> Seen {
+async fn take_in(
+    seen: &mut mpsc::Receiver<Observation>,
+    health: &mut Health,
+    silence: &mut Silence,
+    began: Instant,
+    fleet: &watch::Sender<Arc<Fleet>>,
+    faults: &mpsc::Sender<Fault>,
+) -> Seen {
     let Some(mut observation) = seen.recv().await else { return Seen::End };
     let mut changes = Vec::new();
     let goes_on = loop {
@@ -215,9 +247,12 @@ async fn take_in(seen: &mut mpsc::Receiver<Observation>, health: &mut Health, si
             info!("the devices of this node have changed");
             break Seen::OtherDevices;
         }
+        if let ObservationKind::DriverReplaced(how) = observation.kind {
+            break Seen::OtherDriver(how);
+        }
         if let Some(fault) = health.fault(&observation) {
             warn!(device = %fault.uuid, xid = fault.xid, "an application has made a mistake on a device");
-            let _ = told.faults.try_send(fault);
+            let _ = faults.try_send(fault);
         }
         changes.extend(health.observe(began.elapsed(), &observation));
         match seen.try_recv() {
@@ -225,7 +260,7 @@ async fn take_in(seen: &mut mpsc::Receiver<Observation>, health: &mut Health, si
             Err(_) => break Seen::Health,
         }
     };
-    tell(&told.fleet, &changes);
+    tell(fleet, &changes);
     goes_on
 }
 

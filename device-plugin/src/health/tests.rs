@@ -40,7 +40,7 @@ fn changes(health: &mut Health, history: &[(u64, ObservationKind)]) -> Vec<(u64,
 }
 
 #[rstest]
-#[case::critical_xid(ObservationKind::Xid(79), Some(Reason::Xid(79)))]
+#[case::critical_xid(ObservationKind::Xid(92), Some(Reason::Xid(92)))]
 #[case::unnamed_xid(ObservationKind::Xid(999), Some(Reason::Xid(999)))]
 #[case::graphics_exception(ObservationKind::Xid(13), None)]
 #[case::page_fault(ObservationKind::Xid(31), None)]
@@ -50,7 +50,9 @@ fn changes(health: &mut Health, history: &[(u64, ObservationKind)]) -> Vec<(u64,
 #[case::preemption_timeout(ObservationKind::Xid(109), None)]
 #[case::lost(ObservationKind::Lost, Some(Reason::Lost))]
 #[case::failed(failed(), Some(Reason::ProbeFailed))]
+#[case::needs_a_reset(ObservationKind::NeedsReset("GPU reset".to_owned()), Some(Reason::NeedsReset))]
 #[case::answered(ObservationKind::Answered, None)]
+#[case::sound(ObservationKind::Sound, None)]
 #[case::inventory(ObservationKind::InventoryChanged, None)]
 fn one_observation_of_a_healthy_device(#[case] kind: ObservationKind, #[case] expected: Option<Reason>) {
     let mut health = two_devices();
@@ -67,7 +69,7 @@ fn one_observation_of_a_healthy_device(#[case] kind: ObservationKind, #[case] ex
 #[case::of_another_device(Some("GPU-elsewhere"))]
 fn trouble_of_no_known_device_changes_nothing(#[case] device: Option<&str>) {
     let mut health = two_devices();
-    for kind in [ObservationKind::Xid(79), ObservationKind::Lost, failed()] {
+    for kind in [ObservationKind::Xid(92), ObservationKind::Lost, failed()] {
         assert_eq!(health.observe(seconds(1), &Observation { device: device.map(uuid), kind }), None);
     }
     assert!(health.is_healthy(&uuid(A)) && health.is_healthy(&uuid(B)));
@@ -80,7 +82,7 @@ fn trouble_of_no_known_device_changes_nothing(#[case] device: Option<&str>) {
 #[case::too_few_answers(&[60, 120], None)]
 #[case::late_answers(&[1000, 1001, 1002], Some(1002))]
 fn recovery_takes_answers_and_quiet(#[case] answers: &[u64], #[case] recovered: Option<u64>) {
-    for trouble in [ObservationKind::Xid(79), ObservationKind::Lost, failed()] {
+    for trouble in [ObservationKind::Xid(92), ObservationKind::Lost, failed()] {
         let mut health = two_devices();
         assert!(health.observe(seconds(0), &of(A, trouble)).is_some());
         let answers: Vec<_> = answers.iter().map(|at| (*at, ObservationKind::Answered)).collect();
@@ -91,13 +93,13 @@ fn recovery_takes_answers_and_quiet(#[case] answers: &[u64], #[case] recovered: 
 }
 
 #[rstest]
-#[case::xid_again(ObservationKind::Xid(79), 3, 131)]
+#[case::xid_again(ObservationKind::Xid(92), 3, 131)]
 #[case::failed_probe(failed(), 3, 131)]
 #[case::ignored_xid(ObservationKind::Xid(31), 0, 73)]
 fn trouble_during_recovery_begins_it_anew(#[case] trouble: ObservationKind, #[case] extra: u64, #[case] at: u64) {
     let mut health = two_devices();
     let answers = |from: u64, n: u64| (from..from + n).map(|at| (at, ObservationKind::Answered));
-    let history: Vec<_> = [(0, ObservationKind::Xid(79)), (70, ObservationKind::Answered)]
+    let history: Vec<_> = [(0, ObservationKind::Xid(92)), (70, ObservationKind::Answered)]
         .into_iter()
         .chain([(71, trouble)])
         .chain(answers(72, 2 + extra))
@@ -111,13 +113,13 @@ fn trouble_during_recovery_begins_it_anew(#[case] trouble: ObservationKind, #[ca
 #[test]
 fn repeated_trouble_is_reported_once_and_another_reason_again() {
     let history = [
-        (1, ObservationKind::Xid(79)),
-        (2, ObservationKind::Xid(79)),
+        (1, ObservationKind::Xid(92)),
+        (2, ObservationKind::Xid(92)),
         (3, ObservationKind::Lost),
         (4, ObservationKind::Lost),
         (5, ObservationKind::Xid(48)),
     ];
-    let expected = [(1, "Xid79"), (3, "Lost"), (5, "Xid48")].map(|(at, reason)| (at, false, reason.to_owned()));
+    let expected = [(1, "Xid92"), (3, "Lost"), (5, "Xid48")].map(|(at, reason)| (at, false, reason.to_owned()));
     assert_eq!(changes(&mut two_devices(), &history), expected);
 }
 
@@ -128,10 +130,10 @@ fn messages_are_for_people() {
     let mut message = |at, kind| health.observe(seconds(at), &of(A, kind)).map(|change| change.message);
     insta::assert_snapshot!(message(0, failed()).unwrap(), @"the device does not answer: no");
     insta::assert_snapshot!(message(0, ObservationKind::Lost).unwrap(), @"the device fell off the bus or is not listed any more");
-    insta::assert_snapshot!(message(1, ObservationKind::Xid(79)).unwrap(), @"the driver reported critical error XID 79");
+    insta::assert_snapshot!(message(1, ObservationKind::Xid(92)).unwrap(), @"the driver reported critical error XID 92");
     assert_eq!(message(5, ObservationKind::Answered), None);
     assert_eq!(message(6, ObservationKind::Answered), None);
-    insta::assert_snapshot!(message(7, ObservationKind::Answered).unwrap(), @"the device answered 3 probes in 6 s without trouble since Xid79");
+    insta::assert_snapshot!(message(7, ObservationKind::Answered).unwrap(), @"the device answered 3 probes in 6 s without trouble since Xid92");
 }
 
 #[test]
@@ -167,7 +169,7 @@ fn relapses_take_longer(#[case] gap: u64, #[case] relapses: usize, #[case] expec
     let (mut now, mut taken) = (0, Vec::new());
     for _ in 0..=relapses {
         now += gap;
-        assert!(!health.observe(seconds(now), &of(A, ObservationKind::Xid(79))).unwrap().healthy);
+        assert!(!health.observe(seconds(now), &of(A, ObservationKind::Xid(92))).unwrap().healthy);
         let began = now;
         while health.illness(&uuid(A)).is_some() {
             now += 1;
@@ -184,7 +186,7 @@ fn more_trouble_in_one_illness_is_no_relapse_and_a_long_quiet_is_kept() {
     let policy = Policy { quiet: LONGEST_QUIET * 2, answers: NonZeroU32::MIN, ..Policy::default() };
     let mut health = Health::new(policy, [uuid(A)]);
     for at in [0, 1, 2] {
-        health.observe(seconds(at), &of(A, ObservationKind::Xid(79)));
+        health.observe(seconds(at), &of(A, ObservationKind::Xid(92)));
     }
     let recovery = changes(&mut health, &[(7201, ObservationKind::Answered), (7202, ObservationKind::Answered)]);
     assert_eq!(recovery, [(7202, true, "Recovered".to_owned())]);
@@ -199,20 +201,20 @@ fn more_trouble_in_one_illness_is_no_relapse_and_a_long_quiet_is_kept() {
 #[test]
 fn xid_of_before_is_recalled() {
     let mut health = two_devices();
-    let change = health.recall(seconds(5), &uuid(A), 79, "2026-01-01T00:00:00Z").unwrap();
-    insta::assert_snapshot!(change.message, @"the driver reported critical error XID 79 before this process began; unhealthy since 2026-01-01T00:00:00Z");
-    assert_eq!((change.healthy, health.illness(&uuid(A))), (false, Some(Reason::Xid(79))));
+    let change = health.recall(seconds(5), &uuid(A), 92, "2026-01-01T00:00:00Z").unwrap();
+    insta::assert_snapshot!(change.message, @"the driver reported critical error XID 92 before this process began; unhealthy since 2026-01-01T00:00:00Z");
+    assert_eq!((change.healthy, health.illness(&uuid(A))), (false, Some(Reason::Xid(92))));
     let answers = [30, 60, 64, 65].map(|at| (at, ObservationKind::Answered));
     assert_eq!(changes(&mut health, &answers), [(65, true, "Recovered".to_owned())]);
     assert_eq!(health.recall(seconds(70), &uuid(B), 31, "then"), None, "an XID that is ignored now");
-    assert_eq!(health.recall(seconds(70), &uuid("GPU-gone"), 79, "then"), None);
+    assert_eq!(health.recall(seconds(70), &uuid("GPU-gone"), 92, "then"), None);
 }
 
 #[rstest]
-#[case("Xid79", Some(79))]
+#[case("Xid92", Some(92))]
 #[case("Xid", None)]
 #[case("Lost", None)]
-#[case("xid79", None)]
+#[case("xid92", None)]
 fn words_of_xids(#[case] word: &str, #[case] expected: Option<u64>) {
     assert_eq!(Reason::xid(word), expected);
 }
@@ -233,25 +235,51 @@ fn model(policy: &Policy, history: &[(Duration, ObservationKind)]) -> Option<Rea
 }
 
 /// That of the last trouble, unless later some answer was at least the `answers`th since then and came
-/// after the quiet time.
+/// after the quiet time. Answers count from the moment at which no reset is needed.
 fn first_illness(policy: &Policy, history: &[(Duration, ObservationKind)]) -> Option<Reason> {
     let reason = |kind: &ObservationKind| match kind {
         ObservationKind::Xid(xid) if policy.class_of(*xid) == XidClass::Device => Some(Reason::Xid(*xid)),
         ObservationKind::Lost => Some(Reason::Lost),
         ObservationKind::Failed(_) => Some(Reason::ProbeFailed),
+        ObservationKind::NeedsReset(_) => Some(Reason::NeedsReset),
         _ => None,
     };
     let last = history.iter().rposition(|(_, kind)| reason(kind).is_some())?;
-    let (since, trouble) = &history[last];
-    let answers = history[last + 1..].iter().filter(|(_, kind)| *kind == ObservationKind::Answered);
-    let is_over = answers.skip(policy.answers.get() as usize - 1).any(|(at, _)| *at >= *since + policy.quiet);
-    if is_over { None } else { reason(trouble) }
+    let asks = |kind: &ObservationKind| match reason(kind) {
+        Some(Reason::Xid(xid)) => policy.reset_xids.contains(xid),
+        other => other == Some(Reason::NeedsReset),
+    };
+    let asked = history.iter().rposition(|(_, kind)| asks(kind));
+    let is_proof = |kind: &ObservationKind| matches!(kind, ObservationKind::Sound | ObservationKind::Lost);
+    let proven = asked.map(|asked| {
+        let later = history.iter().enumerate().skip(asked + 1);
+        later.filter(|(_, (_, kind))| is_proof(kind)).map(|(at, _)| at).next()
+    });
+    let counted_from = match proven {
+        None => last + 1,
+        Some(Some(at)) => at.max(last + 1),
+        Some(None) => history.len(),
+    };
+    let is_answer = |kind: &ObservationKind| matches!(kind, ObservationKind::Answered | ObservationKind::Sound);
+    let answers = history[counted_from..].iter().filter(|(_, kind)| is_answer(kind));
+    let since = history[last].0;
+    if answers.skip(policy.answers.get() as usize - 1).any(|(at, _)| *at >= since + policy.quiet) {
+        return None;
+    }
+    // The need of a reset does not hide the XID right before it.
+    let troubles = history[..=last].iter().rev().filter_map(|(_, kind)| reason(kind));
+    troubles.clone().find(|reason| *reason != Reason::NeedsReset).filter(|cause| matches!(cause, Reason::Xid(_))).or_else(|| {
+        let mut troubles = troubles;
+        troubles.next()
+    })
 }
 
 fn any_kind() -> impl Strategy<Value = ObservationKind> {
     prop_oneof![
         8 => Just(ObservationKind::Answered),
-        1 => prop::sample::select(vec![13, 31, 48, 79, 999]).prop_map(ObservationKind::Xid),
+        1 => Just(ObservationKind::Sound),
+        1 => Just(ObservationKind::NeedsReset("GPU reset".to_owned())),
+        1 => prop::sample::select(vec![13, 31, 48, 92, 999]).prop_map(ObservationKind::Xid),
         1 => Just(ObservationKind::Lost),
         1 => Just(failed()),
         1 => Just(ObservationKind::InventoryChanged),
@@ -269,6 +297,7 @@ proptest! {
         let policy = Policy {
             ignored_xids: ignored.parse().unwrap(),
             application_xids: Xids::none(),
+            reset_xids: Xids::of_resets(),
             answers: NonZeroU32::new(answers).unwrap(),
             quiet: seconds(quiet),
         };
@@ -302,7 +331,7 @@ proptest! {
 /// What an application causes is told to its pods and no sign of illness; what is ignored is neither.
 #[rstest]
 #[case::application(31, Some(31), false)]
-#[case::device(79, None, true)]
+#[case::device(92, None, true)]
 #[case::ignored_though_an_application_causes_it(13, None, false)]
 fn xids_by_class(#[case] xid: u64, #[case] fault: Option<u64>, #[case] is_sick: bool) {
     let policy = Policy { ignored_xids: "13".parse().unwrap(), ..Policy::default() };
@@ -313,4 +342,48 @@ fn xids_by_class(#[case] xid: u64, #[case] fault: Option<u64>, #[case] is_sick: 
     assert_eq!(health.fault(&seen(Some(uuid("GPU-c")))), None, "of another's device");
     health.observe(Duration::ZERO, &seen(Some(uuid(A))));
     assert_eq!(health.is_healthy(&uuid(A)), !is_sick);
+}
+
+/// Time does not heal what needs a reset; each way in which a reset is seen does, or an operator.
+#[rstest]
+#[case::by_xid(ObservationKind::Xid(48))]
+#[case::by_driver(ObservationKind::NeedsReset("GPU reset".to_owned()))]
+fn a_reset_is_waited_for(#[case] trouble: ObservationKind) {
+    let sick = || {
+        let mut health = two_devices();
+        let change = health.observe(seconds(0), &of(A, trouble.clone())).unwrap();
+        assert!(change.message.ends_with("until it has been reset or an operator clears it"), "{}", change.message);
+        assert_eq!(changes(&mut health, &[(30, ObservationKind::Answered), (9_000, ObservationKind::Answered)]), []);
+        health
+    };
+    let answers = |kind: ObservationKind| [9_001, 9_002, 9_003].map(|at| (at, kind.clone()));
+    assert_eq!(changes(&mut sick(), &answers(ObservationKind::Answered)), [], "time alone");
+    assert_eq!(changes(&mut sick(), &answers(ObservationKind::Sound)), [(9_003, true, "Recovered".to_owned())]);
+    let mut lost = sick();
+    assert_eq!(changes(&mut lost, &[(9_000, ObservationKind::Lost)]), [(9_000, false, "Lost".to_owned())]);
+    let found = [9_050, 9_060, 9_070].map(|at| (at, ObservationKind::Answered));
+    assert_eq!(changes(&mut lost, &found), [(9_070, true, "Recovered".to_owned())], "lost and found");
+    let mut cleared = sick();
+    assert_eq!(cleared.clear(seconds(9_001), &uuid(A)).unwrap().reason, Reason::Cleared);
+    assert!(cleared.is_healthy(&uuid(A)));
+    assert_eq!(cleared.clear(seconds(9_002), &uuid(A)), None, "nothing is left to be cleared");
+    let again = cleared.observe(seconds(9_003), &of(A, trouble)).unwrap();
+    assert!(again.message.contains("relapse 1"), "an operator's word lasts until the next trouble: {}", again.message);
+}
+
+/// Other trouble meanwhile does not make the device forget that it needs a reset.
+#[test]
+fn a_failed_probe_does_not_replace_a_reset() {
+    let history = [(0, ObservationKind::Xid(95)), (1, failed())];
+    let mut health = two_devices();
+    assert_eq!(changes(&mut health, &history).len(), 2);
+    let answers: Vec<_> = (70..80).map(|at| (at, ObservationKind::Answered)).collect();
+    assert_eq!(changes(&mut health, &answers), []);
+}
+
+/// The driver's own word comes after its XID, and does not hide it.
+#[test]
+fn the_xid_stays_the_reason() {
+    let history = [(0, ObservationKind::Xid(95)), (1, ObservationKind::NeedsReset("GPU reset".to_owned()))];
+    assert_eq!(changes(&mut two_devices(), &history), [(0, false, "Xid95".to_owned())]);
 }

@@ -46,6 +46,14 @@ impl Xids {
         Self::List(BTreeSet::from([13, 31, 43, 45, 68, 109]))
     }
 
+    /// Those whose immediate action in NVIDIA's XID catalogue is to reset the GPU or to restart the machine, or that leave
+    /// it to a diagnosis that ends so: double bit ECC error (48), micro-controller halt (62), failed row remapping (64), `NVLink`
+    /// error (74), fallen off the bus (79), uncontained memory error (95), timeouts of the GSP (119, 120), unrecovered ECC error
+    /// (140), GPU initialisation error (143) and a changed recovery action (154).
+    pub fn of_resets() -> Self {
+        Self::List(BTreeSet::from([48, 62, 64, 74, 79, 95, 119, 120, 140, 143, 154]))
+    }
+
     /// Whether this XID is one of them.
     pub fn contains(&self, xid: u64) -> bool {
         match self {

@@ -18,6 +18,30 @@ pub enum InventoryError {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// No directory of drivers has the library.
+    #[error(
+        "no {} in {}: install the NVIDIA driver on this node, or name with --driver-root the directory that holds it",
+        library.display(),
+        roots.iter().map(|root| root.display().to_string()).collect::<Vec<_>>().join(", ")
+    )]
+    NoDriverRoot {
+        /// The directories.
+        roots: Vec<PathBuf>,
+        /// The file's name.
+        library: PathBuf,
+    },
+    /// The container was made for another driver, or for none, and only a container that is made now gets its library.
+    #[error("the NVIDIA driver of this node is not the one that this container was made with: {how}")]
+    DriverReplaced {
+        /// What shows it.
+        how: String,
+    },
+    /// The library of a driver root is of another version than the kernel driver.
+    #[error("{} is of another version than the loaded NVIDIA kernel driver: load the driver's modules again, or reboot this node", library.display())]
+    DriverMismatch {
+        /// The library that was loaded.
+        library: PathBuf,
+    },
     /// NVML is there, the kernel driver is not.
     #[error(
         "{} is present but the NVIDIA kernel driver is not loaded: check `lsmod | grep nvidia` and the kernel log of this \
@@ -102,17 +126,25 @@ pub enum InventoryError {
 }
 
 impl InventoryError {
+    /// Whether there are GPUs, each of which is left out for a reason of its own, such as MIG mode. Only an operator changes
+    /// that, so the daemon waits: ending would be tried again and again.
+    pub fn is_by_choice(&self) -> bool {
+        matches!(self, Self::NothingToShare { .. })
+    }
+
     /// Whether the machine simply has no devices (yet): no library, driver, file or GPU. Waiting
     /// can help, and a node without GPUs is no fault; every other error wants a person.
     pub fn is_absence(&self) -> bool {
         match self {
             Self::LibraryMissing { .. }
+            | Self::NoDriverRoot { .. }
             | Self::DriverNotLoaded { .. }
+            | Self::DriverMismatch { .. }
             | Self::NoGpu { .. }
             | Self::NoDevice { .. }
             | Self::NothingToShare { .. } => true,
             Self::ReadFile { source, .. } => source.kind() == io::ErrorKind::NotFound,
-            Self::Nvml { .. } | Self::FileForm { .. } | Self::Field { .. } | Self::Thread { .. } => false,
+            Self::DriverReplaced { .. } | Self::Nvml { .. } | Self::FileForm { .. } | Self::Field { .. } | Self::Thread { .. } => false,
         }
     }
 }

@@ -155,11 +155,11 @@ impl Watch {
     fn report(&self, id: &GpuUuid, outbox: &Outbox) -> Result<(), Over> {
         let found = self.reading.ailments.iter().find(|(other, _)| other == id);
         match found.map_or(Ailment::Lost, |(_, ailment)| *ailment) {
-            Ailment::Healthy => outbox.send(Some(id), ObservationKind::Answered),
+            Ailment::Healthy => outbox.send(Some(id), ObservationKind::Sound),
             Ailment::Lost => outbox.send(Some(id), ObservationKind::Lost),
             Ailment::Xid(xid) => {
                 outbox.send(Some(id), ObservationKind::Xid(xid))?;
-                outbox.send(Some(id), ObservationKind::Answered)
+                outbox.send(Some(id), ObservationKind::Sound)
             }
         }
     }
@@ -286,6 +286,7 @@ fn understand(index: u32, node: &str, value: Value, before: &[(Gpu, Ailment)]) -
         minor,
         index,
         memory_bytes: memory(fields.need("memory")?)?,
+        reserved_bytes: 0,
         model: fields.take("model")?.unwrap_or_else(|| "Simulated".to_owned()),
         bus_id: fields.take("busId")?,
         place: place(&mut fields)?,

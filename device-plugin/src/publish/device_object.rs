@@ -7,7 +7,7 @@ use chrono::{DateTime, SecondsFormat, Utc};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use proto::checkpoints::DEVICES_CHECKPOINTS;
 use proto::device::{
-    CONDITION_HEALTHY, CONDITION_INJECTABLE, CONDITION_ISOLATED, Device, DeviceCondition, DeviceInfo, DeviceSpec, DeviceTopology,
+    BOOT_ID, CONDITION_HEALTHY, CONDITION_INJECTABLE, CONDITION_ISOLATED, Device, DeviceCondition, DeviceInfo, DeviceSpec, DeviceTopology,
     GPU_DRIVER_LABEL, GPU_MODEL_LABEL, GPU_VENDOR_LABEL, RawDevice, SERVES_VENDOR_LABEL, SHARING_DISABLED, SHARING_LABEL, TYPE_GPU,
 };
 use proto::node::Node;
@@ -43,6 +43,8 @@ pub struct Remarks {
     pub partition_policy: Option<GpuPartitionPolicy>,
     /// How containers get their devices; none until that is decided.
     pub injection: Option<Injection>,
+    /// The boot of this node, if the kernel names it.
+    pub boot_id: Option<String>,
 }
 
 /// The object that describes `fleet`; a condition that is as it was `before` keeps its time.
@@ -100,7 +102,8 @@ fn annotations(fleet: &Fleet, remarks: &Remarks, partitions: Option<&GpuPartitio
     let checkpoints = remarks.checkpoints.clone().map(|text| (DEVICES_CHECKPOINTS, text));
     let links = (!fleet.links.is_empty()).then(|| (GPU_LINKS, json!(fleet.links).to_string()));
     let partitions = partitions.map(|table| (GPU_PARTITIONS, json!(table).to_string()));
-    checkpoints.into_iter().chain(links).chain(partitions).map(|(name, text)| (name.to_owned(), text)).collect()
+    let boot = remarks.boot_id.clone().map(|id| (BOOT_ID, id));
+    checkpoints.into_iter().chain(links).chain(partitions).chain(boot).map(|(name, text)| (name.to_owned(), text)).collect()
 }
 
 fn gpu(entry: &FleetGpu, slots: u32, history: &History<'_>, said: &DeviceLabels, injection: Option<&Injection>) -> DeviceInfo {

@@ -115,6 +115,7 @@ impl Server {
             memory_unit: MemoryUnit::GIB,
             serves_vendor: false,
             partition_policy: None,
+            boot_id: None,
         };
         tokio::spawn(Publisher::new(&client, facts, sources).run());
         Self { requests, fleet, pods, node, device, checkpoints, additions }

@@ -113,14 +113,14 @@ async fn what_was_published_goes_away_with_the_devices() {
 #[tokio::test]
 async fn a_task_that_ends_is_an_error() {
     let (stopper, stop) = Stopper::new();
-    let mut parts = Parts { watches: JoinSet::new(), servers: JoinSet::new() };
+    let mut parts = Parts::default();
     parts.servers.spawn(std::future::pending());
     parts.watches.spawn(async {});
     assert!(timeout(ENDING, parts.run(stop)).await.unwrap().is_err());
     stopper.stop();
     let (stopper, stop) = Stopper::new();
     stopper.stop();
-    let mut parts = Parts { watches: JoinSet::new(), servers: JoinSet::new() };
+    let mut parts = Parts::default();
     parts.watches.spawn(async {});
     assert!(parts.run(stop).await.is_ok());
 }

@@ -79,6 +79,7 @@ fn gpu(device: &DeviceInfo) -> Gpu {
         minor,
         index: minor,
         memory_bytes: 1,
+        reserved_bytes: 0,
         model: String::new(),
         bus_id: None,
         place: device_plugin::inventory::Place::default(),

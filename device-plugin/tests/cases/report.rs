@@ -93,6 +93,7 @@ fn gpu(id: &str, minor: u32, memory_bytes: u64) -> Gpu {
         minor,
         index: minor,
         memory_bytes,
+        reserved_bytes: 0,
         model: String::new(),
         bus_id: None,
         place: Place::default(),

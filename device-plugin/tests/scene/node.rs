@@ -145,6 +145,7 @@ fn gpu(minor: u32) -> Gpu {
         minor,
         index: minor,
         memory_bytes: 16 << 30,
+        reserved_bytes: 0,
         model: "Tesla T4".to_owned(),
         bus_id: None,
         place: Place::default(),

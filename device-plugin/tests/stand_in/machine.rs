@@ -104,7 +104,14 @@ impl Machine {
 
     /// The source with nothing but this machine's sysfs, that probes only at the start of a watch.
     pub(crate) fn nvml(&self) -> NvmlSource {
-        NvmlSource { library: self.library(), sysfs: self.path("sys"), probe_interval: NEVER, reopen_interval: NEVER }
+        NvmlSource {
+            library: self.library(),
+            sysfs: self.path("sys"),
+            procfs: self.path("proc"),
+            probe_interval: NEVER,
+            reopen_interval: NEVER,
+            ..NvmlSource::default()
+        }
     }
 
     pub(crate) fn source(&self) -> Source {
@@ -135,7 +142,15 @@ impl Machine {
         fs::write(device.join("numa_node"), format!("{node}\n")).unwrap();
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    /// Writes a file that the stand-in lives on, or takes it away.
+    pub(crate) fn set(&self, name: &str, text: Option<&str>) {
+        match text {
+            Some(text) => self.put(name, text),
+            None => fs::remove_file(self.path(name)).unwrap(),
+        }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 

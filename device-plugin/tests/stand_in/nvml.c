@@ -8,7 +8,12 @@
  *                    <handle> <uuid> <minor> <memory bytes> <mig 0|1> <events 0|1|2> <code> <bus id> <model>
  *                  A nonzero code is what every call about the device answers (15: lost, 999: unknown).
  *                  events: 0 none are supported, 1 XIDs, 2 XIDs are promised and registration fails.
+ *                  A minor of 4294967295 is NOT_SUPPORTED, and so is a memory of 18446744073709551615.
  *   init           if it exists, the number nvmlInit answers.
+ *   reserved       if it exists, the bytes that the driver reserves on each device.
+ *   fields         values of nvmlDeviceGetFieldValues, one per line: "<handle> <field> <value>"; others are not supported.
+ *   wait           if it exists, the number that waiting for events answers at once.
+ *   hang           as long as it exists, no call about a device returns.
  *   events-queue/  one event per file, in name order: "<handle> <type> <data>"; removed when delivered.
  *                  Handle -1 is an event without a device, 100 and above one nobody registered.
  *   links          one NVLink per line: "<handle> <link> <active 0|1> <bus id of the far end>".
@@ -40,6 +45,8 @@ enum {
 };
 
 #define MAX_DEVICES 16
+#define UNSUPPORTED_MINOR 4294967295u
+#define UNSUPPORTED_MEMORY 18446744073709551615ull
 #define XID_CRITICAL 8ULL
 
 typedef struct {
@@ -128,9 +135,29 @@ static int read_devices(device_t *devices) {
 /* Handles are small numbers; none is the null pointer. */
 static void *to_pointer(int handle) { return (void *)(long)(handle + 1); }
 
+/* The number in a file, or another one if there is no such file. */
+static unsigned long long number_in(const char *name, unsigned long long otherwise) {
+    char path[4096];
+    unsigned long long number = otherwise;
+    in_own_folder(path, sizeof path, name);
+    FILE *file = fopen(path, "r");
+    if (!file) return otherwise;
+    if (fscanf(file, "%llu", &number) != 1) number = otherwise;
+    fclose(file);
+    return number;
+}
+
+static void hang(void) {
+    const struct timespec tick = {0, 1000000};
+    char path[4096];
+    in_own_folder(path, sizeof path, "hang");
+    while (access(path, F_OK) == 0) nanosleep(&tick, NULL);
+}
+
 /* Finds a device by its handle and answers what every call about it answers. */
 static int look_up(void *pointer, device_t *found) {
     if (n_inits == 0) return UNINITIALIZED;
+    hang();
     int at, handle = (int)(long)pointer - 1;
     for (at = 0; at < n_listed && listed[at] != handle; at++) {
     }
@@ -226,6 +253,7 @@ int nvmlDeviceGetMinorNumber(void *device, unsigned *minor) {
     device_t found;
     int code = look_up(device, &found);
     if (code) return code;
+    if (found.minor == UNSUPPORTED_MINOR) return NOT_SUPPORTED;
     *minor = found.minor;
     return SUCCESS;
 }
@@ -234,6 +262,7 @@ int nvmlDeviceGetMemoryInfo(void *device, memory_t *memory) {
     device_t found;
     int code = look_up(device, &found);
     if (code) return code;
+    if (found.memory == UNSUPPORTED_MEMORY) return NOT_SUPPORTED;
     memory->total = memory->free = found.memory;
     memory->used = 0;
     return SUCCESS;
@@ -244,8 +273,42 @@ int nvmlDeviceGetMemoryInfo_v2(void *device, memory_v2_t *memory) {
     device_t found;
     int code = look_up(device, &found);
     if (code) return code;
-    memory->total = memory->free = found.memory;
-    memory->reserved = memory->used = 0;
+    if (found.memory == UNSUPPORTED_MEMORY) return NOT_SUPPORTED;
+    memory->total = found.memory;
+    memory->reserved = number_in("reserved", 0);
+    memory->free = found.memory - memory->reserved;
+    memory->used = 0;
+    return SUCCESS;
+}
+
+/* What nvml.h calls nvmlFieldValue_t, with a value of eight bytes. */
+typedef struct {
+    unsigned field, scope;
+    long long timestamp, latency;
+    int value_type, code;
+    unsigned long long value;
+} field_value_t;
+
+int nvmlDeviceGetFieldValues(void *device, int n, field_value_t *values) {
+    char path[4096], line[256];
+    device_t found;
+    int code = look_up(device, &found), handle;
+    unsigned field;
+    unsigned long long value;
+    if (code) return code;
+    in_own_folder(path, sizeof path, "fields");
+    for (int i = 0; i < n; i++) {
+        values[i].code = NOT_SUPPORTED;
+        values[i].value_type = 1; /* unsigned int */
+        FILE *file = fopen(path, "r");
+        if (!file) continue;
+        while (fgets(line, sizeof line, file))
+            if (sscanf(line, "%d %u %llu", &handle, &field, &value) == 3 && handle == found.handle && field == values[i].field) {
+                values[i].code = SUCCESS;
+                values[i].value = value;
+            }
+        fclose(file);
+    }
     return SUCCESS;
 }
 
@@ -392,6 +455,11 @@ static int take_event(const event_set_t *set, event_data_t *data) {
 
 int nvmlEventSetWait_v2(event_set_t *set, event_data_t *data, unsigned timeout_ms) {
     const struct timespec tick = {0, 1000000};
+    int code = (int)number_in("wait", SUCCESS);
+    if (code != SUCCESS) {
+        record("wait %d", code);
+        return code;
+    }
     for (unsigned waited = 0; waited <= timeout_ms; waited++) {
         if (n_inits == 0) return UNINITIALIZED;
         if (take_event(set, data)) return SUCCESS;

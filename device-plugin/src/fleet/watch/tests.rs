@@ -13,23 +13,23 @@ fn seen(minor: u32, kind: ObservationKind) -> Observation {
     Observation { device: Some(builders::gpu(minor).uuid), kind }
 }
 
-/// Faults are nobody's business here.
-fn told(fleet: watch::Sender<Arc<Fleet>>) -> Told {
-    Told { fleet, faults: mpsc::channel(1).0 }
+/// Without a reader of faults, and without an operator.
+fn channels(fleet: watch::Sender<Arc<Fleet>>) -> Channels {
+    Channels { fleet, faults: mpsc::channel(1).0, cleared: mpsc::channel(1).1 }
 }
 
 /// What is seen at once makes one new value.
 #[tokio::test]
 async fn changes_that_come_together_are_one_change() {
     let (fleet, mut changed) = watch::channel(Arc::new(builders::fleet(3)));
-    let told = told(fleet);
+    let channels = channels(fleet);
     let mut health = Health::new(Policy::default(), (0..3).map(|minor| builders::gpu(minor).uuid));
     let mut silence = Silence::new(Duration::from_secs(70), std::iter::empty());
     let (sender, mut receiver) = mpsc::channel(8);
     for minor in 0..3 {
         sender.try_send(seen(minor, ObservationKind::Lost)).unwrap();
     }
-    assert_eq!(take_in(&mut receiver, &mut health, &mut silence, Instant::now(), &told).await, Seen::Health);
+    assert_eq!(take_in(&mut receiver, &mut health, &mut silence, Instant::now(), &channels.fleet, &channels.faults).await, Seen::Health);
     assert!(receiver.is_empty());
     let now = changed.borrow_and_update();
     assert!(now.gpus.iter().all(|entry| !entry.is_healthy && entry.reason == Some(Reason::Lost)));
@@ -38,15 +38,15 @@ async fn changes_that_come_together_are_one_change() {
 #[tokio::test]
 async fn no_change_wakes_nobody() {
     let (fleet, changed) = watch::channel(Arc::new(builders::fleet(1)));
-    let told = told(fleet);
+    let channels = channels(fleet);
     let mut health = Health::new(Policy::default(), [builders::gpu(0).uuid]);
     let mut silence = Silence::new(Duration::from_secs(70), std::iter::empty());
     let (sender, mut receiver) = mpsc::channel(8);
     sender.try_send(seen(0, ObservationKind::Answered)).unwrap();
-    assert_eq!(take_in(&mut receiver, &mut health, &mut silence, Instant::now(), &told).await, Seen::Health);
+    assert_eq!(take_in(&mut receiver, &mut health, &mut silence, Instant::now(), &channels.fleet, &channels.faults).await, Seen::Health);
     assert!(!changed.has_changed().unwrap());
     drop(sender);
-    assert_eq!(take_in(&mut receiver, &mut health, &mut silence, Instant::now(), &told).await, Seen::End);
+    assert_eq!(take_in(&mut receiver, &mut health, &mut silence, Instant::now(), &channels.fleet, &channels.faults).await, Seen::End);
 }
 
 fn write(path: &std::path::Path, gpus: &Value) {
@@ -66,7 +66,7 @@ async fn other_devices_are_adopted_and_health_is_kept() {
     let first = Fleet::new(inventory.clone(), number(&inventory).unwrap());
     let health = Health::new(Policy::default(), inventory.gpus.iter().map(|gpu| gpu.uuid.clone()));
     let (sender, mut fleet) = watch::channel(Arc::new(first));
-    tokio::spawn(watch_devices(source, inventory, health, number, told(sender)));
+    tokio::spawn(watch_devices(source, inventory, health, number, channels(sender)));
     let mut wait = async |is_so: fn(&Arc<Fleet>) -> bool| {
         timeout(Duration::from_secs(20), fleet.wait_for(is_so)).await.expect("no change").unwrap().clone()
     };
@@ -88,7 +88,7 @@ async fn health_goes_on_beside_devices_that_cannot_be_adopted() {
     let first = Fleet::new(inventory.clone(), number(&inventory).unwrap());
     let health = Health::new(Policy::default(), inventory.gpus.iter().map(|gpu| gpu.uuid.clone()));
     let (sender, mut fleet) = watch::channel(Arc::new(first));
-    tokio::spawn(watch_devices(source, inventory, health, number, told(sender)));
+    tokio::spawn(watch_devices(source, inventory, health, number, channels(sender)));
     let huge = json!({"uuid": "GPU-b", "minor": 1, "memory": "4Ti"});
     write(&path, &json!([{"uuid": "GPU-a", "minor": 0, "memory": "4Gi", "health": "Xid 79"}, huge]));
     let sick = timeout(Duration::from_secs(20), fleet.wait_for(|fleet| !fleet.gpus[0].is_healthy)).await;
@@ -100,7 +100,7 @@ fn follower(discovery: Discovery) -> (Follower, watch::Receiver<Arc<Fleet>>) {
     let number: Number = Box::new(|inventory| Ok(IdScheme::new(&inventory.gpus, 100, MemoryUnit::GIB)?));
     let health = Health::new(Policy::default(), inventory.gpus.iter().map(|gpu| gpu.uuid.clone()));
     let (fleet, seen) = watch::channel(Arc::new(Fleet::new(inventory.clone(), number(&inventory).unwrap())));
-    (Follower { discovery, inventory, health, number, told: told(fleet), began: Instant::now() }, seen)
+    (Follower { discovery, inventory, health, number, channels: channels(fleet), began: Instant::now() }, seen)
 }
 
 fn no_file() -> Source {
@@ -161,7 +161,7 @@ async fn feed_that_is_late_is_noticed() {
     let health = Health::new(Policy::default(), inventory.gpus.iter().map(|gpu| gpu.uuid.clone()));
     let (sender, mut fleet) = watch::channel(Arc::new(Fleet::new(inventory.clone(), number(&inventory).unwrap())));
     let began = Instant::now();
-    tokio::spawn(watch_devices(source, inventory, health, number, told(sender)));
+    tokio::spawn(watch_devices(source, inventory, health, number, channels(sender)));
     fleet.wait_for(|fleet| !fleet.gpus[0].is_healthy).await.unwrap();
     assert!(began.elapsed() >= Duration::from_secs(3660), "{:?}", began.elapsed());
 }
@@ -194,4 +194,31 @@ fn devices_that_kubelet_could_not_be_told_of_are_not_adopted() {
     let mut health = Health::new(Policy::default(), []);
     assert!(!adopt(of(vec![huge]), &mut inventory, &mut health, &number, &sender));
     assert_eq!((inventory.gpus[0].minor, fleet.has_changed().unwrap()), (0, false));
+}
+
+/// A driver that this container was not made with ends the follower, whatever else was said.
+#[tokio::test(start_paused = true)]
+async fn another_driver_ends_the_follower() {
+    let (mut follower, _fleet) = follower(Discovery { source: no_file(), running: None });
+    let (sender, receiver) = mpsc::channel(8);
+    sender.try_send(seen(0, ObservationKind::Lost)).unwrap();
+    let replaced = ObservationKind::DriverReplaced("the driver is another one".to_owned());
+    sender.try_send(Observation { device: None, kind: replaced }).unwrap();
+    let ended = follower.follow(receiver, Duration::from_secs(70)).await.unwrap_err();
+    assert_eq!(ended.to_string(), "the driver is another one; ending, so that this container is made again");
+}
+
+/// An operator's word is taken at once.
+#[tokio::test(start_paused = true)]
+async fn a_cleared_device_is_healthy() {
+    let (mut follower, mut fleet) = follower(Discovery { source: no_file(), running: None });
+    let (clear, cleared) = mpsc::channel(1);
+    follower.channels.cleared = cleared;
+    let (sender, receiver) = mpsc::channel(8);
+    tokio::spawn(async move { follower.follow(receiver, Duration::from_secs(70)).await });
+    sender.send(seen(0, ObservationKind::Xid(48))).await.unwrap();
+    fleet.wait_for(|fleet| !fleet.gpus[0].is_healthy).await.unwrap();
+    clear.send(builders::gpu(0).uuid).await.unwrap();
+    let well = fleet.wait_for(|fleet| fleet.gpus[0].is_healthy).await.unwrap();
+    assert_eq!(well.gpus[0].reason, Some(Reason::Cleared));
 }

@@ -36,6 +36,7 @@ fn reads_every_field_and_sorts_by_minor() {
         minor: 0,
         index: 1,
         memory_bytes: 16276 << 20,
+        reserved_bytes: 0,
         model: "T4".to_owned(),
         bus_id: None,
         place: Place::default(),
@@ -47,6 +48,7 @@ fn reads_every_field_and_sorts_by_minor() {
         minor: 1,
         index: 0,
         memory_bytes: 1000,
+        reserved_bytes: 0,
         model: "A10".to_owned(),
         bus_id: Some("0000:3b:00.0".to_owned()),
         place: Place { numa_node: Some(1), ..Place::default() },
@@ -200,7 +202,7 @@ async fn health_follows_the_file() {
     let mut watched = Watched::start(&document(&[&device("Lost")]));
     watched.until(Some("GPU-a"), ObservationKind::Lost).await;
     watched.write(&document(&[&device("Healthy")]));
-    watched.until(Some("GPU-a"), ObservationKind::Answered).await;
+    watched.until(Some("GPU-a"), ObservationKind::Sound).await;
     watched.write(&document(&[&device("Xid 79")]));
     watched.until(Some("GPU-a"), ObservationKind::Xid(79)).await;
     watched.write(&document(&[&device("Healthy"), T4.replace("GPU-a", "GPU-b").replace(": 0", ": 1").as_str()]));
@@ -219,7 +221,7 @@ async fn a_broken_file_keeps_the_last_state() {
         watched.write(broken);
         for _ in 0..200 {
             let seen = watched.observations.recv().await.unwrap().kind;
-            assert!(matches!(seen, ObservationKind::Xid(79) | ObservationKind::Answered), "{seen:?}");
+            assert!(matches!(seen, ObservationKind::Xid(79) | ObservationKind::Sound), "{seen:?}");
         }
     }
     fs::remove_file(watched.folder.path().join("gpus.json")).unwrap();
