@@ -63,6 +63,7 @@ fn kinds() -> Vec<(&'static str, &'static str, Known)> {
 #[case::webhooks_cert_manager(render_base_with("components/webhooks-cert-manager"))]
 #[case::evict_pods(render_base_with("components/evict-pods"))]
 #[case::runtime_class(render_base_with("components/nvidia-runtime-class"))]
+#[case::driver_root(render_with("base", &["components/driver-root", "components/gpu-operator", "components/selinux", "components/read-only-etc"]))]
 #[case::runtime_hook(render_base_with("components/nri"))]
 #[case::device_labels(render_base_with("components/device-labels"))]
 fn every_field_is_known(#[case] objects: Vec<Value>) {

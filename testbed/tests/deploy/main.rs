@@ -16,6 +16,7 @@ mod render;
 mod samples;
 mod scheduler_configuration;
 mod webhooks;
+mod which_node;
 mod workloads;
 
 use std::path::PathBuf;

@@ -208,11 +208,15 @@ fn every_kustomization_is_known() {
     attach/second-scheduler/samples/kustomization.yaml
     base/kustomization.yaml
     components/device-labels/kustomization.yaml
+    components/driver-root/kustomization.yaml
     components/evict-pods/kustomization.yaml
+    components/gpu-operator/kustomization.yaml
     components/guard-bindings/kustomization.yaml
     components/nri/kustomization.yaml
     components/nvidia-runtime-class/kustomization.yaml
+    components/read-only-etc/kustomization.yaml
     components/second-scheduler/kustomization.yaml
+    components/selinux/kustomization.yaml
     components/simulated/kustomization.yaml
     components/webhook-configurations/kustomization.yaml
     components/webhooks-cert-manager/kustomization.yaml

@@ -209,7 +209,34 @@ fn simulated_devices_reach_the_plugin() {
 #[test]
 fn runtime_class_is_a_component() {
     let objects = render_base_with("components/nvidia-runtime-class");
-    assert_eq!(pod(find(&objects, "DaemonSet", DEVICE_PLUGIN.name))["runtimeClassName"], "nvidia");
+    let daemon_set = find(&objects, "DaemonSet", DEVICE_PLUGIN.name);
+    assert_eq!(pod(daemon_set)["runtimeClassName"], "nvidia");
+    let args = texts(&container(daemon_set, DEVICE_PLUGIN.name)["args"]);
+    DEVICE_PLUGIN.accepts(&args).unwrap();
+    assert!(args.contains(&"--runtime-class=nvidia"), "the plugin knows the class of its own pod");
+}
+
+/// One component is privileged, and says so; with it the runtime adds nothing, and each directory of a driver is mounted.
+#[test]
+fn driver_root_is_a_component() {
+    let objects =
+        render_with("base", &["components/driver-root", "components/gpu-operator", "components/selinux", "components/read-only-etc"]);
+    let daemon_set = find(&objects, "DaemonSet", DEVICE_PLUGIN.name);
+    let container = container(daemon_set, DEVICE_PLUGIN.name);
+    let args = texts(&container["args"]);
+    DEVICE_PLUGIN.accepts(&args).unwrap();
+    let roots = args.iter().find_map(|arg| arg.strip_prefix("--driver-root=")).unwrap();
+    let mounts: Vec<_> = container["volumeMounts"].as_array().unwrap().iter().map(|mount| mount["mountPath"].as_str().unwrap()).collect();
+    assert!(roots.split(',').all(|root| root.starts_with("/host")) && mounts.contains(&"/host"), "{roots}");
+    assert!(!mounts.contains(&"/etc/cdi"), "{mounts:?}");
+    let volumes = pod(daemon_set)["volumes"].as_array().unwrap();
+    assert_eq!(volumes.len(), mounts.len(), "each volume is mounted");
+    let expected = json!({"privileged": true, "readOnlyRootFilesystem": true, "seLinuxOptions": {"type": "spc_t"}});
+    assert_eq!(container["securityContext"], expected);
+    let variable = container["env"].as_array().unwrap().iter().find(|variable| variable["name"] == "NVIDIA_VISIBLE_DEVICES").unwrap();
+    assert_eq!(variable["value"], "void");
+    assert_eq!(pod(daemon_set)["nodeSelector"]["nvidia.com/gpu.deploy.client"], "true");
+    assert!(crate::read("components/driver-root/kustomization.yaml").contains("PRIVILEGED"));
 }
 
 /// The socket that the plugin is told of lies in the directory that is mounted.
@@ -308,7 +335,14 @@ fn whole_gpus_differ_from_the_base_by_a_label_and_a_flag() {
 /// A component that changes the plugin changes it on all nodes.
 #[test]
 fn components_change_both_daemon_sets() {
-    for component in ["components/nri", "components/nvidia-runtime-class", "components/simulated", "components/device-labels"] {
+    for component in [
+        "components/nri",
+        "components/nvidia-runtime-class",
+        "components/driver-root",
+        "components/gpu-operator",
+        "components/simulated",
+        "components/device-labels",
+    ] {
         let (plain, whole) = (render("base"), render_with("base", &["components/whole-gpus", component]));
         let before = find(&plain, "DaemonSet", DEVICE_PLUGIN.name).to_string().len();
         for daemon_set in all(&whole, "DaemonSet") {

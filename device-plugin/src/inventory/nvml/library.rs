@@ -10,8 +10,8 @@ use nvml_wrapper::{Nvml, error::NvmlError};
 use super::{NvmlSource, failed};
 use crate::inventory::InventoryError;
 
-/// Where distributions and NVIDIA's driver container keep the library below the root of the driver, as NVIDIA's own tools
-/// look for it; then the directories of Container-Optimized OS (its driver directory as root) and of Talos.
+/// Where the library is below the root of a driver: with distributions and NVIDIA's driver container, as NVIDIA's own tools look
+/// for it; then with Container-Optimized OS (`lib64` below its driver directory), Talos and Bottlerocket.
 const DIRECTORIES: [&str; 12] = [
     "usr/lib64",
     "usr/lib/x86_64-linux-gnu",
