@@ -1,5 +1,6 @@
 //! What the operator chooses: flags and their environment variables, checked once, at start.
 
+mod dra_drivers;
 mod values;
 mod vendor_resource;
 
@@ -27,6 +28,7 @@ use crate::served::ServedNames;
 
 use values::{DeviceKind, GpuMemory, Inject, InventoryKind, MemoryResource, PartitionPolicy, ReservedMemory, VariableName, duration};
 
+pub use dra_drivers::DraDrivers;
 pub use values::{Identity, InvalidValue, LogFormat, LogLevel, NoGpu, NodeName};
 pub use vendor_resource::{VendorResource, VendorServer};
 
@@ -106,6 +108,10 @@ pub struct Args {
         value_name = "NAME=vendor|ours|ignore"
     )]
     vendor_resources: Vec<VendorResource>,
+
+    /// The DRA drivers whose devices are GPUs of this node, separated by commas, or none: GPUs that their claims have are not shared
+    #[arg(long, env = "GPUSHARE_DRA_DRIVERS", default_value = "gpu.nvidia.com", value_name = "none|DRIVERS")]
+    dra_drivers: DraDrivers,
 
     /// kubelet's pod-resources socket; without this, pod-resources/kubelet.sock beside the device plugin directory
     #[arg(long, env = "GPUSHARE_POD_RESOURCES_SOCKET", value_name = "SOCKET")]
@@ -247,6 +253,8 @@ pub struct Config {
     pub shared_devices: SharedDevices,
     /// Who serves the vendors' resources.
     pub vendor_resources: Vec<VendorResource>,
+    /// The DRA drivers whose claims are watched.
+    pub dra_drivers: DraDrivers,
     /// kubelet's pod-resources socket.
     pub pod_resources_socket: PathBuf,
     /// The container runtime's socket for plugins, if its hook is wanted.
@@ -367,6 +375,7 @@ impl From<Args> for Config {
             slots: args.slots,
             shared_devices: args.shared_devices,
             vendor_resources,
+            dra_drivers: args.dra_drivers,
             settings,
             identity: args.identity,
             starts,

@@ -210,6 +210,28 @@ impl NodePod {
     }
 }
 
+/// A pod of this node that uses resource claims; it may ask for resources of ours too.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claimant {
+    /// Its UID.
+    pub uid: PodUid,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// How far kubelet has come with it.
+    pub stage: Stage,
+}
+
+impl Claimant {
+    /// Reduces a pod of this node; `None` if it uses no claims.
+    pub fn of(pod: &Pod) -> Option<Self> {
+        let (uid, namespace, name) = (pod.metadata.uid.as_deref()?, pod.metadata.namespace.clone(), pod.metadata.name.clone()?);
+        let namespace = namespace.unwrap_or_else(|| "default".to_owned());
+        pod.uses_claims().then(|| Self { uid: PodUid::from(uid), namespace, name, stage: Stage::of(&pod.status) })
+    }
+}
+
 fn variables(spec: &PodSpec) -> Arc<[OwnVariable]> {
     let of_container = |container: &Container| {
         let own = |Variable { name, value }: &Variable| OwnVariable {
@@ -237,6 +259,8 @@ pub struct Pods {
     told: BTreeMap<PodUid, Result<Placement, Unplaced>>,
     /// Pods of this node that ask for nothing of ours.
     idle: BTreeSet<PodUid>,
+    /// Pods of this node that use resource claims.
+    claimants: BTreeMap<PodUid, Claimant>,
     is_synced: bool,
     is_interrupted: bool,
 }
@@ -267,11 +291,31 @@ impl Pods {
         self.arrivals.remove(uid);
         self.told.remove(uid);
         self.idle.remove(uid);
+        self.claimants.remove(uid);
     }
 
     /// Notes a pod of this node that asks for nothing of ours; whether it was not known before.
     pub fn note_idle(&mut self, uid: PodUid) -> bool {
         self.idle.insert(uid)
+    }
+
+    /// Notes a pod that uses resource claims; whether that is news.
+    pub fn note_claimant(&mut self, claimant: Claimant) -> bool {
+        if self.claimants.get(&claimant.uid) == Some(&claimant) {
+            return false;
+        }
+        self.claimants.insert(claimant.uid.clone(), claimant);
+        true
+    }
+
+    /// The pods that use resource claims, in the order of UIDs.
+    pub fn claimants(&self) -> impl Iterator<Item = &Claimant> {
+        self.claimants.values()
+    }
+
+    /// The pod with this UID, if it uses resource claims.
+    pub fn claimant(&self, uid: &PodUid) -> Option<&Claimant> {
+        self.claimants.get(uid)
     }
 
     /// Whether the pod is known to ask for nothing of ours.
@@ -314,6 +358,7 @@ impl Pods {
         self.by_uid.clear();
         self.told.clear();
         self.idle.clear();
+        self.claimants.clear();
         for pod in pods {
             self.apply(pod);
         }

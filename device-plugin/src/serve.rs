@@ -52,7 +52,7 @@ use crate::runtime_hook::seen::Seen;
 use crate::runtime_hook::{Hook, serve_runtime};
 use crate::served::Served;
 use crate::stop::{Stop, Stopper};
-use crate::vendor::{self, watch_vendor};
+use crate::vendor::{self, AdminAccess, watch_vendor};
 use crate::watching::ANSWER_LIMIT;
 
 use health_http::Readiness;
@@ -126,7 +126,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     }
     parts.watch_pods(&config, &client, pods);
     let seen = parts.serve_runtime(&config, &node, metrics);
-    let published = parts.publish(&config, &client, (node.fleet.clone(), node.pods.clone(), injection), seen, additions);
+    let published = parts.publish(&config, &client, (node.fleet.clone(), node.pods.clone(), injection), seen, additions, recorder.clone());
     parts.watches.spawn(watch_clearance(Api::all(client.clone()), published.device.clone(), node.fleet.clone(), clear));
     let sources = casualties::Sources { fleet: node.fleet.clone(), pods: node.pods.clone(), faults, recorder };
     parts.watches.spawn(look_after(client.clone(), sources, config.evicts_from_sick_devices));
@@ -186,7 +186,9 @@ impl Parts {
         let (fleet, none) = watch::channel(Arc::new(Fleet::new(nothing.clone(), number(config)(&nothing)?)));
         let (pods, pods_seen) = watch::channel(Pods::default());
         parts.watch_pods(config, client, pods);
-        parts.publish(config, client, (none, pods_seen, watch::channel(None).1), watch::channel(Seen::default()).1, Arc::default());
+        let recorder = parts.write_events(config, client);
+        let seen = watch::channel(Seen::default()).1;
+        parts.publish(config, client, (none, pods_seen, watch::channel(None).1), seen, Arc::default(), recorder);
         parts.watches.spawn(async move { fleet.closed().await });
         Ok(parts)
     }
@@ -198,13 +200,14 @@ impl Parts {
         (fleet, pods, injection): (watch::Receiver<Arc<Fleet>>, watch::Receiver<Pods>, watch::Receiver<Option<Injection>>),
         seen: watch::Receiver<Seen>,
         additions: Arc<Additions>,
+        recorder: Recorder,
     ) -> Published {
         let (sender, node) = watch::channel(None);
         self.watches.spawn(watch_node(client.clone(), config.node_name.to_string(), sender));
         let (sender, device) = watch::channel(Held::default());
         self.watches.spawn(watch_device(client.clone(), config.node_name.to_string(), sender));
         let sources = vendor::Sources { fleet: fleet.clone(), pods: pods.clone(), seen };
-        let checkpoints = self.watch_vendor(config, sources);
+        let checkpoints = self.watch_vendor(config, client, sources, recorder);
         let published = Published { node: node.clone(), device: device.clone(), checkpoints: checkpoints.clone() };
         let additions = self.watch_additions(config, additions);
         let sources = Sources { fleet, pods, node, device, checkpoints, additions, injection };
@@ -226,17 +229,25 @@ impl Parts {
         receiver
     }
 
-    fn watch_vendor(&mut self, config: &Config, sources: vendor::Sources) -> watch::Receiver<Option<DevicesCheckpoints>> {
+    fn watch_vendor(
+        &mut self,
+        config: &Config,
+        client: &Client,
+        sources: vendor::Sources,
+        recorder: Recorder,
+    ) -> watch::Receiver<Option<DevicesCheckpoints>> {
         let settings = vendor::Settings {
             resources: config.served_by(VendorServer::Vendor).map(str::to_owned).collect(),
             ours: config.settings.names.whole.clone(),
+            dra_drivers: config.dra_drivers.names().clone(),
             visible_devices_env: config.settings.visible_devices_env.clone(),
             socket: config.pod_resources_socket.clone(),
             device_plugin_dir: config.device_plugin_dir.clone(),
             has_hook: config.nri_socket.is_some(),
         };
         let (sender, checkpoints) = watch::channel(None);
-        self.watches.spawn(watch_vendor(settings, sources, sender));
+        let sinks = vendor::Sinks { checkpoints: sender, recorder };
+        self.watches.spawn(watch_vendor(settings, sources, AdminAccess::new(client.clone()), sinks));
         checkpoints
     }
 

@@ -1,10 +1,13 @@
-//! Devices that kubelet gave to pods of a vendor's plugin: read from kubelet, compared with the records of our scheduler, and
-//! what nobody else tells is published for the scheduler to count.
+//! Devices that kubelet gave to pods of a vendor's plugin, or of a vendor's DRA driver: read from kubelet, compared with the
+//! records of our scheduler, and what no record names is published for the scheduler to count.
 //!
 //! Reads when such a pod comes, goes or gets on, and now and then; never while kubelet waits for an answer of ours, because a
 //! list of its devices can disturb an allocation that is under way.
 
+mod admin_access;
+mod claims;
 mod pod_resources;
+mod warnings;
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -18,15 +21,21 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{info, warn};
 
+use crate::events::Recorder;
 use crate::fleet::Fleet;
 use crate::inventory::{Gpu, GpuUuid};
 use crate::kubelet_checkpoint::{self, CheckpointError};
-use crate::pods::{NodePod, PodUid, Pods, Stage};
+use crate::pods::{Claimant, NodePod, PodUid, Pods, Stage};
 use crate::proof::sight::{self, Sight};
 use crate::runtime_hook::seen::Seen;
 use crate::served::Served;
 use crate::watching::one_line;
 
+use pod_resources::Listed;
+use warnings::Warnings;
+
+pub use admin_access::AdminAccess;
+pub use claims::{Claim, ClaimName, ClaimedDevice, DraDevice};
 pub use pod_resources::PodResourcesError;
 
 /// How often kubelet is asked although nothing is known to have happened.
@@ -45,6 +54,8 @@ pub struct Settings {
     pub resources: BTreeSet<String>,
     /// The vendor's resource that this plugin serves itself: pods may be left that the vendor's plugin served before.
     pub ours: Option<String>,
+    /// The DRA drivers whose devices are GPUs of this node.
+    pub dra_drivers: BTreeSet<String>,
     /// The variable that names a container's GPUs.
     pub visible_devices_env: String,
     /// kubelet's pod-resources socket.
@@ -55,6 +66,13 @@ pub struct Settings {
     pub has_hook: bool,
 }
 
+impl Settings {
+    /// Whether nothing is to be read.
+    fn is_idle(&self) -> bool {
+        self.resources.is_empty() && self.ours.is_none() && self.dra_drivers.is_empty() && !self.has_hook
+    }
+}
+
 /// Devices of one resource that kubelet gave to one container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Allocation {
@@ -62,12 +80,14 @@ pub struct Allocation {
     pub pod: PodName,
     /// The container.
     pub container: String,
-    /// The resource.
+    /// The resource; of a claim its DRA driver.
     pub resource: String,
     /// What kubelet calls the devices.
     pub device_ids: Vec<String>,
     /// Whether the container sees what its pod's record says, whatever kubelet calls that.
     pub is_by_record: bool,
+    /// The claim, if a DRA driver serves the devices.
+    pub claim: Option<Claim>,
 }
 
 /// How kubelet tells which pod it is about.
@@ -107,19 +127,15 @@ pub enum VendorError {
 /// clears away what ended pods held only when it allocates again; what the API tells is of pods that are there.
 pub fn foreign(allocations: &[Allocation], pods: &Pods, fleet: &Fleet) -> DevicesCheckpoints {
     let entries = allocations.iter().filter_map(|allocation| {
-        let pod = find(pods, &allocation.pod);
-        let is_gone = match (&allocation.pod, pod) {
-            (_, Some(pod)) => pod.stage == Stage::Terminal,
-            (PodName::Uid(_), None) => true,
-            (PodName::Named { .. }, None) => false,
-        };
+        let uid = uid_of(pods, &allocation.pod);
+        let pod = uid.and_then(|uid| pods.get(uid));
         let device_ids: BTreeSet<String> = allocation.device_ids.iter().map(|id| normalised(id, fleet)).collect();
         let is_counted = |pod: &NodePod| (allocation.is_by_record && has_gpus(pod)) || is_on_record(pod, &device_ids, fleet);
-        if is_gone || device_ids.is_empty() || pod.is_some_and(is_counted) {
+        if has_ended(allocation, pods) || device_ids.is_empty() || pod.is_some_and(is_counted) {
             return None;
         }
         Some(ContainerDevices {
-            pod_uid: pod.map(|pod| pod.uid.as_str().to_owned()).unwrap_or_default(),
+            pod_uid: uid.map(|uid| uid.as_str().to_owned()).unwrap_or_default(),
             container_name: allocation.container.clone(),
             resource_name: allocation.resource.clone(),
             device_ids: device_ids.into_iter().collect(),
@@ -132,12 +148,23 @@ pub fn foreign(allocations: &[Allocation], pods: &Pods, fleet: &Fleet) -> Device
     DevicesCheckpoints { entries }
 }
 
-/// The pod that kubelet means.
-pub fn find<'a>(pods: &'a Pods, name: &PodName) -> Option<&'a NodePod> {
+/// The UID of the pod that kubelet means, if the pod is known: it asks for something of ours, or uses claims.
+pub fn uid_of<'a>(pods: &'a Pods, name: &PodName) -> Option<&'a PodUid> {
     match name {
-        PodName::Uid(uid) => pods.get(uid),
-        PodName::Named { namespace, name } => pods.iter().find(|pod| pod.name == *name && pod.namespace == *namespace),
+        PodName::Uid(uid) => pods.get(uid).map(|pod| &pod.uid),
+        PodName::Named { namespace, name } => {
+            let ours = pods.iter().find(|pod| pod.name == *name && pod.namespace == *namespace).map(|pod| &pod.uid);
+            let is_it = |claimant: &&Claimant| claimant.name == *name && claimant.namespace == *namespace;
+            ours.or_else(|| pods.claimants().find(is_it).map(|claimant| &claimant.uid))
+        }
     }
+}
+
+/// Whether the pod of an allocation has ended. What the pod-resources API lists is of pods that are there, known or not.
+fn has_ended(allocation: &Allocation, pods: &Pods) -> bool {
+    let Some(uid) = uid_of(pods, &allocation.pod) else { return matches!(allocation.pod, PodName::Uid(_)) };
+    let stage = pods.get(uid).map(|pod| pod.stage).or_else(|| pods.claimant(uid).map(|claimant| claimant.stage));
+    stage == Some(Stage::Terminal)
 }
 
 /// The UUID of the GPU that kubelet's ID is about; the ID of the device as it is, if that is not known.
@@ -174,10 +201,20 @@ pub struct Sources {
     pub seen: watch::Receiver<Seen>,
 }
 
-/// Keeps `checkpoints` up to date until the task is dropped; it stays as it is while kubelet does not tell.
-pub async fn watch_vendor(settings: Settings, sources: Sources, checkpoints: watch::Sender<Option<DevicesCheckpoints>>) {
+/// Where what was found goes.
+#[derive(Debug)]
+pub struct Sinks {
+    /// What the scheduler is to count.
+    pub checkpoints: watch::Sender<Option<DevicesCheckpoints>>,
+    /// Events on claims.
+    pub recorder: Recorder,
+}
+
+/// Keeps what is published up to date until the task is dropped; it stays as it is while kubelet does not answer.
+pub async fn watch_vendor(settings: Settings, sources: Sources, mut admin_access: AdminAccess, sinks: Sinks) {
     let Sources { fleet, mut pods, mut seen } = sources;
-    if settings.resources.is_empty() && settings.ours.is_none() && !settings.has_hook {
+    let Sinks { checkpoints, recorder } = sinks;
+    if settings.is_idle() {
         checkpoints.send_replace(Some(DevicesCheckpoints::default()));
         return std::future::pending().await;
     }
@@ -189,22 +226,26 @@ pub async fn watch_vendor(settings: Settings, sources: Sources, checkpoints: wat
         let _ = timeout(HOOK_WAIT, seen.wait_for(Seen::is_synced)).await;
     }
     let mut complaint = None;
+    let mut warnings = Warnings::default();
     loop {
         let before = progress(&pods.borrow_and_update());
+        let has_claimants = pods.borrow().claimants().any(|claimant| claimant.stage != Stage::Terminal);
         let now = fleet.borrow().clone();
-        match read(&settings, &now).await {
+        match read(&settings, &now, has_claimants, &mut admin_access).await {
             Ok(allocations) => {
                 complaint = None;
                 let now = {
                     let (pods, fleet) = (pods.borrow(), fleet.borrow());
-                    foreign(&seen.borrow_and_update().correct(allocations, &pods, &fleet), &pods, &fleet)
+                    let allocations = seen.borrow_and_update().correct(allocations, &pods, &fleet);
+                    warnings.update(&allocations, &pods, &fleet, &recorder);
+                    foreign(&allocations, &pods, &fleet)
                 };
                 publish(now, &checkpoints);
             }
             Err(error) => {
                 let problem = one_line(&error);
                 if complaint.as_ref() != Some(&problem) {
-                    warn!(error = problem, "it is not known which devices pods of the vendor's plugin hold");
+                    warn!(error = problem, "it is not known which devices pods of the vendor's plugin and of DRA drivers hold");
                     complaint = Some(problem);
                 }
             }
@@ -225,27 +266,37 @@ fn publish(now: DevicesCheckpoints, checkpoints: &watch::Sender<Option<DevicesCh
     });
 }
 
-/// What kubelet allocated of the vendors' resources.
-async fn read(settings: &Settings, fleet: &Fleet) -> Result<Vec<Allocation>, VendorError> {
-    if settings.resources.is_empty() && settings.ours.is_none() {
-        return Ok(Vec::new());
-    }
+/// What kubelet allocated of the vendors' resources, and what DRA drivers have prepared of their devices.
+async fn read(
+    settings: &Settings,
+    fleet: &Fleet,
+    has_claimants: bool,
+    admin_access: &mut AdminAccess,
+) -> Result<Vec<Allocation>, VendorError> {
     let answered = settings.ours.as_ref().map(|ours| answered(settings, ours, fleet).ok());
     let is_asked = |allocation: &Allocation| {
         // Without the answers the IDs have to do.
         settings.resources.contains(&allocation.resource) || answered == Some(None) && settings.ours.as_ref() == Some(&allocation.resource)
     };
-    if let (true, Some(Some(answered))) = (settings.resources.is_empty(), &answered) {
-        return Ok(answered.clone());
-    }
-    let listed = match pod_resources::list(&settings.socket).await {
-        Ok(all) => all,
-        Err(PodResourcesError::Absent) => from_checkpoint(settings)?,
-        Err(error) => return Err(VendorError::PodResources(error)),
-    };
-    let mut found: Vec<Allocation> = listed.into_iter().filter(is_asked).collect();
+    let needs_ids = !settings.resources.is_empty() || answered == Some(None);
+    let needs_claims = has_claimants && !settings.dra_drivers.is_empty();
+    let listed = if needs_ids || needs_claims { list(settings, needs_ids).await? } else { Listed::default() };
+    let claimed = listed.claimed.into_iter().filter(|claimed| settings.dra_drivers.contains(&claimed.device.driver)).collect();
+    let claimed = admin_access.leave_out(claimed).await;
+    let mut found: Vec<Allocation> = listed.allocations.into_iter().filter(is_asked).collect();
+    found.extend(claimed.into_iter().filter_map(|claimed| claims::allocation(claimed, fleet)));
     found.extend(answered.flatten().into_iter().flatten());
     Ok(found)
+}
+
+/// What kubelet's pods hold. A kubelet without the API has a checkpoint, and no claims.
+async fn list(settings: &Settings, needs_ids: bool) -> Result<Listed, VendorError> {
+    match pod_resources::list(&settings.socket).await {
+        Ok(listed) => Ok(listed),
+        Err(PodResourcesError::Absent) if needs_ids => Ok(Listed { allocations: from_checkpoint(settings)?, claimed: Vec::new() }),
+        Err(PodResourcesError::Absent) => Ok(Listed::default()),
+        Err(error) => Err(VendorError::PodResources(error)),
+    }
 }
 
 /// The GPUs that containers see which asked for the resource that this plugin serves: by the answers that kubelet keeps, some
@@ -278,14 +329,16 @@ fn of_entry(entry: kubelet_checkpoint::Entry) -> Allocation {
         resource: entry.resource_name,
         device_ids: entry.device_ids,
         is_by_record: false,
+        claim: None,
     }
 }
 
-/// How far the pods have come that ask for whole devices: what must have changed for kubelet to tell something new.
+/// How far the pods have come that ask for whole devices or use claims: what must have changed for kubelet to tell something new.
 fn progress(pods: &Pods) -> Vec<(PodUid, Stage, Option<String>)> {
     let asks = |pod: &&NodePod| pod.containers.iter().any(|container| container.whole > 0);
     let record = |pod: &NodePod| pod.placement.as_ref().ok().map(ToString::to_string);
-    pods.iter().filter(asks).map(|pod| (pod.uid.clone(), pod.stage, record(pod))).collect()
+    let asking = pods.iter().filter(asks).map(|pod| (pod.uid.clone(), pod.stage, record(pod)));
+    asking.chain(pods.claimants().map(|claimant| (claimant.uid.clone(), claimant.stage, None))).collect()
 }
 
 async fn until_progress(pods: &mut watch::Receiver<Pods>, before: &[(PodUid, Stage, Option<String>)], seen: &mut watch::Receiver<Seen>) {
@@ -295,14 +348,14 @@ async fn until_progress(pods: &mut watch::Receiver<Pods>, before: &[(PodUid, Sta
             std::future::pending::<()>().await;
         }
     };
-    let told = async {
+    let sights = async {
         if seen.changed().await.is_err() {
             std::future::pending::<()>().await;
         }
     };
     tokio::select! {
         () = news => {}
-        () = told => {}
+        () = sights => {}
         () = sleep_until(latest) => {}
     }
 }

@@ -61,6 +61,17 @@ pub struct PodSpec {
     /// What running it takes besides.
     #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub overhead: BTreeMap<String, QuantityText>,
+    /// The claims by which its containers get devices of DRA drivers.
+    #[serde(default, deserialize_with = "null_as_default", skip_serializing)]
+    pub resource_claims: Vec<PodResourceClaim>,
+}
+
+/// A claim that a pod uses, by the name that its containers know it by.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct PodResourceClaim {
+    /// Unique in the pod.
+    #[serde(default)]
+    pub name: String,
 }
 
 /// One container of a pod.
@@ -150,6 +161,18 @@ pub struct PodStatus {
     /// When kubelet took the pod on; it writes no status of a pod that it has neither admitted nor refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_time: Option<String>,
+    /// The claim that kube-scheduler made for extended resources of the pod which a DRA driver serves.
+    #[serde(default, skip_serializing)]
+    pub extended_resource_claim_status: Option<ExtendedResourceClaim>,
+}
+
+/// A claim for extended resources.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ExtendedResourceClaim {
+    /// Its name, in the namespace of the pod.
+    #[serde(default)]
+    pub resource_claim_name: String,
 }
 
 impl Pod {
@@ -158,6 +181,11 @@ impl Pod {
     /// A deletion timestamp alone does not say so: the process may still run.
     pub fn is_terminal(&self) -> bool {
         matches!(self.status.phase.as_deref(), Some("Succeeded" | "Failed"))
+    }
+
+    /// Whether it may hold devices of DRA drivers, which kubelet prepares before its containers start.
+    pub fn uses_claims(&self) -> bool {
+        !self.spec.resource_claims.is_empty() || self.status.extended_resource_claim_status.is_some()
     }
 
     /// Whether somebody has asked for its deletion.

@@ -10,6 +10,7 @@ mod admission;
 mod allocation;
 mod cdi;
 mod checkpoint;
+mod claims;
 mod config;
 mod devices;
 mod dice;
@@ -41,6 +42,7 @@ use tokio::sync::{broadcast, watch};
 
 pub use admission::Admission;
 pub use cdi::RefreshDelay;
+pub use claims::PreparedDevice;
 pub use config::{CdiSupport, Delays, Faults, KubeletConfig, LogSink, MachineGpus, OrderRule, Ordering, RuntimeConfig, Start, StartHook};
 pub use pod::{ContainerKind, EXIT_AFTER};
 pub use process::StartupError;
@@ -48,6 +50,7 @@ pub use runtime::{Container, DEVICE_NODES, RunState};
 
 use admission::AdmissionLog;
 use cdi::CdiCache;
+use claims::Claims;
 use config::Hold;
 use nri::Nri;
 use pod_worker::Command;
@@ -104,6 +107,7 @@ impl Kubelet {
             changed,
             hold: watch::Sender::default(),
             counts: Arc::default(),
+            claims: Arc::new(Claims::default()),
         };
         let process = Process::start(lasting.clone())?;
         Ok(Self { lasting, process })
@@ -174,6 +178,11 @@ impl Kubelet {
     /// Whether the pods that were there at the last start have been worked through.
     pub fn has_synced(&self) -> bool {
         self.process.sources_ready()
+    }
+
+    /// Has DRA drivers prepare these devices for a claim, in place of those before.
+    pub fn prepare_claim(&self, namespace: &str, name: &str, devices: Vec<PreparedDevice>) {
+        self.lasting.claims.prepare(namespace, name, devices);
     }
 
     /// Lets no pod be admitted from now on: those that arrive wait, across restarts of kubelet too.

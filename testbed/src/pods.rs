@@ -85,6 +85,13 @@ impl PodSpec {
         self
     }
 
+    /// With a claim that its first container uses.
+    #[must_use]
+    pub fn claiming(mut self, claim: &str) -> Self {
+        self.set_spec("resourceClaims", json!([{"name": "gpu", "resourceClaimName": claim}]));
+        self.with("resources", json!({"claims": [{"name": "gpu"}]}))
+    }
+
     /// For another scheduler than the default one.
     #[must_use]
     pub fn scheduler(mut self, name: &str) -> Self {

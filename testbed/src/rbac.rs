@@ -87,6 +87,7 @@ pub const DEVICE_PLUGIN: &[Access<'static>] = &[
     access(DEVICES_GROUP, "devices", "", "patch"),
     access("", "events", "", "create"),
     access("", "events", "", "patch"),
+    access("resource.k8s.io", "resourceclaims", "", "get"),
 ];
 
 /// The roles and bindings of a deployment.

@@ -24,6 +24,7 @@ use crate::{invariants, printed};
 pub use stage::Stage;
 
 mod all_devices;
+mod claims;
 mod daemon_faults;
 mod isolation;
 mod kubelet_books;
@@ -77,8 +78,8 @@ pub fn all() -> Vec<Scenario> {
     let harmless: [&[Entry]; 4] = [sharing::SCENARIOS, requests::SCENARIOS, all_devices::SCENARIOS, isolation::SCENARIOS];
     let faults: [&[Entry]; 5] =
         [daemon_faults::SCENARIOS, node_faults::SCENARIOS, kubelet_books::SCENARIOS, network_faults::SCENARIOS, old_nodes::SCENARIOS];
-    let mixed: [&[Entry]; 5] =
-        [vendors::SCENARIOS, runtime_hook::SCENARIOS, migration::SCENARIOS, nonsense::SCENARIOS, other_types::SCENARIOS];
+    let mixed: [&[Entry]; 6] =
+        [vendors::SCENARIOS, claims::SCENARIOS, runtime_hook::SCENARIOS, migration::SCENARIOS, nonsense::SCENARIOS, other_types::SCENARIOS];
     let groups = [
         group(&harmless, false, &[Stage::Plain, Stage::Webhooks]),
         group(&faults, true, &[Stage::Faults]),

@@ -21,6 +21,7 @@ fn defaults() {
     assert_eq!(config.pod_resources_socket, PathBuf::from("/var/lib/kubelet/pod-resources/kubelet.sock"));
     assert_eq!(config.served_by(VendorServer::Vendor).collect::<Vec<_>>(), ["nvidia.com/gpu"]);
     assert!(!config.serves_vendor());
+    assert_eq!(config.dra_drivers.to_string(), "gpu.nvidia.com");
 }
 
 #[rstest]
@@ -42,6 +43,8 @@ fn defaults() {
 #[case::vendor_server(&["--vendor-resource", "nvidia.com/gpu=theirs"], "and one of vendor, ours, ignore")]
 #[case::vendor_name(&["--vendor-resource", "gpu=vendor"], "not of the form domain/name")]
 #[case::vendor_that_cannot_be_served(&["--vendor-resource", "nvidia.com/mig-1g.5gb=ours"], "this plugin can serve one of nvidia.com/gpu")]
+#[case::dra_driver(&["--dra-drivers", "gpu.nvidia.com,GPU"], r#""GPU" is not the name of a DRA driver"#)]
+#[case::no_dra_driver(&["--dra-drivers", ""], "write names such as gpu.nvidia.com, or none")]
 #[case::types(&["--look-for", "gpu,nic"], "possible values: gpu, rdma, fpga")]
 #[case::fpga_vendors(&["--fpga-vendors", "xilinx"], "four hexadecimal digits")]
 #[case::partition_policy(&["--gpu-partition-policy", "maybe"], "possible values: honor, prefer")]
@@ -94,6 +97,15 @@ fn vendors_resources_may_be_listed_and_the_last_word_counts() {
     assert_eq!(told, ["amd.com/gpu=ignore", "nvidia.com/gpu=ours"]);
     assert!(config.serves_vendor());
     assert_eq!(config.settings.names.whole.as_deref(), Some("nvidia.com/gpu"));
+}
+
+#[rstest]
+#[case::none("none", &[])]
+#[case::several("b.com, a.com,b.com", &["a.com", "b.com"])]
+fn dra_drivers(#[case] text: &str, #[case] expected: &[&str]) {
+    let drivers = parse(&["--dra-drivers", text]).unwrap().dra_drivers;
+    assert_eq!(drivers.names().iter().collect::<Vec<_>>(), expected);
+    assert_eq!(drivers.to_string().parse(), Ok(drivers));
 }
 
 #[test]

@@ -14,7 +14,7 @@ use tracing::{debug, info};
 
 use crate::watching::{News, follow};
 
-use super::{NodePod, PodUid, Pods};
+use super::{Claimant, NodePod, PodUid, Pods};
 
 /// kubelet may be waiting for what the watch will tell, so it is tried often.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
@@ -38,17 +38,22 @@ struct Listing {
     pods: Vec<(Option<Time>, NodePod)>,
     /// Those that ask for nothing of ours.
     idle: Vec<PodUid>,
+    /// Those that use resource claims.
+    claimants: Vec<Claimant>,
 }
 
 fn take_in(event: watcher::Event<Pod>, node: &str, names: &ResourceNames, listing: &mut Listing, pods: &watch::Sender<Pods>) {
     match event {
         watcher::Event::Init => *listing = Listing::default(),
-        watcher::Event::InitApply(pod) => match NodePod::of(&pod, node, names) {
-            Some(found) => listing.pods.push((pod.metadata.creation_timestamp, found)),
-            None => listing.idle.push(uid_of(&pod)),
-        },
+        watcher::Event::InitApply(pod) => {
+            listing.claimants.extend(Claimant::of(&pod));
+            match NodePod::of(&pod, node, names) {
+                Some(found) => listing.pods.push((pod.metadata.creation_timestamp, found)),
+                None => listing.idle.push(uid_of(&pod)),
+            }
+        }
         watcher::Event::InitDone => {
-            let Listing { pods: mut complete, idle } = std::mem::take(listing);
+            let Listing { pods: mut complete, idle, claimants } = std::mem::take(listing);
             info!(n_pods = complete.len(), "the pods of this node are known");
             // A list is in the order of names; kubelet takes the pods of one by their age.
             complete.sort_by(|(one, _), (other, _)| one.cmp(other));
@@ -57,9 +62,15 @@ fn take_in(event: watcher::Event<Pod>, node: &str, names: &ResourceNames, listin
                 for uid in idle {
                     pods.note_idle(uid);
                 }
+                for claimant in claimants {
+                    pods.note_claimant(claimant);
+                }
             });
         }
         watcher::Event::Apply(pod) => {
+            if let Some(claimant) = Claimant::of(&pod) {
+                pods.send_if_modified(|pods| pods.note_claimant(claimant));
+            }
             if let Some(pod) = NodePod::of(&pod, node, names) {
                 debug!(pod = pod.display_name(), stage = ?pod.stage, "pod has changed");
                 // A pod that only repeats what is known must not wake everybody.

@@ -13,7 +13,7 @@ use crate::inventory::{Gpu, GpuUuid};
 use crate::pods::{PodUid, Pods, Stage};
 use crate::proof::sight;
 use crate::served::Served;
-use crate::vendor::{Allocation, PodName, find};
+use crate::vendor::{Allocation, PodName, uid_of};
 
 /// Most containers that are remembered. A node has a few hundred pods.
 const MOST_CONTAINERS: usize = 16_384;
@@ -64,17 +64,19 @@ impl Seen {
     }
 
     /// What kubelet has allocated, corrected by what containers really see; and what containers see whose pods have no
-    /// record, of which kubelet does not tell.
+    /// record, of which kubelet does not tell. A claim holds its devices whatever a container sees of them.
     pub fn correct(&self, allocations: Vec<Allocation>, pods: &Pods, fleet: &Fleet) -> Vec<Allocation> {
         let mut told = BTreeSet::new();
         let mut corrected: Vec<Allocation> = Vec::with_capacity(allocations.len());
         for mut allocation in allocations {
-            let uid = find(pods, &allocation.pod).map(|pod| pod.uid.clone());
+            let uid = uid_of(pods, &allocation.pod).cloned();
             let key = uid.map(|uid| (uid, allocation.container.clone()));
             if let Some((key, gpus)) = key.and_then(|key| self.by_container.get_key_value(&key)) {
                 told.insert(key);
-                allocation.device_ids = ids(gpus);
-                allocation.is_by_record = false;
+                if allocation.claim.is_none() {
+                    allocation.device_ids = ids(gpus);
+                    allocation.is_by_record = false;
+                }
             }
             corrected.push(allocation);
         }
@@ -88,6 +90,7 @@ impl Seen {
                 resource,
                 device_ids: ids(gpus),
                 is_by_record: false,
+                claim: None,
             })
         }));
         corrected
@@ -258,6 +261,7 @@ mod tests {
             resource: "nvidia.com/gpu".to_owned(),
             device_ids: vec![uuid(0)],
             is_by_record: false,
+            claim: None,
         };
         let corrected = seen(entries).correct(vec![allocation], &pods(known), &fleet(4));
         let minor = |id: &String| fleet(4).gpus.iter().find(|entry| entry.gpu.uuid.as_str() == id).map(|entry| entry.gpu.minor.to_string());

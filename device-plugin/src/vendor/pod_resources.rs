@@ -1,20 +1,22 @@
-//! kubelet's pod-resources API: which devices the containers of its pods hold.
+//! kubelet's pod-resources API: which devices the containers of its pods hold, by device plugins and by DRA drivers.
 //!
-//! Ordinary init containers are not in it; their devices are those of the containers that follow them.
+//! Ordinary init containers are not in it. The devices that plugins gave them are those of the containers that follow; a claim
+//! that they alone use is not told.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use proto::kubelet::podresources::pod_resources_lister_client::PodResourcesListerClient;
-use proto::kubelet::podresources::{ContainerResources, ListPodResourcesRequest, ListPodResourcesResponse, PodResources};
+use proto::kubelet::podresources::{ClaimResource, ContainerDevices, DynamicResource, ListPodResourcesRequest, ListPodResourcesResponse};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 use tonic::Code;
 use tonic::transport::Endpoint;
 
+use super::claims::{ClaimName, ClaimedDevice, DraDevice};
 use super::{Allocation, PodName};
 
 /// How long kubelet may take: it answers one question at a time.
@@ -41,12 +43,21 @@ pub enum PodResourcesError {
 }
 
 /// What the containers of kubelet's pods hold.
-pub(super) async fn list(socket: &Path) -> Result<Vec<Allocation>, PodResourcesError> {
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Listed {
+    /// Devices of device plugins.
+    pub(super) allocations: Vec<Allocation>,
+    /// Devices of DRA drivers.
+    pub(super) claimed: Vec<ClaimedDevice>,
+}
+
+/// Asks kubelet.
+pub(super) async fn list(socket: &Path) -> Result<Listed, PodResourcesError> {
     if socket.try_exists().is_ok_and(|exists| !exists) {
         return Err(PodResourcesError::Absent);
     }
     let answer = timeout(LIMIT, ask(socket)).await.map_err(|_| PodResourcesError::Silent)??;
-    Ok(answer.pod_resources.into_iter().flat_map(of_pod).collect())
+    Ok(Listed::from(answer))
 }
 
 async fn ask(socket: &Path) -> Result<ListPodResourcesResponse, PodResourcesError> {
@@ -66,23 +77,46 @@ async fn ask(socket: &Path) -> Result<ListPodResourcesResponse, PodResourcesErro
     Ok(answer.into_inner())
 }
 
-fn of_pod(pod: PodResources) -> impl Iterator<Item = Allocation> {
-    let PodResources { name, namespace, containers } = pod;
-    containers.into_iter().flat_map(move |container| of_container(&namespace, &name, container))
+impl From<ListPodResourcesResponse> for Listed {
+    fn from(answer: ListPodResourcesResponse) -> Self {
+        let mut listed = Self::default();
+        for pod in answer.pod_resources {
+            let name = PodName::Named { namespace: pod.namespace, name: pod.name };
+            for container in pod.containers {
+                listed.allocations.extend(of_plugins(&name, &container.name, container.devices));
+                listed.claimed.extend(container.dynamic_resources.into_iter().flat_map(|claim| of_claim(&name, &container.name, claim)));
+            }
+        }
+        listed
+    }
 }
 
 /// One resource may come in several parts, one for each NUMA node.
-fn of_container(namespace: &str, name: &str, container: ContainerResources) -> Vec<Allocation> {
+fn of_plugins(pod: &PodName, container: &str, devices: Vec<ContainerDevices>) -> Vec<Allocation> {
     let mut by_resource = BTreeMap::<String, Vec<String>>::new();
-    for devices in container.devices {
+    for devices in devices {
         by_resource.entry(devices.resource_name).or_default().extend(devices.device_ids);
     }
     let allocation = |(resource, device_ids)| Allocation {
-        pod: PodName::Named { namespace: namespace.to_owned(), name: name.to_owned() },
-        container: container.name.clone(),
+        pod: pod.clone(),
+        container: container.to_owned(),
         resource,
         device_ids,
         is_by_record: false,
+        claim: None,
     };
     by_resource.into_iter().map(allocation).collect()
+}
+
+/// All devices of the claim, whichever of its requests the container names.
+fn of_claim(pod: &PodName, container: &str, resource: DynamicResource) -> Vec<ClaimedDevice> {
+    let claim = ClaimName { namespace: resource.claim_namespace, name: resource.claim_name };
+    let claimed = |device: ClaimResource| ClaimedDevice {
+        pod: pod.clone(),
+        container: container.to_owned(),
+        claim: claim.clone(),
+        device: DraDevice { driver: device.driver_name, pool: device.pool_name, name: device.device_name },
+        cdi_names: device.cdi_devices.into_iter().map(|device| device.name).collect::<BTreeSet<_>>(),
+    };
+    resource.claim_resources.into_iter().map(claimed).collect()
 }

@@ -6,8 +6,8 @@ use std::fs;
 use proptest::prelude::*;
 use proto::kubelet::podresources::pod_resources_lister_server::{PodResourcesLister, PodResourcesListerServer};
 use proto::kubelet::podresources::{
-    AllocatableResourcesRequest, AllocatableResourcesResponse, ContainerDevices as Devices, ContainerResources, GetPodResourcesRequest,
-    GetPodResourcesResponse, ListPodResourcesRequest, ListPodResourcesResponse, PodResources,
+    AllocatableResourcesRequest, AllocatableResourcesResponse, CdiDevice, ClaimResource, ContainerDevices as Devices, ContainerResources,
+    DynamicResource, GetPodResourcesRequest, GetPodResourcesResponse, ListPodResourcesRequest, ListPodResourcesResponse, PodResources,
 };
 use rstest::rstest;
 use serde_json::json;
@@ -22,6 +22,7 @@ use crate::builders::{fleet, gpu, pod, pods, whole};
 use crate::pods::Unplaced;
 
 const NVIDIA: &str = "nvidia.com/gpu";
+const DRIVER: &str = "gpu.nvidia.com";
 
 fn uuid(minor: u32) -> String {
     gpu(minor).uuid.to_string()
@@ -29,7 +30,7 @@ fn uuid(minor: u32) -> String {
 
 fn allocation(pod: PodName, ids: &[&str]) -> Allocation {
     let device_ids = ids.iter().map(|id| (*id).to_owned()).collect();
-    Allocation { pod, container: "c".to_owned(), resource: NVIDIA.to_owned(), device_ids, is_by_record: false }
+    Allocation { pod, container: "c".to_owned(), resource: NVIDIA.to_owned(), device_ids, is_by_record: false, claim: None }
 }
 
 fn named(name: &str) -> PodName {
@@ -159,6 +160,56 @@ fn told(name: &str, resource: &str, ids: &[&[&str]]) -> PodResources {
     PodResources { name: name.to_owned(), namespace: "default".to_owned(), containers: vec![container] }
 }
 
+/// Serves what kubelet lists.
+fn serve(settings: &Settings, lists: watch::Receiver<Vec<PodResources>>) {
+    let listener = UnixListener::bind(&settings.socket).unwrap();
+    let server = Server::builder().add_service(PodResourcesListerServer::new(Kubelet(lists)));
+    tokio::spawn(server.serve_with_incoming(UnixListenerStream::new(listener)));
+}
+
+/// A pod whose one container has these devices by a claim, as kubelet lists it.
+fn claiming(name: &str, driver: &str, devices: &[&str]) -> PodResources {
+    let cdi = |device: &&str| CdiDevice { name: format!("k8s.{driver}/claim=c1-{device}") };
+    let resource = |(at, device): (usize, &&str)| ClaimResource {
+        // kubelet lists those of the devices before too.
+        cdi_devices: devices[..=at].iter().map(cdi).collect(),
+        driver_name: driver.to_owned(),
+        pool_name: "n1".to_owned(),
+        device_name: (*device).to_owned(),
+        share_id: None,
+    };
+    let claim = DynamicResource {
+        claim_name: format!("claim-of-{name}"),
+        claim_namespace: "default".to_owned(),
+        claim_resources: devices.iter().enumerate().map(resource).collect(),
+    };
+    let container = ContainerResources { name: "c".to_owned(), dynamic_resources: vec![claim], ..ContainerResources::default() };
+    PodResources { name: name.to_owned(), namespace: "default".to_owned(), containers: vec![container] }
+}
+
+fn claimant(name: &str, stage: Stage) -> Claimant {
+    Claimant { uid: name.into(), namespace: "default".to_owned(), name: name.to_owned(), stage }
+}
+
+/// An API server without claims.
+fn no_claims() -> AdminAccess {
+    let refuse = |_: http::Request<kube::client::Body>| async {
+        let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "no", "reason": "NotFound", "code": 404});
+        let body = kube::client::Body::from(status.to_string().into_bytes());
+        Ok::<_, std::convert::Infallible>(http::Response::builder().status(404).body(body).unwrap())
+    };
+    AdminAccess::new(kube::Client::new(tower::service_fn(refuse), "default"))
+}
+
+fn recorder() -> Recorder {
+    let (service, _requests) = tower_test::mock::pair::<http::Request<kube::client::Body>, http::Response<kube::client::Body>>();
+    crate::events::recorder(kube::Client::new(service, "default"), "n1".to_owned()).0
+}
+
+fn sinks(checkpoints: watch::Sender<Option<DevicesCheckpoints>>) -> Sinks {
+    Sinks { checkpoints, recorder: recorder() }
+}
+
 fn sources(fleet: watch::Receiver<Arc<Fleet>>, pods: watch::Receiver<Pods>) -> Sources {
     Sources { fleet, pods, seen: watch::channel(Seen::default()).1 }
 }
@@ -167,6 +218,7 @@ fn settings(dir: &std::path::Path) -> Settings {
     Settings {
         resources: [NVIDIA.to_owned()].into(),
         ours: None,
+        dra_drivers: [DRIVER.to_owned()].into(),
         visible_devices_env: "NVIDIA_VISIBLE_DEVICES".to_owned(),
         socket: dir.join("kubelet.sock"),
         device_plugin_dir: dir.to_owned(),
@@ -188,13 +240,11 @@ async fn follows_the_pods_by_the_api() {
     let dir = tempfile::tempdir().unwrap();
     let settings = settings(dir.path());
     let (kubelet, lists) = watch::channel(vec![told("a", NVIDIA, &[&[&uuid(1)], &[&uuid(0)]]), told("b", "other.com/gpu", &[&["x"]])]);
-    let listener = UnixListener::bind(&settings.socket).unwrap();
-    let server = Server::builder().add_service(PodResourcesListerServer::new(Kubelet(lists)));
-    tokio::spawn(server.serve_with_incoming(UnixListenerStream::new(listener)));
+    serve(&settings, lists);
     let (known, pods_seen) = watch::channel(pods([stranger("a")]));
     let (_fleet, fleet_seen) = watch::channel(Arc::new(fleet(4)));
     let (sender, mut seen) = watch::channel(None);
-    tokio::spawn(watch_vendor(settings, sources(fleet_seen, pods_seen), sender));
+    tokio::spawn(watch_vendor(settings, sources(fleet_seen, pods_seen), no_claims(), sinks(sender)));
     until(&mut seen, &[uuid(0), uuid(1)]).await;
 
     kubelet.send_replace(vec![told("c", NVIDIA, &[&[&uuid(2)]])]);
@@ -219,7 +269,7 @@ async fn reads_the_checkpoint_where_there_is_no_api() {
     let (_pods, pods_seen) = watch::channel(pods([stranger("a"), stranger("b")]));
     let (_fleet, fleet_seen) = watch::channel(Arc::new(fleet(4)));
     let (sender, mut seen) = watch::channel(None);
-    tokio::spawn(watch_vendor(settings(dir.path()), sources(fleet_seen, pods_seen), sender));
+    tokio::spawn(watch_vendor(settings(dir.path()), sources(fleet_seen, pods_seen), no_claims(), sinks(sender)));
     until(&mut seen, &[uuid(0), uuid(1), uuid(2)]).await;
 }
 
@@ -255,31 +305,80 @@ async fn what_the_vendors_plugin_gave_before_is_told_after_it() {
         placed("theirs-elsewhere", 0),
         stranger("ours-without-record"),
     ];
-    let found = published(&read(&settings, &fleet(4)).await.unwrap(), known);
+    let found = published(&read(&settings, &fleet(4), false, &mut no_claims()).await.unwrap(), known);
     let expected = [("ours-without-record", 3), ("theirs", 0), ("theirs-elsewhere", 2)];
     assert_eq!(found, expected.map(|(pod, minor)| (pod.to_owned(), vec![uuid(minor)])));
     // Without the answers kubelet's names have to do: rather too much is counted than too little.
     fs::remove_file(dir.path().join(kubelet_checkpoint::FILE)).unwrap();
-    assert!(read(&settings, &fleet(4)).await.is_err());
+    assert!(read(&settings, &fleet(4), false, &mut no_claims()).await.is_err());
 }
 
 #[tokio::test]
 async fn without_either_nothing_is_claimed() {
     let dir = tempfile::tempdir().unwrap();
-    let error = read(&settings(dir.path()), &fleet(1)).await.unwrap_err();
+    let error = read(&settings(dir.path()), &fleet(1), false, &mut no_claims()).await.unwrap_err();
     assert!(matches!(error, VendorError::Neither { .. }), "{error}");
     // A socket that nobody listens on any more is not a missing API: kubelet is restarting.
     drop(UnixListener::bind(dir.path().join("kubelet.sock")).unwrap());
-    let error = read(&settings(dir.path()), &fleet(1)).await.unwrap_err();
+    let error = read(&settings(dir.path()), &fleet(1), false, &mut no_claims()).await.unwrap_err();
     assert!(matches!(error, VendorError::PodResources(PodResourcesError::Connect(_))), "{error}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn nobody_to_watch_is_known_at_once() {
-    let settings = Settings { resources: BTreeSet::new(), ..settings(std::path::Path::new("/nowhere")) };
+    let nothing = settings(std::path::Path::new("/nowhere"));
+    let settings = Settings { resources: BTreeSet::new(), dra_drivers: BTreeSet::new(), ..nothing };
     let (_pods, pods_seen) = watch::channel(Pods::default());
     let (_fleet, fleet_seen) = watch::channel(Arc::new(fleet(1)));
     let (sender, mut seen) = watch::channel(None);
-    tokio::spawn(watch_vendor(settings, sources(fleet_seen, pods_seen), sender));
+    tokio::spawn(watch_vendor(settings, sources(fleet_seen, pods_seen), no_claims(), sinks(sender)));
     assert_eq!(seen.wait_for(Option::is_some).await.unwrap().clone(), Some(DevicesCheckpoints::default()));
+}
+
+/// A claim's GPU counts from when kubelet has prepared it until its pod has ended, whoever else is on the GPU.
+#[tokio::test]
+async fn follows_the_claims_of_a_driver() {
+    let dir = tempfile::tempdir().unwrap();
+    let settings = Settings { resources: BTreeSet::new(), ..settings(dir.path()) };
+    let (kubelet, lists) = watch::channel(Vec::new());
+    serve(&settings, lists);
+    let shares = NodePod { stage: Stage::Running, ..pod("shares", 1, [crate::builders::shares(1)]).on([2]) };
+    let (known, pods_seen) = watch::channel(pods([shares]));
+    let (_fleet, fleet_seen) = watch::channel(Arc::new(fleet(4)));
+    let (sender, mut seen) = watch::channel(None);
+    tokio::spawn(watch_vendor(settings, sources(fleet_seen, pods_seen), no_claims(), sinks(sender)));
+    until(&mut seen, &[]).await;
+
+    let admitted = |stage| move |pods: &mut Pods| pods.note_claimant(claimant("a", stage));
+    kubelet.send_replace(vec![claiming("a", DRIVER, &["gpu-0", "gpu-2"]), claiming("b", "other.com", &["gpu-1"])]);
+    known.send_if_modified(admitted(Stage::Admitted));
+    until(&mut seen, &[uuid(0), uuid(2)]).await;
+    let entry = seen.borrow().as_ref().unwrap().entries[0].clone();
+    assert_eq!((entry.pod_uid.as_str(), entry.resource_name.as_str()), ("a", DRIVER));
+    // kubelet lists a pod until it has cleaned up after it.
+    known.send_if_modified(admitted(Stage::Terminal));
+    until(&mut seen, &[]).await;
+}
+
+#[tokio::test]
+async fn devices_that_are_no_known_gpu_are_all_gpus() {
+    let dir = tempfile::tempdir().unwrap();
+    let settings = Settings { resources: BTreeSet::new(), ..settings(dir.path()) };
+    let (_kubelet, lists) = watch::channel(vec![claiming("a", DRIVER, &["gpu-vfio-0"])]);
+    serve(&settings, lists);
+    let found = read(&settings, &fleet(2), true, &mut no_claims()).await.unwrap();
+    assert_eq!(found.iter().map(|found| found.device_ids.clone()).collect::<Vec<_>>(), [vec![uuid(0), uuid(1)]]);
+    // kubelet is not asked as long as no pod of the node uses claims.
+    assert_eq!(read(&settings, &fleet(2), false, &mut no_claims()).await.unwrap(), []);
+}
+
+/// A kubelet that is there and does not answer may have prepared anything; one without the API prepares nothing.
+#[tokio::test]
+async fn claims_that_cannot_be_listed_are_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let settings = Settings { resources: BTreeSet::new(), ..settings(dir.path()) };
+    assert_eq!(read(&settings, &fleet(1), true, &mut no_claims()).await.unwrap(), []);
+    drop(UnixListener::bind(&settings.socket).unwrap());
+    let error = read(&settings, &fleet(1), true, &mut no_claims()).await.unwrap_err();
+    assert!(matches!(error, VendorError::PodResources(PodResourcesError::Connect(_))), "{error}");
 }

@@ -141,6 +141,7 @@ const BUILTIN: &[Row] = &[
     (RBAC, "v1", "clusterroles", "ClusterRole", CLUSTER, "", "", PLAIN),
     (RBAC, "v1", "rolebindings", "RoleBinding", NS, "", "", PLAIN),
     (RBAC, "v1", "roles", "Role", NS, "", "", PLAIN),
+    ("resource.k8s.io", "v1", "resourceclaims", "ResourceClaim", NS, "", "", STATUS),
     ("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", CLUSTER, "pc", "", PLAIN),
     ("storage.k8s.io", "v1", "csidrivers", "CSIDriver", CLUSTER, "", "", PLAIN),
     ("storage.k8s.io", "v1", "csinodes", "CSINode", CLUSTER, "", "", PLAIN),

@@ -36,6 +36,8 @@ pub(crate) struct ContainerSpec {
     pub(crate) limits: BTreeMap<String, i64>,
     pub(crate) requests: Amounts,
     pub(crate) env: Vec<(String, String)>,
+    /// Claims of the pod that it uses.
+    pub(crate) claims: Vec<String>,
     pub(crate) is_privileged: bool,
     /// Whether the process ends by itself.
     pub(crate) finishes: bool,
@@ -52,6 +54,8 @@ pub(crate) struct PodSpec {
     /// Init containers and sidecars, then app containers, each in the author's order.
     pub(crate) containers: Vec<ContainerSpec>,
     pub(crate) runtime_class: Option<String>,
+    /// Names of `ResourceClaim`s, by the names under which containers use them.
+    pub(crate) claims: BTreeMap<String, String>,
     /// What the pod asks for as a whole.
     pub(crate) requests: Amounts,
     /// `restartPolicy: Always`, the default.
@@ -75,6 +79,7 @@ impl PodSpec {
             let read = read_container(container, ContainerKind::App);
             ContainerSpec { finishes: !restarts && (annotated || read.finishes), ..read }
         });
+        let claims = spec.resource_claims.iter().flatten();
         let containers: Vec<ContainerSpec> = init.chain(app).collect();
         let overhead = Amounts::read(spec.overhead.iter().flatten().map(|(name, q)| (name, &q.0)));
         let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
@@ -85,6 +90,7 @@ impl PodSpec {
             annotations: pod.metadata.annotations.clone().unwrap_or_default(),
             created: pod.metadata.creation_timestamp.as_ref().map(|time| time.0),
             runtime_class: spec.runtime_class_name.clone(),
+            claims: claims.filter_map(|claim| Some((claim.name.clone(), claim.resource_claim_name.clone()?))).collect(),
             requests: pod_requests(&containers, &overhead),
             containers,
             restarts,
@@ -112,6 +118,7 @@ fn read_container(container: &Container, kind: ContainerKind) -> ContainerSpec {
         kind,
         limits: limits.into_iter().flatten().filter_map(|(name, q)| Some((name.clone(), whole(&q.0)?))).collect(),
         requests: asked,
+        claims: resources.and_then(|all| all.claims.as_ref()).into_iter().flatten().map(|claim| claim.name.clone()).collect(),
         is_privileged: container.security_context.as_ref().and_then(|context| context.privileged).unwrap_or(false),
         env: env.filter(|var| var.value_from.is_none()).map(|var| (var.name.clone(), var.value.clone().unwrap_or_default())).collect(),
         finishes: container.command.as_deref().is_some_and(|command| command == ["true"]),

@@ -1,4 +1,4 @@
-//! The pod-resources v1 service: which container holds which devices.
+//! The pod-resources v1 service: which container holds which devices, by device plugins and by claims.
 //!
 //! Lists active pods and no ordinary init containers; has one entry per device, and no UID.
 
@@ -12,6 +12,7 @@ use proto::kubelet::podresources::{
 };
 use tonic::{Request, Response, Status};
 
+use super::claims::Claims;
 use super::devices::Devices;
 use super::held::Holder;
 use super::pod::{ContainerKind, PodSpec};
@@ -39,7 +40,7 @@ impl PodResourcesLister for PodResourcesService {
         let active: Vec<Arc<PodSpec>> = self.process.pods().active().cloned().collect();
         self.process.free_ended();
         let devices = self.process.devices();
-        let pod_resources = active.iter().map(|pod| of_pod(&devices, pod)).collect();
+        let pod_resources = active.iter().map(|pod| of_pod(&devices, &self.process.claims, pod)).collect();
         Ok(Response::new(ListPodResourcesResponse { pod_resources }))
     }
 
@@ -61,12 +62,12 @@ impl PodResourcesLister for PodResourcesService {
         let pod = self.process.pods().find_active(&pod_namespace, &pod_name).cloned();
         let missing = || Status::unknown(format!("pod {pod_name} in namespace {pod_namespace} not found"));
         let pod = pod.ok_or_else(missing)?;
-        let pod_resources = Some(of_pod(&self.process.devices(), &pod));
+        let pod_resources = Some(of_pod(&self.process.devices(), &self.process.claims, &pod));
         Ok(Response::new(GetPodResourcesResponse { pod_resources }))
     }
 }
 
-fn of_pod(devices: &Devices, pod: &PodSpec) -> PodResources {
+fn of_pod(devices: &Devices, claims: &Claims, pod: &PodSpec) -> PodResources {
     let listed = pod.containers.iter().filter(|container| container.kind != ContainerKind::Init);
     let containers = listed.map(|container| {
         let holder = Holder { pod: pod.uid.clone(), container: container.name.clone() };
@@ -74,7 +75,12 @@ fn of_pod(devices: &Devices, pod: &PodSpec) -> PodResources {
             .held()
             .of(&holder)
             .flat_map(|(resource, grant)| grant.devices().into_iter().map(|id| one_device(devices, resource, &id)).collect::<Vec<_>>());
-        ContainerResources { name: container.name.clone(), devices: grants.collect(), ..ContainerResources::default() }
+        ContainerResources {
+            name: container.name.clone(),
+            devices: grants.collect(),
+            dynamic_resources: claims.of(pod, container),
+            ..ContainerResources::default()
+        }
     });
     PodResources { name: pod.name.clone(), namespace: pod.namespace.clone(), containers: containers.collect() }
 }

@@ -22,6 +22,7 @@ use super::active::Pods;
 use super::admission::AdmissionLog;
 use super::cdi::CdiCache;
 use super::checkpoint;
+use super::claims::Claims;
 use super::config::{Hold, KubeletConfig};
 use super::devices::Devices;
 use super::fit::Amounts;
@@ -65,6 +66,7 @@ pub(crate) struct Lasting {
     pub(crate) nri: Option<Arc<Nri>>,
     /// What the container runtime knows of CDI.
     pub(crate) specs: Arc<CdiCache>,
+    pub(crate) claims: Arc<Claims>,
 }
 
 /// How many there are or were of something, across restarts of the process.
@@ -98,6 +100,7 @@ pub(crate) struct Process {
     pub(crate) nri: Option<Arc<Nri>>,
     /// What the container runtime knows of CDI.
     pub(crate) specs: Arc<CdiCache>,
+    pub(crate) claims: Arc<Claims>,
     changed: watch::Sender<()>,
     devices: Mutex<Devices>,
     pods: Mutex<Pods>,
@@ -111,7 +114,7 @@ pub(crate) struct Process {
 impl Process {
     /// Clears the plugin directory of sockets, loads the checkpoint, opens the sockets, starts the tasks.
     pub(crate) fn start(lasting: Lasting) -> Result<Arc<Self>, StartupError> {
-        let Lasting { config, runtime, admissions, changed, hold, counts, nri, specs } = lasting;
+        let Lasting { config, runtime, admissions, changed, hold, counts, nri, specs, claims } = lasting;
         let plugin_dir = config.plugin_dir();
         clear_sockets(&plugin_dir).map_err(|source| StartupError::Prepare { path: plugin_dir, source })?;
         let fresh = !config.checkpoint().exists();
@@ -127,6 +130,7 @@ impl Process {
             allocatable: Mutex::new(Amounts::read(&config.capacity)),
             devices: Mutex::new(Devices::restore(Held::restore(entries), registered.into_keys())),
             specs,
+            claims,
             config,
             runtime,
             admissions,

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{migration, nonsense, other_types, runtime_hook, topology, vendors};
+use super::{claims, migration, nonsense, other_types, runtime_hook, topology, vendors};
 use crate::cluster::{NodeSpec, RuntimeSpec, Spec, WebhookSpec};
 
 /// The longest wait of the scheduling loop between two attempts: nobody wants to watch ten seconds.
@@ -72,6 +72,7 @@ fn mixed_nodes() -> Vec<NodeSpec> {
     vec![
         with(three(vendors::OURS), ["--vendor-resource", "nvidia.com/gpu=ours"]),
         three(vendors::THEIRS),
+        three(claims::CLAIMED),
         with(three(vendors::DIVIDED), ["--shared-devices", "0,1"]),
         NodeSpec { runtime: RuntimeSpec::Plugins, ..three(runtime_hook::HOOKED) },
         bare(three(migration::MOVING)),

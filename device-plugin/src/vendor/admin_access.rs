@@ -1,0 +1,261 @@
+//! Which devices of a claim are allocated for administration only: a monitor sees them, and others may have them meanwhile.
+//!
+//! kubelet does not tell, so the ResourceClaim is read from the API server, once for each that kubelet has prepared. As long as
+//! it cannot be read its devices count as used.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
+use kube::{Api, Client};
+use serde::Deserialize;
+use tokio::time::timeout;
+use tracing::warn;
+
+use crate::watching::one_line;
+
+use super::claims::{ClaimName, ClaimedDevice, DraDevice};
+
+/// How long one request may take.
+const REQUEST_LIMIT: Duration = Duration::from_secs(5);
+
+/// Reads claims.
+#[expect(missing_debug_implementations, reason = "a client has none")]
+pub struct AdminAccess {
+    api: Client,
+    /// What is known of the claims that were in use at the last look.
+    known: BTreeMap<ClaimName, Known>,
+}
+
+/// What is known of a claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Known {
+    /// Which object it is: claims of one name may follow one another.
+    cdi_names: BTreeSet<String>,
+    /// Its devices that are allocated for administration only; none as long as it could not be read.
+    devices: Option<BTreeSet<DraDevice>>,
+}
+
+/// Why it is not known how a claim's devices are allocated.
+#[derive(Debug, thiserror::Error)]
+enum ClaimError {
+    /// The API server does not give it.
+    #[error("cannot get ResourceClaim {claim} (resource.k8s.io/v1)")]
+    Get {
+        /// The claim.
+        claim: ClaimName,
+        #[source]
+        source: kube::Error,
+    },
+    /// It answers too late.
+    #[error("no answer within {REQUEST_LIMIT:?} to the request for ResourceClaim {0}")]
+    Silent(ClaimName),
+    /// It cannot be understood.
+    #[error("ResourceClaim {claim} is not of the form of resource.k8s.io/v1")]
+    Form {
+        /// The claim.
+        claim: ClaimName,
+        #[source]
+        source: serde_json::Error,
+    },
+    /// kubelet has prepared another one of its name.
+    #[error("kubelet's CDI devices of ResourceClaim {claim} do not bear its UID {uid}")]
+    Replaced {
+        /// The claim.
+        claim: ClaimName,
+        /// Of the one that the API server has.
+        uid: String,
+    },
+}
+
+/// The part of a claim that is read.
+#[derive(Default, Deserialize)]
+struct ClaimData {
+    #[serde(default)]
+    status: Option<Status>,
+}
+
+#[derive(Deserialize)]
+struct Status {
+    #[serde(default)]
+    allocation: Option<ClaimAllocation>,
+}
+
+#[derive(Deserialize)]
+struct ClaimAllocation {
+    #[serde(default)]
+    devices: Results,
+}
+
+#[derive(Default, Deserialize)]
+struct Results {
+    #[serde(default)]
+    results: Vec<AllocatedDevice>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct AllocatedDevice {
+    driver: String,
+    pool: String,
+    device: String,
+    #[serde(default)]
+    admin_access: Option<bool>,
+}
+
+impl AdminAccess {
+    /// Reads from this API server.
+    pub fn new(api: Client) -> Self {
+        Self { api, known: BTreeMap::new() }
+    }
+
+    /// The devices that are not allocated for administration only.
+    pub(super) async fn leave_out(&mut self, claimed: Vec<ClaimedDevice>) -> Vec<ClaimedDevice> {
+        let mut cdi_names: BTreeMap<ClaimName, BTreeSet<String>> = BTreeMap::new();
+        for device in &claimed {
+            cdi_names.entry(device.claim.clone()).or_default().extend(device.cdi_names.iter().cloned());
+        }
+        let mut before = std::mem::take(&mut self.known);
+        for (claim, cdi_names) in cdi_names {
+            let known = before.remove(&claim).filter(|known| known.cdi_names == cdi_names);
+            let now = match known {
+                Some(known) if known.devices.is_some() => known,
+                known => self.look_up(&claim, cdi_names, known.is_some()).await,
+            };
+            self.known.insert(claim, now);
+        }
+        let is_admins = |claimed: &ClaimedDevice| {
+            let devices = self.known.get(&claimed.claim).and_then(|known| known.devices.as_ref());
+            devices.is_some_and(|devices| devices.contains(&claimed.device))
+        };
+        claimed.into_iter().filter(|claimed| !is_admins(claimed)).collect()
+    }
+
+    async fn look_up(&self, claim: &ClaimName, cdi_names: BTreeSet<String>, has_failed: bool) -> Known {
+        let devices = match self.get(claim, &cdi_names).await {
+            Ok(devices) => Some(devices),
+            Err(error) => {
+                if !has_failed {
+                    warn!(error = one_line(&error), "the devices of the claim count as used");
+                }
+                None
+            }
+        };
+        Known { cdi_names, devices }
+    }
+
+    /// The devices of a claim that are allocated for administration only.
+    async fn get(&self, claim: &ClaimName, cdi_names: &BTreeSet<String>) -> Result<BTreeSet<DraDevice>, ClaimError> {
+        let resource =
+            ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk("resource.k8s.io", "v1", "ResourceClaim"), "resourceclaims");
+        let api: Api<DynamicObject> = Api::namespaced_with(self.api.clone(), &claim.namespace, &resource);
+        let got = timeout(REQUEST_LIMIT, api.get(&claim.name)).await.map_err(|_| ClaimError::Silent(claim.clone()))?;
+        let object = got.map_err(|source| ClaimError::Get { claim: claim.clone(), source })?;
+        let uid = object.metadata.uid.unwrap_or_default();
+        if uid.is_empty() || !cdi_names.iter().any(|name| name.contains(&uid)) {
+            return Err(ClaimError::Replaced { claim: claim.clone(), uid });
+        }
+        let data: ClaimData = serde_json::from_value(object.data).map_err(|source| ClaimError::Form { claim: claim.clone(), source })?;
+        let results = data.status.and_then(|status| status.allocation).map(|allocation| allocation.devices.results).unwrap_or_default();
+        Ok(for_administration(results))
+    }
+}
+
+/// A device that a claim has a second time, for use, is used.
+fn for_administration(results: Vec<AllocatedDevice>) -> BTreeSet<DraDevice> {
+    let (admins, used): (Vec<_>, Vec<_>) = results.into_iter().partition(|result| result.admin_access == Some(true));
+    let device = |AllocatedDevice { driver, pool, device, .. }| DraDevice { driver, pool, name: device };
+    let used: BTreeSet<DraDevice> = used.into_iter().map(device).collect();
+    admins.into_iter().map(device).filter(|device| !used.contains(device)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{Request, Response};
+    use kube::client::Body;
+    use rstest::rstest;
+    use serde_json::{Value, json};
+    use tower_test::mock::Handle;
+
+    use super::*;
+    use crate::vendor::PodName;
+
+    const UID: &str = "dab5ab50-d59a-42a6-af16-cfd4628c0f7a";
+
+    fn claimed(device: &str) -> ClaimedDevice {
+        ClaimedDevice {
+            pod: PodName::Named { namespace: "team".to_owned(), name: "monitor".to_owned() },
+            container: "main".to_owned(),
+            claim: ClaimName { namespace: "team".to_owned(), name: "all-gpus".to_owned() },
+            device: DraDevice { driver: "gpu.nvidia.com".to_owned(), pool: "n1".to_owned(), name: device.to_owned() },
+            cdi_names: [format!("k8s.gpu.nvidia.com/claim={UID}-{device}")].into(),
+        }
+    }
+
+    fn result(device: &str, admin_access: Value) -> Value {
+        json!({"request": "r", "driver": "gpu.nvidia.com", "pool": "n1", "device": device, "adminAccess": admin_access})
+    }
+
+    fn claim(uid: &str, results: &[Value]) -> Value {
+        json!({
+            "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
+            "metadata": {"name": "all-gpus", "namespace": "team", "uid": uid},
+            "status": {"allocation": {"devices": {"results": results}}},
+        })
+    }
+
+    fn refusal(code: u16) -> Value {
+        json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "no", "reason": "x", "code": code})
+    }
+
+    /// Answers one request; its line.
+    async fn answer(requests: &mut Handle<Request<Body>, Response<Body>>, object: &Value) -> String {
+        let (request, response) = requests.next_request().await.unwrap();
+        let code = object.get("code").and_then(Value::as_u64).map_or(200, |code| u16::try_from(code).unwrap());
+        response.send_response(Response::builder().status(code).body(Body::from(object.to_string().into_bytes())).unwrap());
+        format!("{} {}", request.method(), request.uri().path())
+    }
+
+    /// The names of the devices that count, of `gpu-0` and `gpu-1`.
+    async fn counted(object: &Value) -> Vec<String> {
+        let (service, mut requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+        let mut access = AdminAccess::new(Client::new(service, "default"));
+        let (left, line) = tokio::join!(access.leave_out(vec![claimed("gpu-0"), claimed("gpu-1")]), answer(&mut requests, object));
+        assert_eq!(line, "GET /apis/resource.k8s.io/v1/namespaces/team/resourceclaims/all-gpus");
+        left.into_iter().map(|claimed| claimed.device.name).collect()
+    }
+
+    #[rstest]
+    #[case::all_for_administration(claim(UID, &[result("gpu-0", json!(true)), result("gpu-1", json!(true))]), &[])]
+    #[case::one_for_use(claim(UID, &[result("gpu-0", json!(true)), result("gpu-1", json!(false))]), &["gpu-1"])]
+    #[case::not_said(claim(UID, &[result("gpu-0", json!(null)), result("gpu-1", json!(null))]), &["gpu-0", "gpu-1"])]
+    #[case::for_both(claim(UID, &[result("gpu-0", json!(true)), result("gpu-0", json!(null)), result("gpu-1", json!(true))]), &["gpu-0"])]
+    #[case::another_claim_of_its_name(claim("another", &[result("gpu-0", json!(true)), result("gpu-1", json!(true))]), &["gpu-0", "gpu-1"])]
+    #[case::not_allocated(json!({"metadata": {"name": "all-gpus", "uid": UID}}), &["gpu-0", "gpu-1"])]
+    #[case::forbidden(refusal(403), &["gpu-0", "gpu-1"])]
+    #[case::not_served(refusal(404), &["gpu-0", "gpu-1"])]
+    #[case::nonsense(json!({"metadata": {"name": "all-gpus", "uid": UID}, "status": 7}), &["gpu-0", "gpu-1"])]
+    #[tokio::test]
+    async fn devices_for_administration_are_left_out(#[case] object: Value, #[case] expected: &[&str]) {
+        assert_eq!(counted(&object).await, expected);
+    }
+
+    /// A claim is read once, again if it could not be read, and again if another one has come in its place.
+    #[tokio::test]
+    async fn claims_are_read_once() {
+        let (service, mut requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+        let mut access = AdminAccess::new(Client::new(service, "default"));
+        let failure = refusal(500);
+        let (left, _) = tokio::join!(access.leave_out(vec![claimed("gpu-0")]), answer(&mut requests, &failure));
+        assert_eq!(left.len(), 1);
+        let object = claim(UID, &[result("gpu-0", json!(true))]);
+        let (left, _) = tokio::join!(access.leave_out(vec![claimed("gpu-0")]), answer(&mut requests, &object));
+        assert_eq!(left, []);
+        // No request is answered here.
+        assert_eq!(access.leave_out(vec![claimed("gpu-0")]).await, []);
+        let successor = ClaimedDevice { cdi_names: ["k8s.gpu.nvidia.com/claim=e1-gpu-0".to_owned()].into(), ..claimed("gpu-0") };
+        let object = claim("e1", &[result("gpu-0", json!(null))]);
+        let (left, _) = tokio::join!(access.leave_out(vec![successor]), answer(&mut requests, &object));
+        assert_eq!(left.len(), 1);
+    }
+}

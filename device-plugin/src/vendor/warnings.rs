@@ -1,0 +1,138 @@
+//! Events on claims: devices that are no known GPU, and GPUs that the records of other pods name.
+
+use std::collections::BTreeSet;
+
+use crate::events::{Recorder, Weight};
+use crate::fleet::Fleet;
+use crate::pods::{NodePod, PodUid, Pods, Stage};
+
+use super::{Allocation, Claim, PodName, has_ended, uid_of};
+
+/// A claim has a device that stands for no certain GPU.
+const UNKNOWN_DEVICE: &str = "ClaimedDeviceUnknown";
+
+/// A claim has a GPU that the record of a pod names.
+const RECORDED_GPU: &str = "GPUClaimed";
+
+/// A warning: about a pod by its UID, or about the node; and its text.
+type Warning = (Option<PodUid>, String);
+
+/// The warnings that hold now. Each is written once, when it comes.
+#[derive(Debug, Default)]
+pub(super) struct Warnings(BTreeSet<Warning>);
+
+impl Warnings {
+    /// Takes in what is allocated now, and writes what is new.
+    pub(super) fn update(&mut self, allocations: &[Allocation], pods: &Pods, fleet: &Fleet, recorder: &Recorder) {
+        let now = warnings(allocations, pods, fleet);
+        for (uid, message) in now.difference(&self.0) {
+            match uid.as_ref().and_then(|uid| pods.get(uid)) {
+                Some(pod) => recorder.warn(pod, RECORDED_GPU, message.clone()),
+                None => recorder.node(Weight::Warning, UNKNOWN_DEVICE, message.clone()),
+            }
+        }
+        self.0 = now;
+    }
+}
+
+fn warnings(allocations: &[Allocation], pods: &Pods, fleet: &Fleet) -> BTreeSet<Warning> {
+    let mut warnings = BTreeSet::new();
+    for allocation in allocations.iter().filter(|allocation| !has_ended(allocation, pods)) {
+        let Some(claim) = &allocation.claim else { continue };
+        if claim.is_mapped {
+            let own = uid_of(pods, &allocation.pod);
+            let holders = holders(&allocation.device_ids, pods, fleet).filter(|pod| Some(&pod.uid) != own);
+            warnings.extend(holders.map(|pod| (Some(pod.uid.clone()), recorded(allocation, claim))));
+        } else {
+            warnings.insert((None, unknown(allocation, claim)));
+        }
+    }
+    warnings
+}
+
+/// The pods that have not ended and whose records name one of these GPUs.
+fn holders<'a>(uuids: &'a [String], pods: &'a Pods, fleet: &'a Fleet) -> impl Iterator<Item = &'a NodePod> {
+    let names_one = move |pod: &&NodePod| {
+        let gpus = fleet.gpus.iter().map(|entry| &entry.gpu).filter(|gpu| uuids.iter().any(|uuid| uuid == gpu.uuid.as_str()));
+        let Ok(placement) = &pod.placement else { return false };
+        gpus.into_iter().any(|gpu| placement.gpus.iter().any(|name| name.names(gpu)))
+    };
+    pods.iter().filter(|pod| pod.stage != Stage::Terminal).filter(names_one)
+}
+
+fn unknown(allocation: &Allocation, claim: &Claim) -> String {
+    format!(
+        "{} has device {:?}, which is no GPU that this plugin knows by its name: all {} GPUs of the node count as used until the pod \
+         has ended. If the driver's devices are no GPUs of this node, leave it out of --dra-drivers",
+        allocated(allocation, claim),
+        claim.device.name,
+        allocation.device_ids.len()
+    )
+}
+
+fn recorded(allocation: &Allocation, claim: &Claim) -> String {
+    format!(
+        "{} has {}, which the record of this pod names too: no other pod is placed there until one of the two has ended. To keep GPUs \
+         for claims, name the others in --shared-devices",
+        allocated(allocation, claim),
+        allocation.device_ids.join(", ")
+    )
+}
+
+/// The claim, its driver and its pod.
+fn allocated(allocation: &Allocation, claim: &Claim) -> String {
+    let pod = match &allocation.pod {
+        PodName::Named { namespace, name } => format!("{namespace}/{name}"),
+        PodName::Uid(uid) => uid.as_str().to_owned(),
+    };
+    format!("ResourceClaim {} of pod {pod} (DRA driver {})", claim.name, claim.device.driver)
+}
+
+#[cfg(test)]
+mod tests {
+    use insta::assert_snapshot;
+
+    use super::*;
+    use crate::builders::{fleet, pod, pods, shares};
+    use crate::pods::Claimant;
+    use crate::vendor::claims::allocation;
+    use crate::vendor::{ClaimName, ClaimedDevice, DraDevice};
+
+    fn claimed(device: &str) -> Allocation {
+        let claimed = ClaimedDevice {
+            pod: PodName::Named { namespace: "team".to_owned(), name: "train".to_owned() },
+            container: "main".to_owned(),
+            claim: ClaimName { namespace: "team".to_owned(), name: "one-gpu".to_owned() },
+            device: DraDevice { driver: "gpu.nvidia.com".to_owned(), pool: "n1".to_owned(), name: device.to_owned() },
+            cdi_names: BTreeSet::new(),
+        };
+        allocation(claimed, &fleet(3)).unwrap()
+    }
+
+    fn now(devices: &[&str], stage: Stage) -> BTreeSet<Warning> {
+        let mut known = pods([pod("shares-0", 1, [shares(1)]).on([0]), pod("shares-1", 2, [shares(1)]).on([1])]);
+        known.note_claimant(Claimant { uid: "train".into(), namespace: "team".to_owned(), name: "train".to_owned(), stage });
+        let allocations: Vec<Allocation> = devices.iter().map(|device| claimed(device)).collect();
+        warnings(&allocations, &known, &fleet(3))
+    }
+
+    fn text(warnings: &BTreeSet<Warning>) -> String {
+        let line = |(uid, message): &Warning| format!("{}: {message}", uid.as_ref().map_or("node", PodUid::as_str));
+        warnings.iter().map(line).collect::<Vec<_>>().join("\n")
+    }
+
+    #[test]
+    fn a_device_without_a_gpu_is_told_of_the_node() {
+        assert_snapshot!(text(&now(&["gpu-vfio-0"], Stage::Running)), @r#"node: ResourceClaim team/one-gpu of pod team/train (DRA driver gpu.nvidia.com) has device "gpu-vfio-0", which is no GPU that this plugin knows by its name: all 3 GPUs of the node count as used until the pod has ended. If the driver's devices are no GPUs of this node, leave it out of --dra-drivers"#);
+    }
+
+    #[test]
+    fn a_gpu_of_a_claim_is_told_of_the_pods_on_it() {
+        assert_snapshot!(text(&now(&["gpu-1", "gpu-2"], Stage::Running)), @"shares-1: ResourceClaim team/one-gpu of pod team/train (DRA driver gpu.nvidia.com) has GPU-00000001-aaaa-bbbb-cccc-000000000001, which the record of this pod names too: no other pod is placed there until one of the two has ended. To keep GPUs for claims, name the others in --shared-devices");
+    }
+
+    #[test]
+    fn pods_that_have_ended_are_not_told_of() {
+        assert_eq!(now(&["gpu-vfio-0", "gpu-1"], Stage::Terminal), BTreeSet::new());
+    }
+}

@@ -1,0 +1,120 @@
+//! Devices that DRA drivers have prepared for claims: what kubelet keeps of them, and what pod-resources lists.
+//!
+//! A test says what is prepared, in place of an allocation by kube-scheduler, of kubelet's request to the driver and of the
+//! driver's answer; nothing waits for it, and nothing takes it back. Claims made from templates and claims for extended
+//! resources are not read: a pod names its claim.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use proto::kubelet::podresources::{CdiDevice, ClaimResource, DynamicResource};
+
+use super::pod::{ContainerSpec, PodSpec};
+
+/// A device as its driver prepared it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PreparedDevice {
+    /// The driver.
+    pub driver: String,
+    /// The pool of the driver.
+    pub pool: String,
+    /// The device.
+    pub name: String,
+    /// The CDI devices that a container gets for it.
+    pub cdi_names: Vec<String>,
+}
+
+/// By namespace and name of the claim. Kubelet has a checkpoint of it, so it outlives the process.
+#[derive(Debug, Default)]
+pub(crate) struct Claims(Mutex<BTreeMap<(String, String), Vec<PreparedDevice>>>);
+
+impl Claims {
+    pub(crate) fn prepare(&self, namespace: &str, name: &str, devices: Vec<PreparedDevice>) {
+        let mut claims = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        claims.insert((namespace.to_owned(), name.to_owned()), devices);
+    }
+
+    /// What a container uses. As in kubelet, all is missing of a container one of whose claims is not known.
+    pub(crate) fn of(&self, pod: &PodSpec, container: &ContainerSpec) -> Vec<DynamicResource> {
+        let claims = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let used = pod.claims.iter().filter(|(alias, _)| container.claims.contains(alias));
+        let resource = |(_, name): (&String, &String)| {
+            let devices = claims.get(&(pod.namespace.clone(), name.clone()))?;
+            Some(DynamicResource { claim_name: name.clone(), claim_namespace: pod.namespace.clone(), claim_resources: listed(devices) })
+        };
+        used.map(resource).collect::<Option<_>>().unwrap_or_default()
+    }
+}
+
+/// Every device of a claim. kubelet adds to one list of CDI devices for all devices of a driver.
+fn listed(devices: &[PreparedDevice]) -> Vec<ClaimResource> {
+    let mut cdi_by_driver = BTreeMap::<String, Vec<CdiDevice>>::new();
+    let resource = |PreparedDevice { driver, pool, name, cdi_names }: &PreparedDevice| {
+        let cdi_devices = cdi_by_driver.entry(driver.clone()).or_default();
+        cdi_devices.extend(cdi_names.iter().map(|name| CdiDevice { name: name.clone() }));
+        ClaimResource {
+            cdi_devices: cdi_devices.clone(),
+            driver_name: driver.clone(),
+            pool_name: pool.clone(),
+            device_name: name.clone(),
+            share_id: None,
+        }
+    };
+    devices.iter().map(resource).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn device(name: &str) -> PreparedDevice {
+        PreparedDevice {
+            driver: "gpu.nvidia.com".to_owned(),
+            pool: "n1".to_owned(),
+            name: name.to_owned(),
+            cdi_names: vec![format!("k8s.gpu.nvidia.com/claim=u-{name}")],
+        }
+    }
+
+    /// A pod with two claims, of which its containers use the first, both, and none.
+    fn pod() -> PodSpec {
+        let claim = |name: &str| json!({"name": name, "resourceClaimName": format!("claim-{name}")});
+        let container = |name: &str, claims: &[&str]| {
+            let claims: Vec<_> = claims.iter().map(|claim| json!({"name": claim})).collect();
+            json!({"name": name, "resources": {"claims": claims}})
+        };
+        let pod = json!({
+            "metadata": {"name": "p", "namespace": "team", "uid": "u"},
+            "spec": {
+                "resourceClaims": [claim("a"), claim("b")],
+                "containers": [container("one", &["a"]), container("both", &["a", "b"]), container("none", &[])],
+            },
+        });
+        PodSpec::read(&serde_json::from_value(pod).unwrap()).unwrap()
+    }
+
+    fn listed_for(claims: &Claims, container: &str) -> Vec<(String, Vec<(String, usize)>)> {
+        let pod = pod();
+        let container = pod.containers.iter().find(|found| found.name == container).unwrap();
+        let devices = |claim: DynamicResource| {
+            let devices = claim.claim_resources.into_iter().map(|device| (device.device_name, device.cdi_devices.len()));
+            (claim.claim_name, devices.collect())
+        };
+        claims.of(&pod, container).into_iter().map(devices).collect()
+    }
+
+    #[test]
+    fn containers_hold_the_claims_that_they_name() {
+        let claims = Claims::default();
+        claims.prepare("team", "claim-a", vec![device("gpu-0"), device("gpu-1")]);
+        let a = ("claim-a".to_owned(), vec![("gpu-0".to_owned(), 1), ("gpu-1".to_owned(), 2)]);
+        assert_eq!(listed_for(&claims, "one"), [a.clone()]);
+        assert_eq!(listed_for(&claims, "none"), []);
+        assert_eq!(listed_for(&claims, "both"), []);
+        claims.prepare("team", "claim-b", vec![device("gpu-2")]);
+        claims.prepare("other", "claim-a", Vec::new());
+        assert_eq!(listed_for(&claims, "both"), [a, ("claim-b".to_owned(), vec![("gpu-2".to_owned(), 1)])]);
+    }
+}
