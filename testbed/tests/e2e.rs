@@ -5,12 +5,16 @@ use std::error::Error;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
-use kube::Api;
 use kube::api::PostParams;
+use kube::{Api, ResourceExt};
+use proto::checkpoints::DEVICES_CHECKPOINTS;
 use serde_json::json;
 use testbed::apiserver::{Fault, Matching};
 use testbed::cluster::{Cluster, NodeSpec, PLUGIN_USER, SCHEDULER_USER, Spec, default_deploy};
 use testbed::console::Console;
+use testbed::kubelet::PreparedDevice;
+use testbed::observer::Snapshot;
+use testbed::pods::PodSpec;
 use testbed::rbac::{self, Access, Rbac, Target};
 use testbed::scenario::{self, World};
 use testbed::{e2e, manifests, replicas};
@@ -42,6 +46,24 @@ async fn hold_a_pod_that_nobody_placed(cluster: &Cluster) -> Result<(), Box<dyn 
     Ok(())
 }
 
+/// kubelet lists a claim: the plugin asks the API server whether it is for administration only. No such claim is there.
+async fn use_a_claim(cluster: &mut Cluster) -> Result<(), Box<dyn Error>> {
+    let device = PreparedDevice {
+        driver: "gpu.nvidia.com".to_owned(),
+        pool: "n2".to_owned(),
+        name: "gpu-0".to_owned(),
+        cdi_names: vec!["k8s.gpu.nvidia.com/claim=uid-gpu-0".to_owned()],
+    };
+    cluster.node("n2")?.kubelet().prepare_claim("default", "one", vec![device]);
+    let pods: Api<Pod> = Api::namespaced(cluster.client().clone(), "default");
+    pods.create(&PostParams::default(), &PodSpec::new("claimant", &[]).claiming("one").on("n2").pod()?).await?;
+    let is_counted = |snapshot: &Snapshot| {
+        let device = snapshot.devices.get("n2")?;
+        device.annotations().get(DEVICES_CHECKPOINTS)?.contains("gpu.nvidia.com").then_some(())
+    };
+    Ok(cluster.until("the claim to be counted", Duration::from_secs(60), is_counted).await?)
+}
+
 /// The roles of `deploy/` must allow what the daemons really do, and nothing in them may be for show.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_daemons_do_only_what_their_roles_allow() {
@@ -55,8 +77,9 @@ async fn the_daemons_do_only_what_their_roles_allow() {
     for scenario in scenario::all().iter().filter(|s| ["gpushare-pod", "two-devices", "refusals", "leader-killed"].contains(&s.name)) {
         world.run(scenario).await.unwrap_or_else(|error| panic!("{}: {error:#}", scenario.name));
     }
-    let cluster = world.end().await.unwrap().unwrap();
+    let mut cluster = world.end().await.unwrap().unwrap();
     hold_a_pod_that_nobody_placed(&cluster).await.unwrap();
+    use_a_claim(&mut cluster).await.unwrap();
     let used = cluster.api().accesses();
     let files = ["scheduler-rbac.yaml", "device-plugin-rbac.yaml"].map(|file| manifests::read(&deploy.join("base").join(file)).unwrap());
     let objects: Vec<_> = files.iter().flatten().map(|object| serde_json::to_value(object).unwrap()).collect();
