@@ -1,6 +1,6 @@
 //! Which devices of a claim are allocated for administration only: a monitor sees them, and others may have them meanwhile.
 //!
-//! kubelet does not tell, so the ResourceClaim is read from the API server, once for each that kubelet has prepared. As long as
+//! kubelet does not tell, so the `ResourceClaim` is read from the API server, once for each that kubelet has prepared. As long as
 //! it cannot be read its devices count as used.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -192,7 +192,7 @@ mod tests {
         }
     }
 
-    fn result(device: &str, admin_access: Value) -> Value {
+    fn result(device: &str, admin_access: Option<bool>) -> Value {
         json!({"request": "r", "driver": "gpu.nvidia.com", "pool": "n1", "device": device, "adminAccess": admin_access})
     }
 
@@ -226,11 +226,11 @@ mod tests {
     }
 
     #[rstest]
-    #[case::all_for_administration(claim(UID, &[result("gpu-0", json!(true)), result("gpu-1", json!(true))]), &[])]
-    #[case::one_for_use(claim(UID, &[result("gpu-0", json!(true)), result("gpu-1", json!(false))]), &["gpu-1"])]
-    #[case::not_said(claim(UID, &[result("gpu-0", json!(null)), result("gpu-1", json!(null))]), &["gpu-0", "gpu-1"])]
-    #[case::for_both(claim(UID, &[result("gpu-0", json!(true)), result("gpu-0", json!(null)), result("gpu-1", json!(true))]), &["gpu-0"])]
-    #[case::another_claim_of_its_name(claim("another", &[result("gpu-0", json!(true)), result("gpu-1", json!(true))]), &["gpu-0", "gpu-1"])]
+    #[case::all_for_administration(claim(UID, &[result("gpu-0", Some(true)), result("gpu-1", Some(true))]), &[])]
+    #[case::one_for_use(claim(UID, &[result("gpu-0", Some(true)), result("gpu-1", Some(false))]), &["gpu-1"])]
+    #[case::not_said(claim(UID, &[result("gpu-0", None), result("gpu-1", None)]), &["gpu-0", "gpu-1"])]
+    #[case::for_both(claim(UID, &[result("gpu-0", Some(true)), result("gpu-0", None), result("gpu-1", Some(true))]), &["gpu-0"])]
+    #[case::another_claim_of_its_name(claim("another", &[result("gpu-0", Some(true)), result("gpu-1", Some(true))]), &["gpu-0", "gpu-1"])]
     #[case::not_allocated(json!({"metadata": {"name": "all-gpus", "uid": UID}}), &["gpu-0", "gpu-1"])]
     #[case::forbidden(refusal(403), &["gpu-0", "gpu-1"])]
     #[case::not_served(refusal(404), &["gpu-0", "gpu-1"])]
@@ -248,13 +248,13 @@ mod tests {
         let failure = refusal(500);
         let (left, _) = tokio::join!(access.leave_out(vec![claimed("gpu-0")]), answer(&mut requests, &failure));
         assert_eq!(left.len(), 1);
-        let object = claim(UID, &[result("gpu-0", json!(true))]);
+        let object = claim(UID, &[result("gpu-0", Some(true))]);
         let (left, _) = tokio::join!(access.leave_out(vec![claimed("gpu-0")]), answer(&mut requests, &object));
         assert_eq!(left, []);
         // No request is answered here.
         assert_eq!(access.leave_out(vec![claimed("gpu-0")]).await, []);
         let successor = ClaimedDevice { cdi_names: ["k8s.gpu.nvidia.com/claim=e1-gpu-0".to_owned()].into(), ..claimed("gpu-0") };
-        let object = claim("e1", &[result("gpu-0", json!(null))]);
+        let object = claim("e1", &[result("gpu-0", None)]);
         let (left, _) = tokio::join!(access.leave_out(vec![successor]), answer(&mut requests, &object));
         assert_eq!(left.len(), 1);
     }

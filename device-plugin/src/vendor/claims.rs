@@ -11,7 +11,7 @@ use crate::inventory::GpuUuid;
 
 use super::{Allocation, PodName};
 
-/// A ResourceClaim.
+/// A `ResourceClaim`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ClaimName {
     /// Its namespace.

@@ -110,7 +110,7 @@ mod tests {
         let claims = Claims::default();
         claims.prepare("team", "claim-a", vec![device("gpu-0"), device("gpu-1")]);
         let a = ("claim-a".to_owned(), vec![("gpu-0".to_owned(), 1), ("gpu-1".to_owned(), 2)]);
-        assert_eq!(listed_for(&claims, "one"), [a.clone()]);
+        assert_eq!(listed_for(&claims, "one"), std::slice::from_ref(&a));
         assert_eq!(listed_for(&claims, "none"), []);
         assert_eq!(listed_for(&claims, "both"), []);
         claims.prepare("team", "claim-b", vec![device("gpu-2")]);
