@@ -149,7 +149,8 @@ fn shares<'a>(pod: &'a NodePod, fleet: &'a Fleet, unit: MemoryUnit) -> Vec<Share
 
 fn of_gpu<'a>(gpu: &'a Gpu, fleet: &Fleet, held: Sum) -> Share<'a> {
     let slots = u64::from(fleet.ids.slots());
-    let total = Sum { bytes: gpu.memory_bytes, core: WHOLE_DEVICE_PERCENT, slots, ..Sum::default() };
+    // Records from before the reserved memory was withheld stay valid; new ones name less, as the scheduler counts less.
+    let total = Sum { bytes: gpu.memory_bytes.saturating_add(gpu.reserved_bytes), core: WHOLE_DEVICE_PERCENT, slots, ..Sum::default() };
     Share { device: &gpu.uuid, device_type: TYPE_GPU, held, total }
 }
 
@@ -251,6 +252,19 @@ mod tests {
         let all = || vec![with("a", 1, "0000:01:00.2"), with("b", 2, "0000:01:00.3"), with("c", 3, "0000:01:00.2")];
         assert_eq!(refused(all(), &[]), ["c"]);
         assert_eq!(refused(all(), &["c"]), ["a"]);
+    }
+
+    /// `--reserved-memory=withhold` is added on a node whose GPU is full: the containers of its pods may start again.
+    #[test]
+    fn records_outlive_withheld_memory() {
+        let mut withheld = fleet(1);
+        withheld.gpus[0].gpu.reserved_bytes = 450 << 20;
+        withheld.gpus[0].gpu.memory_bytes -= 450 << 20;
+        let mut full = pod("full", 1, [units(16)]);
+        full.placement.as_mut().unwrap().held[0].bytes = Some(16 << 30);
+        let all = pods([full, pod("late", 2, [units(1)])]);
+        let room = |name: &str| check(&all, &withheld, MemoryUnit::GIB, |_| false, |_| BTreeSet::new(), &PodUid::from(name));
+        assert!(room("full").is_ok() && room("late").is_err());
     }
 
     #[test]
