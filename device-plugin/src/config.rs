@@ -37,6 +37,7 @@ pub use vendor_resource::{VendorResource, VendorServer};
 /// Advertises shares and memory units of each GPU to kubelet, gives each container the GPU that
 /// gpushare-scheduler chose for its pod, and reports devices and their health to the cluster.
 #[derive(Clone, Debug, Parser)]
+#[expect(clippy::struct_excessive_bools, reason = "one for each flag without a value, independent of the others")]
 #[command(name = "gpushare-device-plugin", version, max_term_width = 120)]
 pub struct Args {
     /// Name of the node this runs on
@@ -160,6 +161,11 @@ pub struct Args {
     /// The container runtime's socket for plugins (NRI): each container then gets the devices of its pod's record when it is made
     #[arg(long, env = "GPUSHARE_NRI_SOCKET", value_name = "SOCKET")]
     nri_socket: Option<PathBuf>,
+
+    /// Let containers start that see all GPUs of this node and are charged for none (annotation gpushare/all-devices); the scheduler
+    /// needs it too
+    #[arg(long, env = "GPUSHARE_ALLOW_ALL_DEVICES")]
+    allow_all_devices: bool,
 
     /// Namespaces whose containers keep the vendor's variable though they ask for no GPU; others lose it by --nri-socket
     #[arg(
@@ -355,6 +361,7 @@ impl From<Args> for Config {
                 pass_device_specs: args.pass_device_specs,
                 host_root: args.host_root,
             },
+            allows_all_devices: args.allow_all_devices,
         };
         let beside = || args.device_plugin_dir.parent().unwrap_or(&args.device_plugin_dir).join("pod-resources/kubelet.sock");
         let pod_resources_socket = args.pod_resources_socket.clone().unwrap_or_else(beside);

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use kube::Client;
+use proto::device::TYPE_GPU;
 use proto::request::ContainerRequest;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout_at};
@@ -33,7 +34,7 @@ use crate::proof::look::SharedLook;
 use crate::proof::owner::{self, Look, Unproven};
 use crate::proof::podresources::Lister;
 use crate::proof::sight::{self, Sight};
-use crate::proof::verdict::{Evidence, Refusal, Verdict};
+use crate::proof::verdict::{self, Evidence, Refusal, Verdict};
 use crate::served::Served;
 use crate::watching::one_line;
 
@@ -348,7 +349,12 @@ fn refusal_reason(refusal: &Refusal) -> &'static str {
         Refusal::Unplaced(_) => "GPUNotPlaced",
         Refusal::Unavailable(_) => "GPUUnavailable",
         Refusal::NoRoom(_) => "GPUOvercommitted",
-        Refusal::Mismatch { .. } | Refusal::Limits { .. } | Refusal::Overridden { .. } | Refusal::OverridesVoid { .. } => "GPUMismatch",
+        Refusal::Mismatch { .. }
+        | Refusal::NotAllDevices { .. }
+        | Refusal::Limits { .. }
+        | Refusal::Overridden { .. }
+        | Refusal::OverridesVoid { .. } => "GPUMismatch",
+        Refusal::AllDevicesForbidden => "GPUAllDevicesForbidden",
         Refusal::Unknown => "GPUNotReady",
     }
 }
@@ -364,6 +370,8 @@ fn survives(resource: Served, refusal: &Refusal) -> bool {
         | Refusal::NoRoom(_)
         | Refusal::Overridden { .. }
         | Refusal::OverridesVoid { .. }
+        | Refusal::AllDevicesForbidden
+        | Refusal::NotAllDevices { .. }
         | Refusal::Limits { .. } => false,
     }
 }
@@ -402,6 +410,11 @@ fn judge(node: &NodeState, written: &Arc<Vec<Allocated>>, knowledge: Knowledge, 
     ledger.learn_from(written, &pods);
     let pod = pods.get(&start.uid).cloned().ok_or(Unproven::NotTold)?;
     let fleet = node.fleet.borrow();
+    if start.resource.device_type() == TYPE_GPU
+        && let Err(refusal) = verdict::check_all_devices(&pod, &fleet, node.settings.allows_all_devices)
+    {
+        return Ok(Judged { pod, verdict: Verdict::Refuse(refusal), beside: Vec::new(), is_by_spec: false, is_inherited: false });
+    }
     let variable = &node.settings.visible_devices_env;
     let is_own = |entry: &&Allocated| entry.pod == start.uid && entry.resource == start.resource && entry.ids == start.ids;
     // Containers of the pod that hold the same IDs were answered alike, or one of them cannot be helped.

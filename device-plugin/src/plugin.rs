@@ -44,6 +44,8 @@ pub struct Settings {
     pub allocate_wait: Duration,
     /// How containers get their devices.
     pub injection: InjectionSettings,
+    /// Whether pods may see all GPUs of this node and be charged for none.
+    pub allows_all_devices: bool,
 }
 
 impl Settings {
@@ -56,6 +58,7 @@ impl Settings {
             visible_devices_env: "NVIDIA_VISIBLE_DEVICES".to_owned(),
             allocate_wait,
             injection: InjectionSettings::envvar(),
+            allows_all_devices: false,
         }
     }
 }

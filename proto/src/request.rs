@@ -163,7 +163,10 @@ pub enum RequestError {
         rule: String,
     },
     /// All GPUs of a node, where the cluster does not allow that.
-    #[error("annotation {ALL_DEVICES}: no pod may share all devices of its node in this cluster")]
+    #[error(
+        "annotation {ALL_DEVICES} is not allowed in this cluster: a pod sees all devices of its node and is charged for none only where \
+         gpushare-scheduler and its device plugins run with --allow-all-devices; take the annotation out and ask for amounts"
+    )]
     AllDevicesForbidden,
 }
 

@@ -131,6 +131,8 @@ pub struct Surroundings<'a> {
     pub kinds: &'a Kinds,
     /// The devices that kubelet has given it, where somebody else placed it.
     pub given: &'a [Given],
+    /// Whether pods may see all devices of their node and be charged for none.
+    pub allows_all_devices: bool,
 }
 
 /// What a pod holds, and what is doubtful about it.

@@ -9,15 +9,17 @@ mod binding;
 mod draft;
 mod mutate;
 mod overrides;
+mod sights;
+mod uncounted;
 mod validate;
 
 use proto::admission::{AdmissionRequest, AdmissionResponse, AdmissionStatus, PatchOperation};
+use proto::pod::Pod;
 use proto::resource::ResourceNames;
 use serde::Deserialize;
 use serde_json::Value;
 
 pub use binding::Bindings;
-pub(crate) use overrides::refusal_of_filter as overrides_of_filter;
 
 /// What the administrator has decided.
 #[derive(Clone, Debug, Default)]
@@ -26,8 +28,10 @@ pub struct Rules {
     pub names: ResourceNames,
     /// Scheduler that pods asking for devices are sent to, if they name none of their own.
     pub scheduler_name: Option<String>,
-    /// Whether no pod may see all devices of its node.
-    pub forbid_all_devices: bool,
+    /// Whether pods may see all devices of their node and be charged for none.
+    pub allow_all_devices: bool,
+    /// Namespaces whose containers may decide for themselves which devices they see.
+    pub unrestricted_namespaces: Vec<String>,
     /// Whether pods that share devices are refused if they set what decides which devices they see.
     pub deny_overrides: bool,
     /// Users that may bind pods with our resources; `None` if everybody may who may bind.
@@ -120,6 +124,17 @@ impl Rules {
             return binding::verdict(self, request, bindings);
         }
         validate::verdict(self, request)
+    }
+
+    /// Why the filter finds no node for a pod that may be asked for, as the validating webhook would put it; `body` is a JSON
+    /// object that has the pod in it as the filter's request has. `None` if its containers decide nothing for themselves.
+    pub(crate) fn refusal_of_filter(&self, body: &[u8], pod: &Pod) -> Option<String> {
+        validate::refusal_of_filter(self, body, pod)
+    }
+
+    /// Whether containers in this namespace may decide for themselves which devices they see.
+    fn is_unrestricted(&self, namespace: &str) -> bool {
+        self.unrestricted_namespaces.iter().any(|unrestricted| unrestricted == namespace)
     }
 }
 

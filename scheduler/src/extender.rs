@@ -34,6 +34,7 @@ use rustc_hash::FxHashSet;
 use tokio::sync::Semaphore;
 
 use crate::accounting::PodFacts;
+use crate::admission::Rules;
 use crate::bind::{Binder, shorten};
 use crate::config::{AnswerNodes, Serving};
 use crate::index::{Index, Shared};
@@ -73,8 +74,8 @@ pub struct Extender {
     /// Binds in work: they wait for the API server, and must not hold up the others.
     binding: Semaphore,
     limits: Limits,
-    /// Whether pods that share devices are refused if they set what decides which devices they see.
-    denies_overrides: bool,
+    /// What is refused of pods that decide for themselves which devices they see.
+    rules: Rules,
     answer_nodes: AnswerNodes,
 }
 
@@ -173,15 +174,15 @@ impl Extender {
             answering: Semaphore::new(serving.concurrency),
             binding: Semaphore::new(serving.concurrency),
             limits,
-            denies_overrides: false,
+            rules: Rules::default(),
             answer_nodes: AnswerNodes::default(),
         }
     }
 
-    /// The same extender with the webhook's policy against pods that decide for themselves which devices they see.
+    /// The same extender with the webhook's rules about pods that decide for themselves which devices they see.
     #[must_use]
-    pub fn denying_overrides(self, denies_overrides: bool) -> Self {
-        Self { denies_overrides, ..self }
+    pub fn judging_by(self, rules: Rules) -> Self {
+        Self { rules, ..self }
     }
 
     /// The same extender, telling of so many nodes that fit.

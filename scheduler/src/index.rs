@@ -77,8 +77,8 @@ pub struct Index {
     given_on: FxHashMap<Box<str>, Vec<Box<str>>>,
     /// Pods that have ended and are still listed, by UID, with the number of the list that named them last.
     ended: FxHashMap<OwnerId, u32>,
-    /// Whether no pod may see all devices of its node.
-    forbids_all_devices: bool,
+    /// Whether pods may see all devices of their node and be charged for none.
+    allows_all_devices: bool,
     /// Whether somebody rehearses what is learnt.
     rehearses: bool,
     /// Taints of nodes that pods had better avoid, by the nodes' names.
@@ -125,7 +125,7 @@ impl Index {
             kinds: Kinds::default(),
             given_on: FxHashMap::default(),
             ended: FxHashMap::default(),
-            forbids_all_devices: false,
+            allows_all_devices: false,
             rehearses: false,
             soft_taints: FxHashMap::default(),
             n_opaque: 0,
@@ -141,10 +141,11 @@ impl Index {
         }
     }
 
-    /// The same index for a cluster in which no pod may see all devices of its node.
+    /// The same index for a cluster in which pods may see all devices of their node; others are refused, and those that are bound
+    /// count as holders of all that their records name.
     #[must_use]
-    pub fn forbidding_all_devices(self) -> Self {
-        Self { forbids_all_devices: true, ..self }
+    pub fn allowing_all_devices(self, allows_all_devices: bool) -> Self {
+        Self { allows_all_devices, ..self }
     }
 
     /// The same index, which takes on what it learns only when [told](Self::end_learning): after [rehearsals](Fleet::rehearse).

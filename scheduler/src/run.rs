@@ -62,7 +62,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let hangups = part.leadership.hangups();
     let binder = Binder::new(client.clone(), config.scheduling.bind_timeout, part.leadership.clone());
     let extender = Extender::new(index.clone(), metrics, binder, &config.serving);
-    let extender = Arc::new(extender.denying_overrides(config.admission.rules.deny_overrides).answering(config.scheduling.answer_nodes));
+    let extender = Arc::new(extender.judging_by(config.admission.rules.clone()).answering(config.scheduling.answer_nodes));
     let tls = tls::begin(&config, &client, namespace, &mut registry)?;
     let listener = listen(config.serving.listen).await?;
     let webhooks = match config.admission.webhooks.as_ref().zip(tls.webhooks) {
@@ -124,7 +124,7 @@ where
 fn index(config: &Config) -> Index {
     let scheduling = &config.scheduling;
     let index = Index::new(scheduling.names.clone(), scheduling.policies, scheduling.hint_ttl).weighing(scheduling.weights.clone());
-    if config.admission.rules.forbid_all_devices { index.forbidding_all_devices() } else { index }
+    index.allowing_all_devices(config.admission.rules.allow_all_devices)
 }
 
 /// A client without retries and rate limits of its own: binds must know what was sent, and how often.

@@ -46,6 +46,19 @@ fn judged_after(
     ids: &[&str],
     answer: Option<ContainerAllocateResponse>,
 ) -> Judged {
+    judged_where(false, all, written, of, resource, ids, answer)
+}
+
+/// The same, where pods may see all GPUs or not.
+fn judged_where(
+    is_allowed: bool,
+    all: Vec<NodePod>,
+    written: &[Allocated],
+    of: usize,
+    resource: Served,
+    ids: &[&str],
+    answer: Option<ContainerAllocateResponse>,
+) -> Judged {
     let gpus = fleet(2);
     let inventory = Inventory {
         gpus: gpus.gpus.iter().map(|entry| entry.gpu.clone()).collect(),
@@ -56,7 +69,8 @@ fn judged_after(
     let uid = all[of].uid.clone();
     let (_pods, pods) = watch::channel(pods(all));
     let plain = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::ZERO);
-    let settings = Settings { names: ServedNames { whole: Some("nvidia.com/gpu".to_owned()), ..ServedNames::default() }, ..plain };
+    let names = ServedNames { whole: Some("nvidia.com/gpu".to_owned()), ..ServedNames::default() };
+    let settings = Settings { names, allows_all_devices: is_allowed, ..plain };
     let node = NodeState::new(settings, fleet, pods, Ledger::default());
     let known = node.pods.borrow().clone();
     node.inherit(&known);
@@ -236,4 +250,40 @@ fn what_is_not_written_down_yet_counts_too() {
     };
     assert_eq!(found(0), "starts");
     assert!(found(1).contains("its containers were given different devices"), "{}", found(1));
+}
+
+/// A pod of this name that is marked to see all GPUs and whose record names these.
+fn marked(minors: impl IntoIterator<Item = u32>) -> NodePod {
+    NodePod { sees_all: true, ..pod("a", 1, [shares(1)]).on(minors) }
+}
+
+/// The author of a pod writes the mark and may have written the record, and binds it past the scheduler.
+#[rstest]
+#[case::allowed(true, marked([0, 1]), "0,1", "starts", "")]
+#[case::allowed_and_known_by_another_order(true, marked([1, 0]), "0,1", "starts", "")]
+#[case::off(false, marked([0, 1]), "0,1", "annotation gpushare/all-devices: this node's device plugin runs without --allow-all-devices", "GPUAllDevicesForbidden")]
+#[case::off_and_running(false, running(marked([0, 1])), "0,1", "annotation gpushare/all-devices: this node's device plugin", "GPUAllDevicesForbidden")]
+#[case::off_and_without_record(false, unplaced(marked([0])), "0", "annotation gpushare/all-devices: this node's", "GPUAllDevicesForbidden")]
+#[case::partial(true, marked([1]), "1", "annotation gpushare/all-devices counts only where the record names every healthy GPU of the node: minor 1 is recorded, GPU-00000000-aaaa-bbbb-cccc-000000000000 is not", "GPUMismatch")]
+#[case::forged(true, marked([1, 1]), "1", "annotation gpushare/all-devices counts only where", "GPUMismatch")]
+#[case::forged_with_none(true, unplaced(marked([0])), "0", "annotation scheduling.koordinator.sh/device-allocated names no GPU", "GPUNotPlaced")]
+#[case::of_what_is_not_here(true, marked([0, 1, 7]), "0,1", "its record names", "GPUNotPlaced")]
+fn the_mark_for_all_gpus(#[case] is_allowed: bool, #[case] pod: NodePod, #[case] seen: &str, #[case] expected: &str, #[case] reason: &str) {
+    let uuids: Vec<String> = seen.split(',').map(|minor| gpu(minor.parse().unwrap()).uuid.to_string()).collect();
+    let ids = ["GPU-00000000-aaaa-bbbb-cccc-000000000000-_-3"];
+    let written = [entry(&pod, Served::Shared, &ids, says(VISIBLE, &uuids.join(",")))];
+    let judged = judged_where(is_allowed, vec![pod], &written, 0, Served::Shared, &ids, None);
+    let found = ending(&judged, Served::Shared);
+    assert!(found.starts_with(expected), "{found}");
+    if let Verdict::Refuse(refusal) = &judged.verdict {
+        assert_eq!(refusal_reason(refusal), reason);
+    }
+}
+
+/// What it asks for besides, no GPU being involved, is not held up by the mark.
+#[test]
+fn the_mark_is_about_gpus() {
+    let marked = NodePod { sees_all: true, ..pod("a", 1, [rdma(50)]) };
+    let judged = judged(vec![marked], &[], 0, Served::Rdma, &["x"]);
+    assert!(!matches!(judged.verdict, Verdict::Refuse(Refusal::AllDevicesForbidden)), "{:?}", judged.verdict);
 }

@@ -8,11 +8,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proto::device::TYPE_GPU;
 use proto::memory_unit::MemoryUnit;
+use proto::pod::ALL_DEVICES;
 
 use crate::fleet::{Fleet, Unavailable};
 use crate::identity::Ledger;
 use crate::identity::checkpoint::Allocated;
-use crate::inventory::GpuUuid;
+use crate::inventory::{Gpu, GpuUuid};
 use crate::pods::{NodePod, Placement, PodUid, Pods, Stage, Unplaced};
 use crate::served::Served;
 
@@ -79,6 +80,23 @@ pub enum Refusal {
         /// The variable.
         variable: String,
     },
+    /// It is marked to see all GPUs, which the operator has not allowed.
+    #[error(
+        "annotation {ALL_DEVICES}: this node's device plugin runs without --allow-all-devices, so that no pod sees all GPUs uncounted; take the \
+         annotation out and ask for amounts, or turn it on for the scheduler and its device plugins"
+    )]
+    AllDevicesForbidden,
+    /// It is marked to see all GPUs, and its record names fewer: whoever wrote that, it would have those for nothing.
+    #[error(
+        "annotation {ALL_DEVICES} counts only where the record names every healthy GPU of the node: {recorded} is recorded, {unnamed} is not; \
+         delete it to have it placed anew"
+    )]
+    NotAllDevices {
+        /// What its record says.
+        recorded: String,
+        /// The first GPU that it does not name.
+        unnamed: GpuUuid,
+    },
     /// It has other limits than its record, for as long as it lives.
     #[error("kubelet has given it {kept}, but its record says {recorded}; delete it to have it placed anew")]
     Limits {
@@ -95,8 +113,27 @@ pub enum Refusal {
 impl Refusal {
     /// Whether trying again cannot help.
     pub fn is_final(&self) -> bool {
-        matches!(self, Self::Mismatch { .. } | Self::Limits { .. })
+        matches!(self, Self::Mismatch { .. } | Self::Limits { .. } | Self::NotAllDevices { .. })
     }
+}
+
+/// Whether a pod that is marked to see all GPUs of its node may, by what the operator has allowed and what its record names. Both
+/// mark and record are annotations, which its author may have written.
+///
+/// # Errors
+/// Why it may not.
+pub fn check_all_devices(pod: &NodePod, fleet: &Fleet, is_allowed: bool) -> Result<(), Refusal> {
+    if !pod.sees_all {
+        return Ok(());
+    }
+    if !is_allowed {
+        return Err(Refusal::AllDevicesForbidden);
+    }
+    // Without a usable record it is refused for that.
+    let Ok(placement) = &pod.placement else { return Ok(()) };
+    let is_named = |gpu: &&Gpu| placement.gpus.iter().any(|name| name.names(gpu));
+    let unnamed = fleet.gpus.iter().filter(|entry| entry.is_healthy).map(|entry| &entry.gpu).find(|gpu| !is_named(gpu));
+    unnamed.map_or(Ok(()), |gpu| Err(Refusal::NotAllDevices { recorded: placement.to_string(), unnamed: gpu.uuid.clone() }))
 }
 
 /// Everything that a verdict is reached by.

@@ -1,6 +1,7 @@
 //! What a pod holds on its node: spec, record, and what kubelet has given it, put together.
 
-use placement::{Exclusion, GpuRef, HeldMemory, HeldShare, Holding, Holdings, Inventory, Kind, Memory, MemoryAsk, Request};
+use placement::{Exclusion, GpuRef, GpuUuid, HeldMemory, HeldShare, Holding, Holdings, Inventory, Kind, Memory, MemoryAsk, Request};
+use proto::pod::ALL_DEVICES;
 use proto::request::{Dialect, GpuRequest};
 
 use super::others::others_held;
@@ -25,7 +26,13 @@ impl PodFacts {
                 let (holdings, problem) = match &request.gpus {
                     None => unasked(record, around),
                     Some(request) if request.dialect == Dialect::Vendor => whole(request, record, around),
-                    Some(request) if request.dialect == Dialect::AllDevices => all(request.devices, record, around.inventory),
+                    Some(request) if request.dialect == Dialect::AllDevices => match all_devices_doubt(record, around) {
+                        None => all(request.devices, record, around.inventory),
+                        Some(doubt) => {
+                            let account = shared(WHOLE_DEVICE, record, around.inventory);
+                            (Holdings::from(account.holding), Some(doubt))
+                        }
+                    },
                     Some(request) => {
                         let account = shared(per_device(request), record, around.inventory);
                         (Holdings::from(account.holding), account.problem)
@@ -37,17 +44,18 @@ impl PodFacts {
         };
         let (others, problem) = others_held(self.ask.others(), record, around);
         holdings.others = others;
-        holdings.exclusions = self.exclusions(&holdings);
+        holdings.exclusions = self.exclusions(&holdings, record, around);
         problems.extend(problem);
         problems.extend(given::join(&mut holdings, around.given, around.inventory));
         Account { holdings, problem: (!problems.is_empty()).then(|| problems.join("; ")) }
     }
 
     /// What the pod keeps others from, of types that it holds devices of.
-    fn exclusions(&self, holdings: &Holdings) -> Vec<(Kind, Exclusion)> {
+    fn exclusions(&self, holdings: &Holdings, record: &Recorded, around: Surroundings<'_>) -> Vec<(Kind, Exclusion)> {
+        let sees_all = self.ask.gpus().is_some_and(|gpus| gpus.dialect == Dialect::AllDevices);
         let holds = |kind: &Kind| match kind {
-            // Whoever sees all GPUs has none.
-            Kind::Gpu if self.ask.gpus().is_some_and(|gpus| gpus.dialect == Dialect::AllDevices) => false,
+            // A pod that sees all GPUs has none.
+            Kind::Gpu if sees_all && all_devices_doubt(record, around).is_none() => false,
             Kind::Gpu => holdings.unknown_whole > 0 || holdings.gpus != Holding::Shares(Vec::new()),
             Kind::Other(kind) => holdings.others.iter().any(|held| held.kind == *kind),
         };
@@ -120,16 +128,42 @@ fn whole(request: &GpuRequest, record: &Recorded, around: Surroundings<'_>) -> (
     (holdings, account.problem.or(contradiction))
 }
 
+/// Why a pod that is marked to see all devices of its node is not taken at its word; `None` if it is.
+///
+/// The mark and the record stand in annotations that an author may have written, so both count only where the operator lets
+/// pods see everything, and where the record names everything: a pod whose record names one GPU and no amounts would hold
+/// that GPU for nothing. Unhealthy GPUs are not asked for, as none is given.
+fn all_devices_doubt(record: &Recorded, around: Surroundings<'_>) -> Option<String> {
+    if !around.allows_all_devices {
+        return Some(format!("annotation {ALL_DEVICES} does not count without --allow-all-devices, so it holds all of what it may see"));
+    }
+    let gpus: &[RecordedShare] = match record {
+        Recorded::Devices { gpus, .. } => gpus,
+        _ => &[],
+    };
+    if gpus.is_empty() {
+        return Some(format!("annotation {ALL_DEVICES} counts only with an allocation record that names GPUs"));
+    }
+    let Some(inventory) = around.inventory else {
+        return Some(format!("annotation {ALL_DEVICES} does not count on a node whose GPUs are not known"));
+    };
+    let is_named = |uuid: &GpuUuid| gpus.iter().any(|share| names_gpu(&share.gpu, uuid, inventory));
+    let unnamed = inventory.gpus.iter().find(|gpu| gpu.healthy && !is_named(&gpu.uuid))?;
+    let uuid = unnamed.uuid.as_str();
+    Some(format!("annotation {ALL_DEVICES} counts only where the record names every GPU of the node, and GPU {uuid} is not in it"))
+}
+
+/// Whether a reference is to the GPU of this UUID.
+fn names_gpu(gpu: &GpuRef, uuid: &GpuUuid, inventory: &Inventory) -> bool {
+    position(gpu, Some(inventory)).and_then(|at| inventory.gpus.get(at)).is_some_and(|named| named.uuid == *uuid)
+}
+
 /// All devices that the record names, of which the first has the place for sharers, and no amounts.
 fn all(slots: u32, record: &Recorded, inventory: Option<&Inventory>) -> (Holdings, Option<String>) {
     let gpus: &[RecordedShare] = match record {
         Recorded::Devices { gpus, .. } => gpus,
         _ => &[],
     };
-    if gpus.is_empty() {
-        let request = Request { devices: 1, memory: MemoryAsk::Bytes(0), core: 0, slots };
-        return (Holdings::from(Holding::Anywhere(request)), Some("it has no allocation record".to_owned()));
-    }
     let mut problem = None;
     let mut shares: Vec<HeldShare> = Vec::with_capacity(gpus.len());
     for share in gpus {

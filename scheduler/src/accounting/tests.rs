@@ -30,12 +30,16 @@ fn inventory() -> Inventory {
 }
 
 fn account(limits: &Value, annotations: &Value) -> Account {
+    account_where(true, &inventory(), limits, annotations)
+}
+
+fn account_where(allows_all_devices: bool, inventory: &Inventory, limits: &Value, annotations: &Value) -> Account {
     let pod: Pod = serde_json::from_value(json!({
         "metadata": {"name": "p", "namespace": "d", "uid": "u", "annotations": annotations},
         "spec": {"nodeName": "n1", "containers": [{"name": "c", "resources": {"limits": limits}}]},
     }))
     .unwrap();
-    let around = Surroundings { inventory: Some(&inventory()), kinds: &Kinds::default(), given: &[] };
+    let around = Surroundings { inventory: Some(inventory), kinds: &Kinds::default(), given: &[], allows_all_devices };
     PodFacts::of(&pod, &ResourceNames::default()).unwrap().account(around).unwrap()
 }
 
@@ -206,10 +210,64 @@ const HINT: &str = "scheduling.koordinator.sh/device-allocate-hint";
 fn whom_a_bound_pod_keeps_away(#[case] mut annotations: Value, #[case] expected: usize) {
     let limits = if expected == 1 { bytes(1, 100) } else { json!({"koordinator.sh/gpu.shared": 1}) };
     annotations[HINT] = json!(r#"{"gpu": {"exclusivePolicy": "DeviceLevel"}}"#);
-    for (key, value) in record(&[(0, "GPU-0", if expected == 1 { 100 } else { 0 })]).as_object().unwrap() {
+    let every = [(0, "GPU-0", 0), (1, "GPU-1", 0)];
+    for (key, value) in record(if expected == 1 { &[(0, "GPU-0", 100)] } else { &every }).as_object().unwrap() {
         annotations[key] = value.clone();
     }
     assert_eq!(account(&limits, &annotations).holdings.exclusions.len(), expected);
+}
+
+/// Two GPUs, of which these are healthy.
+fn inventory_of(healthy: &[u32]) -> Inventory {
+    let mut inventory = inventory();
+    for gpu in &mut inventory.gpus {
+        gpu.healthy = healthy.contains(&gpu.minor);
+    }
+    inventory
+}
+
+/// The author of a pod writes the mark, and may have written the record: neither gives a GPU away for nothing.
+#[rstest]
+#[case::every_gpu(true, &[0, 1], json!([0, 1]), None)]
+#[case::every_healthy_gpu(true, &[1], json!([1]), None)]
+#[case::a_sick_one_too(true, &[1], json!([0, 1]), None)]
+#[case::one_that_is_gone(true, &[0, 1], json!([0, 1, 7]), None)]
+#[case::the_operator_does_not_allow_it(false, &[0, 1], json!([0, 1]), Some("does not count without --allow-all-devices"))]
+#[case::fewer(true, &[0, 1], json!([0]), Some("GPU GPU-1 is not in it"))]
+#[case::fewer_since_one_recovered(true, &[0, 1], json!([1]), Some("GPU GPU-0 is not in it"))]
+#[case::twice_the_same(true, &[0, 1], json!([1, 1]), Some("GPU GPU-0 is not in it"))]
+#[case::only_unknown_ones(true, &[0, 1], json!([7, 8]), Some("GPU GPU-0 is not in it"))]
+#[case::none(true, &[0, 1], Value::Null, Some("only with an allocation record"))]
+fn the_mark_for_all_devices_is_not_simply_believed(
+    #[case] is_allowed: bool,
+    #[case] healthy: &[u32],
+    #[case] named: Value,
+    #[case] doubt: Option<&str>,
+) {
+    let names = |minor: &Value| json!({"minor": minor, "id": format!("GPU-{minor}"), "resources": {}});
+    let record = named.as_array().map(|named| json!({"gpu": named.iter().map(names).collect::<Vec<_>>()}).to_string());
+    let annotations = json!({"gpushare/all-devices": "true", "scheduling.koordinator.sh/device-allocated": record});
+    let annotations: serde_json::Map<_, _> = annotations.as_object().unwrap().clone().into_iter().filter(|(_, v)| !v.is_null()).collect();
+    let account = account_where(is_allowed, &inventory_of(healthy), &json!({"koordinator.sh/gpu.shared": 1}), &annotations.into());
+    let holds_all_of = match account.holdings.gpus {
+        Holding::Anywhere(request) => vec![request.memory],
+        Holding::Shares(shares) => shares
+            .into_iter()
+            .map(|share| match share.memory {
+                HeldMemory::Ask(memory) => memory,
+                HeldMemory::Exact(memory) => MemoryAsk::Bytes(u64::from(memory != Memory::from_bytes(0))),
+            })
+            .collect(),
+    };
+    match doubt {
+        None => assert!(holds_all_of.iter().all(|memory| *memory == MemoryAsk::Bytes(0)), "{holds_all_of:?}"),
+        Some(doubt) => {
+            assert!(holds_all_of.iter().all(|memory| *memory == MemoryAsk::Ratio(100)), "{holds_all_of:?}");
+            let problem = account.problem.unwrap_or_default();
+            assert!(problem.contains(doubt), "{problem}");
+        }
+    }
+    assert!(!holds_all_of.is_empty());
 }
 
 /// The names that a pod may write are those of the engine's policies, and the pod's own word counts.

@@ -4,6 +4,7 @@ mod bindings;
 mod filter;
 mod mutate;
 mod properties;
+mod uncounted;
 mod validate;
 
 use proto::admission::AdmissionRequest;

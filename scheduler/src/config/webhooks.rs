@@ -34,9 +34,18 @@ pub(super) struct WebhookArgs {
     /// Mutating and validating webhook configuration that is told whom to trust, if certificates are made here.
     #[arg(long, env = "GPUSHARE_WEBHOOK_CONFIGURATION", value_name = "NAME", default_value = "gpushare-scheduler")]
     webhook_configuration: String,
-    /// Place no pod that is marked to share all devices of its node (annotation gpushare/all-devices).
-    #[arg(long, env = "GPUSHARE_FORBID_ALL_DEVICES")]
-    forbid_all_devices: bool,
+    /// Let pods see all devices of their node, and charge them for none (annotation gpushare/all-devices); the plugins need it too.
+    #[arg(long, env = "GPUSHARE_ALLOW_ALL_DEVICES")]
+    allow_all_devices: bool,
+    /// Namespaces whose pods may set `NVIDIA_VISIBLE_DEVICES` and CDI annotations themselves; give the plugins the same.
+    #[arg(
+        long,
+        env = "GPUSHARE_UNRESTRICTED_NAMESPACES",
+        default_value = "kube-system,gpu-operator,gpushare-system",
+        value_delimiter = ',',
+        value_name = "NAMESPACES"
+    )]
+    unrestricted_namespaces: Vec<String>,
     /// Secret in which certificates are made and renewed; without it certificates come from files, if at all.
     #[arg(long, env = "GPUSHARE_CERTIFICATE_SECRET", value_name = "NAME", global = true)]
     certificate_secret: Option<String>,
@@ -132,7 +141,8 @@ impl WebhookArgs {
         let rules = Rules {
             names,
             scheduler_name: self.webhook_scheduler_name,
-            forbid_all_devices: self.forbid_all_devices,
+            allow_all_devices: self.allow_all_devices,
+            unrestricted_namespaces: self.unrestricted_namespaces,
             deny_overrides: self.deny_overrides,
             binders: self.webhook_guard_bindings,
         };

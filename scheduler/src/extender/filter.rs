@@ -7,7 +7,6 @@ use std::time::Instant;
 use placement::{NodeId, Reason};
 use proto::extender::ExtenderFilterResult;
 use proto::pod::Pod;
-use proto::request::Dialect;
 
 use super::judged::judge;
 use super::question::{Nodes, Question};
@@ -15,9 +14,8 @@ use super::standing::Order;
 use super::wanted::{Miss, Wanted};
 use super::{Extender, RequestFailure};
 use crate::accounting::PodFacts;
-use crate::admission::overrides_of_filter;
 use crate::bind::{is_identity, shorten};
-use crate::index::{Index, NodeAsk};
+use crate::index::NodeAsk;
 use crate::leader::NotLeading;
 use crate::metrics::Metrics;
 
@@ -77,9 +75,12 @@ pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Answer, 
         Some(node) if nodes.contains(node) => Wanted::Only(node.into()),
         _ => Wanted::of(&index, &pod, facts.as_ref()),
     };
-    let wanted = match facts.as_ref().filter(|_| extender.denies_overrides).and_then(|facts| overrides(&head, facts, &index)) {
-        Some(rule) if matches!(wanted, Wanted::Room(_)) => Wanted::Impossible(rule),
-        _ => wanted,
+    let wanted = match wanted {
+        Wanted::Nothing | Wanted::Room(_) => match extender.rules.refusal_of_filter(&head, &pod) {
+            Some(rule) => Wanted::Impossible(shorten(&rule).into()),
+            None => wanted,
+        },
+        wanted => wanted,
     };
     let is_room = matches!(wanted, Wanted::Room(_));
     let judged = judge(&index, &wanted, &nodes, &roll, extender.n_most(&pod, is_room).map(|n| (Order::new(&index, &pod.spec, None), n)));
@@ -109,12 +110,6 @@ pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Answer, 
         }
     }
     Ok(Answer { json, refused, missed })
-}
-
-/// The rule by which the policy against overrides refuses a pod, as the webhook would.
-fn overrides(head: &[u8], facts: &PodFacts, index: &Index) -> Option<Box<str>> {
-    facts.ask.gpus().filter(|gpus| gpus.dialect != Dialect::Vendor)?;
-    overrides_of_filter(head, &facts.namespace, index.names()).map(|rule| shorten(&rule).into())
 }
 
 /// The answer of a replica that does not lead: kube-scheduler tries the pod again.

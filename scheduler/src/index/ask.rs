@@ -66,7 +66,7 @@ impl Index {
             accounting::Ask::Invalid(error) => return Err((**error).clone()),
         };
         let gpus = request.gpus.as_ref();
-        if self.forbids_all_devices && gpus.is_some_and(|gpus| gpus.dialect == Dialect::AllDevices) {
+        if !self.allows_all_devices && gpus.is_some_and(|gpus| gpus.dialect == Dialect::AllDevices) {
             return Err(RequestError::AllDevicesForbidden);
         }
         let others = self.kinds.requests(&request.others);

@@ -144,7 +144,8 @@ impl Index {
         // The node's plugin has exchanged the records of two pods; their own annotations follow.
         let exchanged = state.and_then(|node| node.exchanged.get(owner.as_str()));
         let given = state.map(|state| state.given_to(owner.as_str())).unwrap_or_default();
-        let around = Surroundings { inventory: view.and_then(NodeView::inventory), kinds: &self.kinds, given };
+        let inventory = view.and_then(NodeView::inventory);
+        let around = Surroundings { inventory, kinds: &self.kinds, given, allows_all_devices: self.allows_all_devices };
         let account = entry.facts.account_of(exchanged.unwrap_or(&bound.record), around);
         let problem: Option<Box<str>> = account.problem.map(Into::into);
         if let Some(problem) = problem.as_deref().filter(|problem| entry.problem.as_deref() != Some(problem)) {

@@ -86,6 +86,24 @@ async fn what_is_no_review_is_said_to_be_none() {
     assert_eq!(status, StatusCode::NOT_FOUND, "no verb is served here");
 }
 
+/// The API server sends pods that ask for nothing too, if they say which GPUs they see.
+#[tokio::test]
+async fn a_pod_that_would_see_every_gpu_is_refused_over_http() {
+    let (routes, _) = webhooks();
+    let mut pod = pod(&json!({"cpu": "1"}));
+    pod["spec"]["containers"][0]["env"] = json!([{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]);
+    let (status, text) = send(&routes, "/base/webhook/validate", review("u", &pod).to_string()).await;
+    assert_eq!(status, StatusCode::OK);
+    let answer: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((&answer["response"]["allowed"], &answer["response"]["status"]["code"]), (&json!(false), &json!(403)));
+    let message = answer["response"]["status"]["message"].as_str().unwrap();
+    for part in ["container \"c\"", "NVIDIA_VISIBLE_DEVICES", "\"all\"", "\"void\"", "namespace \"default\"", "--unrestricted-namespaces"] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+    let (_, text) = send(&routes, "/base/webhook/mutate", review("u", &pod).to_string()).await;
+    assert!(text.contains("\"allowed\":true"), "{text}");
+}
+
 /// JSON in which the parts of a review turn up in places where they belong and where they do not.
 fn json_value() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![

@@ -259,7 +259,7 @@ async fn a_type_that_is_learnt() {
 
 #[tokio::test]
 async fn a_monitor_sees_all_gpus_and_takes_nothing() {
-    let world = World::new().with_node("n1", &[100, 100]);
+    let world = World::allowing_all_devices().with_node("n1", &[100, 100]);
     world.place(&shared("s", 1, 100), "n1").await;
     let pod = monitor("m");
     world.place(&pod, "n1").await;
@@ -273,15 +273,32 @@ async fn a_monitor_sees_all_gpus_and_takes_nothing() {
 }
 
 #[tokio::test]
-async fn a_cluster_may_forbid_monitors() {
+async fn monitors_are_for_the_operator_to_allow() {
     let world = World::new().with_node("n1", &[100]);
-    let index = std::mem::replace(&mut *world.index.write(), offline::index([].into_iter(), [].into_iter(), [].into_iter()));
-    *world.index.write() = index.forbidding_all_devices();
-    let expected = "annotation gpushare/all-devices: no pod may share all devices of its node in this cluster";
+    let expected = "annotation gpushare/all-devices is not allowed in this cluster: a pod sees all devices of its node and is charged for \
+                    none only where gpushare-scheduler and its device plugins run with --allow-all-devices; take the annotation out and ask \
+                    for amounts";
     assert_eq!(reason(&world, &monitor("m"), "n1").await, expected);
     world.api.put(&monitor("m"));
     world.apply_pod(&monitor("m"));
     assert_eq!(world.bind(&monitor("m"), "n1").await, expected);
+}
+
+/// A pod that its author has bound, with a mark and a record of the author's own making, holds what it names.
+#[tokio::test]
+async fn a_forged_monitor_takes_what_it_names() {
+    let world = World::allowing_all_devices().with_node("n1", &[100, 100]);
+    let forged = |minors: &[usize]| {
+        let entries: Vec<Value> = minors.iter().map(|minor| json!({"minor": minor, "id": uuid("n1", *minor), "resources": {}})).collect();
+        let mut pod = on(monitor("f"), "n1");
+        pod["metadata"]["annotations"][RECORD] = json!({"gpu": entries}).to_string().into();
+        pod
+    };
+    world.apply_pod(&forged(&[1]));
+    assert_eq!(used(&world, "n1").await, [(0, vec![]), (100, vec!["uid-f".to_owned()])]);
+    assert_eq!(world.fitting(&shared("s", 2, 100), &["n1"]).await, [""; 0], "one GPU is held by a pod that pays nothing for it");
+    world.apply_pod(&forged(&[0, 1]));
+    assert_eq!(world.fitting(&shared("s", 2, 100), &["n1"]).await, ["n1"]);
 }
 
 /// Koordinator writes no ID, its predecessors other names; a record counts whatever the spec says.
@@ -368,7 +385,8 @@ fn no_device_object_breaks_anything() {
         proptest::test_runner::TestRunner::new(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() });
     let result = runner.run(&proptest::collection::vec(world, 1..5), |worlds| {
         let pods = [on(whole("p", 1), "n1"), annotated(on(pod("q", &json!({"koordinator.sh/rdma": "100"})), "n1"), RECORD, r#"{"rdma":[{"minor":0,"id":"a","resources":{"koordinator.sh/rdma":"100"}}],"gpu":[{"minor":1}]}"#)];
-        let mut index = offline::index([node("n1", "MiB")].into_iter(), [].into_iter(), pods.into_iter());
+        let index = offline::index([node("n1", "MiB")].into_iter(), [].into_iter(), pods.into_iter());
+        let mut index = index.allowing_all_devices(true);
         for (devices, (checkpoint, table), serves) in worlds {
             let annotations = json!({"node.koordinator.sh/devices-checkpoints": checkpoint, "scheduling.koordinator.sh/gpu-partitions": table, "gpushare/gpu-links": table});
             let object = json!({"metadata": {"name": "n1", "labels": serves.map(|serves| json!({"gpushare/serves-vendor": serves})), "annotations": annotations}, "spec": {"devices": devices}});

@@ -72,6 +72,14 @@ impl World {
         Self::unsynced(&offline::serving()).listed()
     }
 
+    /// A world in which everything has been listed, there is nothing, and pods may see all devices of their node.
+    pub(crate) fn allowing_all_devices() -> Self {
+        let world = Self::unsynced(&offline::serving());
+        let empty = Index::new(ResourceNames::default(), Policies::default(), HINT);
+        *world.index.write() = empty.allowing_all_devices(true);
+        world.listed()
+    }
+
     /// A world in which everything has been listed, there is nothing, and so many bindings may be under way.
     pub(crate) fn sending(most: usize) -> Self {
         let serving = Serving { bind_concurrency: most, ..offline::serving() };

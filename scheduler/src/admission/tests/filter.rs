@@ -14,9 +14,10 @@ use crate::admission::{Refusal, Rules, Verdict};
 use crate::extender::{Extender, filter};
 use crate::offline;
 
-/// Rules of which every switch is on.
+/// Rules of which the strictest are chosen.
 fn rules() -> Rules {
-    Rules { forbid_all_devices: true, deny_overrides: true, ..Rules::default() }
+    let unrestricted_namespaces = vec!["kube-system".to_owned(), "monitoring".to_owned()];
+    Rules { deny_overrides: true, unrestricted_namespaces, ..Rules::default() }
 }
 
 /// An extender that knows no node, and what its client, which is never used, runs on.
@@ -26,8 +27,8 @@ fn world(rules: &Rules) -> World {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let entered = runtime.enter();
     let index = offline::index(iter::empty(), iter::empty(), iter::empty());
-    let index = if rules.forbid_all_devices { index.forbidding_all_devices() } else { index };
-    let extender = offline::extender_of(index).denying_overrides(rules.deny_overrides);
+    let index = index.allowing_all_devices(rules.allow_all_devices);
+    let extender = offline::extender_of(index).judging_by(rules.clone());
     drop(entered);
     World(extender, runtime)
 }
@@ -80,7 +81,12 @@ fn beside(what: &Value) -> Value {
     annotated(share(), "scheduling.koordinator.sh/gpu-partition-spec", r#"{"ringBusBandwidth": "fast"}"#),
     "is not a quantity"
 )]
-#[case::all_devices(annotated(pod(&json!({"koordinator.sh/gpu.shared": "1"})), "gpushare/all-devices", "true"), "in this cluster")]
+#[case::all_devices(annotated(pod(&json!({"koordinator.sh/gpu.shared": "1"})), "gpushare/all-devices", "true"), "not allowed in this cluster")]
+#[case::whole_gpu_and_more(
+    with(pod(&json!({"nvidia.com/gpu": "1"})), "/spec/containers/0/env", json!([{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])),
+    "wins over the GPUs that it is given for nvidia.com/gpu"
+)]
+#[case::cdi(annotated(share(), "nvidia.cdi.k8s.io/pod", "nvidia.com/gpu=all"), "annotation nvidia.cdi.k8s.io/pod is")]
 #[case::visible(beside(&json!({"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]})), "sets NVIDIA_VISIBLE_DEVICES")]
 #[case::mps(beside(&json!({"env": [{"name": "CUDA_MPS_PIPE_DIRECTORY", "value": "/x"}]})), "sets CUDA_MPS_PIPE_DIRECTORY")]
 #[case::privileged(beside(&json!({"securityContext": {"privileged": true}})), "is privileged")]
@@ -100,14 +106,17 @@ fn neither_refuses(#[case] pod: Value) {
     assert_eq!(filter_refusal(&world(&rules()), &pod), None);
 }
 
-/// The webhooks are not asked about the control plane's pods and our own.
-#[test]
-fn some_namespaces_are_not_held_to_the_policy() {
-    let privileged = beside(&json!({"securityContext": {"privileged": true}}));
-    for (namespace, refused) in [("default", true), ("kube-system", false), ("gpushare-system", false)] {
-        let pod = with(privileged.clone(), "/metadata/namespace", namespace.into());
+/// What decides for itself which devices it sees is for the operator's namespaces, with webhooks and without.
+#[rstest]
+#[case::privileged(json!({"securityContext": {"privileged": true}}), false)]
+#[case::sees_all(json!({"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}), true)]
+fn some_namespaces_are_unrestricted(#[case] what: Value, #[case] always: bool) {
+    for (namespace, refused) in [("default", true), ("kube-system", false), ("monitoring", false), ("gpushare-system", true)] {
+        let pod = with(beside(&what), "/metadata/namespace", namespace.into());
         assert_eq!(filter_refusal(&world(&rules()), &pod).is_some(), refused, "{namespace}");
-        assert_eq!(filter_refusal(&world(&Rules::default()), &pod), None, "the policy is off");
+        let review = proto::admission::AdmissionRequest { namespace: namespace.to_owned(), ..creation(&pod) };
+        assert_eq!(rules().validate(&review, &NOBODY).unwrap() != Verdict::ALLOWED, refused, "{namespace}");
+        assert_eq!(filter_refusal(&world(&Rules::default()), &pod).is_some(), always, "--deny-overrides is off");
     }
 }
 
@@ -118,6 +127,7 @@ fn annotations() -> impl Strategy<Value = Value> {
         json!({"gpushare/all-devices": "perhaps"}),
         json!({"scheduling.koordinator.sh/device-allocate-hint": "garbage"}),
         json!({"scheduling.koordinator.sh/gpu-partition-spec": "{}"}),
+        json!({"cdi.k8s.io/gpu": "nvidia.com/gpu=0"}),
     ])
 }
 

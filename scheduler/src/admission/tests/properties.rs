@@ -38,10 +38,24 @@ fn amounts(names: &'static [&'static str]) -> impl Strategy<Value = Value> {
     prop_oneof![8 => some, 1 => Just(Value::Null)]
 }
 
+fn env() -> impl Strategy<Value = Value> {
+    let variable = prop::sample::select(vec![
+        json!({"name": "A", "value": "all"}),
+        json!({"name": "NVIDIA_VISIBLE_DEVICES"}),
+        json!({"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}),
+        json!({"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}),
+        json!({"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}),
+        json!({"name": "NVIDIA_VISIBLE_DEVICES", "value": "GPU-0,1"}),
+        json!({"name": "NVIDIA_VISIBLE_DEVICES", "value": "nvidia.com/gpu=0"}),
+        json!({"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}}),
+    ]);
+    prop_oneof![6 => Just(Value::Null), 1 => prop::collection::vec(variable, 0..3).prop_map(Value::from)]
+}
+
 fn container(names: &'static [&'static str]) -> impl Strategy<Value = Value> {
-    (amounts(names), amounts(names), any::<bool>()).prop_map(|(limits, requests, same)| {
+    (amounts(names), amounts(names), any::<bool>(), env()).prop_map(|(limits, requests, same, env)| {
         let requests = if same { limits.clone() } else { requests };
-        json!({"name": "c", "resources": {"limits": limits, "requests": requests}})
+        json!({"name": "c", "env": env, "resources": {"limits": limits, "requests": requests}})
     })
 }
 
@@ -50,6 +64,57 @@ pub(super) fn pod(names: &'static [&'static str], annotations: impl Strategy<Val
     (containers(), containers(), annotations).prop_map(|(init, apps, annotations)| {
         json!({"metadata": {"name": "p", "annotations": annotations}, "spec": {"initContainers": init, "containers": apps}})
     })
+}
+
+/// A pod that asks for nothing or for what breaks no rule, so that only what it says of visible devices can be wrong with it.
+fn modest_pod() -> impl Strategy<Value = Value> {
+    let amounts = prop::sample::select(vec![
+        json!({}),
+        json!({"cpu": "1"}),
+        json!({"example.com/gpu": "1"}),
+        json!({"nvidia.com/gpu": "0"}),
+        json!({"nvidia.com/gpu": "1"}),
+        json!({"aliyun.com/gpu-mem": "1"}),
+        json!({"koordinator.sh/rdma": "50"}),
+    ]);
+    let container = |asked: Value| {
+        (any::<bool>(), env()).prop_map(move |(asks, env)| {
+            let asked = if asks { asked.clone() } else { json!({}) };
+            json!({"name": "c", "env": env, "resources": {"limits": asked, "requests": asked}})
+        })
+    };
+    let annotations = prop::sample::select(vec![
+        Value::Null,
+        json!({"a": "b", "cdi.k8s.io": "nvidia.com/gpu=0"}),
+        json!({"nvidia.cdi.k8s.io/pod": "nvidia.com/gpu=0"}),
+        json!({"nvidia.cdi.k8s.io/container.c": ""}),
+        json!({"cdi.k8s.io/a": "b=c"}),
+        json!({"cdi.k8s.io/a": "b=c", "kubernetes.io/config.mirror": "x"}),
+    ]);
+    amounts.prop_flat_map(move |asked| {
+        let containers = || prop::collection::vec(container(asked.clone()), 0..3);
+        (containers(), containers(), annotations.clone()).prop_map(|(init, apps, annotations)| {
+            json!({"metadata": {"name": "p", "annotations": annotations}, "spec": {"initContainers": init, "containers": apps}})
+        })
+    })
+}
+
+/// Whether a pod says itself which devices it sees, read from the JSON without any of the types that decide.
+fn says_what_it_sees(pod: &Value) -> bool {
+    let annotations = pod["metadata"]["annotations"].as_object().into_iter().flatten();
+    let mut annotations = annotations.map(|(key, value)| (key.as_str(), value.as_str().unwrap()));
+    if annotations.clone().any(|(key, _)| key == "kubernetes.io/config.mirror") {
+        return false;
+    }
+    let by_annotation = annotations
+        .any(|(key, value)| ["cdi.k8s.io/a", "nvidia.cdi.k8s.io/pod", "nvidia.cdi.k8s.io/container.c"].contains(&key) && !value.is_empty());
+    let containers = ["initContainers", "containers"].iter().flat_map(|list| pod["spec"][list].as_array().unwrap());
+    let mut unserved = containers.filter(|container| container["resources"]["limits"]["aliyun.com/gpu-mem"].is_null());
+    let shows = |variable: &Value| {
+        let value = variable["value"].as_str().unwrap_or_default();
+        variable["name"] == "NVIDIA_VISIBLE_DEVICES" && (variable.get("valueFrom").is_some() || !["", "void", "none"].contains(&value))
+    };
+    by_annotation || unserved.any(|container| container["env"].as_array().is_some_and(|env| env.iter().any(shows)))
 }
 
 fn annotations() -> impl Strategy<Value = Value> {
@@ -79,6 +144,8 @@ fn json_value() -> impl Strategy<Value = Value> {
             "requests",
             "annotations",
             "env",
+            "ephemeralContainers",
+            "NVIDIA_VISIBLE_DEVICES",
             "securityContext",
             "name"
         ])
@@ -95,7 +162,13 @@ fn json_value() -> impl Strategy<Value = Value> {
 }
 
 fn rules() -> Rules {
-    Rules { scheduler_name: Some("ours".to_owned()), deny_overrides: true, binders: Some(vec!["ours".to_owned()]), ..Rules::default() }
+    Rules {
+        scheduler_name: Some("ours".to_owned()),
+        allow_all_devices: true,
+        deny_overrides: true,
+        binders: Some(vec!["ours".to_owned()]),
+        ..Rules::default()
+    }
 }
 
 proptest! {
@@ -108,7 +181,16 @@ proptest! {
     #[test]
     fn pods_that_ask_for_no_device_are_not_touched(pod in pod(&["cpu", "memory", "example.com/gpu"], Just(json!({"a": "b"})))) {
         prop_assert_eq!(rules().mutate(&creation(&pod)).unwrap(), Verdict::ALLOWED);
-        prop_assert_eq!(rules().validate(&creation(&pod), &NOBODY).unwrap(), Verdict::ALLOWED);
+        prop_assert_eq!(rules().validate(&creation(&pod), &NOBODY).unwrap() != Verdict::ALLOWED, says_what_it_sees(&pod));
+    }
+
+    /// As a naive reading of the pod has it: refused exactly if it says what it sees, and never in an unrestricted namespace.
+    #[test]
+    fn pods_that_say_what_they_see_are_refused(pod in modest_pod()) {
+        let judged = Rules::default().validate(&creation(&pod), &NOBODY).unwrap();
+        prop_assert_eq!(judged != Verdict::ALLOWED, says_what_it_sees(&pod));
+        let unrestricted = Rules { unrestricted_namespaces: vec!["default".to_owned()], ..Rules::default() };
+        prop_assert_eq!(unrestricted.validate(&creation(&pod), &NOBODY).unwrap(), Verdict::ALLOWED);
     }
 
     /// Whatever is wrong with a pod: a change that changes nothing passes.

@@ -86,18 +86,18 @@ fn pods_that_ask_for_nothing_may_carry_anything() {
 
 #[test]
 fn what_the_mutating_webhook_makes_of_a_pod_that_sees_all_devices_is_allowed() {
+    let rules = Rules { allow_all_devices: true, ..Rules::default() };
     let pod = annotated(pod(&json!({})), "gpushare/all-devices", "true");
-    let message = refusal(validated(&Rules::default(), &creation(&pod)));
+    let message = refusal(validated(&rules, &creation(&pod)));
     assert!(message.contains("annotation gpushare/all-devices needs koordinator.sh/gpu.shared"), "{message}");
-    assert_eq!(validated(&Rules::default(), &creation(&mutated(&Rules::default(), &pod))), Verdict::ALLOWED);
+    assert_eq!(validated(&rules, &creation(&mutated(&rules, &pod))), Verdict::ALLOWED);
 }
 
 #[test]
-fn all_devices_may_be_forbidden() {
-    let rules = Rules { forbid_all_devices: true, ..Rules::default() };
+fn all_devices_are_for_the_operator_to_allow() {
     let pod = annotated(pod(&json!({"koordinator.sh/gpu.shared": "1"})), "gpushare/all-devices", "true");
-    let expected = "annotation gpushare/all-devices: no pod may share all devices of its node in this cluster";
-    assert_eq!(refusal(validated(&rules, &creation(&pod))), expected);
+    insta::assert_snapshot!(refusal(validated(&Rules::default(), &creation(&pod))), @"annotation gpushare/all-devices is not allowed in this cluster: a pod sees all devices of its node and is charged for none only where gpushare-scheduler and its device plugins run with --allow-all-devices; take the annotation out and ask for amounts");
+    assert_eq!(validated(&Rules { allow_all_devices: true, ..Rules::default() }, &creation(&pod)), Verdict::ALLOWED);
 }
 
 fn change(old: &Value, new: &Value) -> Verdict {
@@ -182,10 +182,12 @@ fn overrides_are_refused_if_the_policy_says_so(#[case] what: Value, #[case] expe
         container.as_object_mut().unwrap().extend(what.as_object().unwrap().clone());
         let message = refusal(validated(&rules, &creation(&pod)));
         assert_eq!(message, format!("container {name:?} {expected}, which is not allowed in a pod that shares devices"));
-        assert_eq!(validated(&Rules::default(), &creation(&pod)), Verdict::ALLOWED, "the policy is off");
+        let still_refused = expected.contains("NVIDIA_VISIBLE_DEVICES") && name != "c";
+        assert_eq!(validated(&Rules::default(), &creation(&pod)) != Verdict::ALLOWED, still_refused, "the policy is off");
         let mut vendor = pod.clone();
         vendor["spec"]["containers"][0]["resources"] = json!({"limits": {"nvidia.com/gpu": "1"}});
-        assert_eq!(validated(&rules, &creation(&vendor)), Verdict::ALLOWED, "it has its devices to itself");
+        let sees_others = expected.contains("NVIDIA_VISIBLE_DEVICES");
+        assert_eq!(validated(&rules, &creation(&vendor)) != Verdict::ALLOWED, sees_others, "it has its devices to itself");
     }
 }
 
