@@ -75,7 +75,7 @@ type Entry = (&'static str, &'static str, Body);
 
 /// Every scenario, harmless ones first.
 pub fn all() -> Vec<Scenario> {
-    let harmless: [&[Entry]; 4] = [sharing::SCENARIOS, requests::SCENARIOS, all_devices::SCENARIOS, isolation::SCENARIOS];
+    let harmless: [&[Entry]; 3] = [sharing::SCENARIOS, requests::SCENARIOS, isolation::SCENARIOS];
     let faults: [&[Entry]; 5] =
         [daemon_faults::SCENARIOS, node_faults::SCENARIOS, kubelet_books::SCENARIOS, network_faults::SCENARIOS, old_nodes::SCENARIOS];
     let mixed: [&[Entry]; 6] =
@@ -83,7 +83,7 @@ pub fn all() -> Vec<Scenario> {
     let groups = [
         group(&harmless, false, &[Stage::Plain, Stage::Webhooks]),
         group(&faults, true, &[Stage::Faults]),
-        group(&[all_devices::BREAKING, policies::SCENARIOS], true, &[Stage::Faults, Stage::Webhooks]),
+        group(&[all_devices::SCENARIOS, policies::SCENARIOS], true, &[Stage::Faults, Stage::Webhooks]),
         group(&[webhooks::SCENARIOS], true, &[Stage::Webhooks]),
         group(&[replicas::SCENARIOS], true, &[Stage::Replicas]),
         group(&mixed, true, &[Stage::Mixed]),

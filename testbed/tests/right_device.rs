@@ -7,8 +7,9 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Event, Pod};
 use kube::Api;
 use kube::api::{ListParams, Patch, PatchParams};
+use proto::pod::ALL_DEVICES;
 use proto::record::{BIND_TIMESTAMP, DEVICE_ALLOCATED, GPU_MINORS, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_DEV, MEM_IDX, MEM_POD};
-use proto::resource::GPU_MEM;
+use proto::resource::{GPU_MEM, GPU_SHARED};
 use serde_json::{Value, json};
 use testbed::apiserver::{Fault, Matching};
 use testbed::cluster::{Cluster, Health, NodeSpec, Spec};
@@ -222,6 +223,43 @@ async fn without_the_api_server_containers_start_again() -> Result<()> {
 }
 
 /// By variable a pod's own value would win over what was counted for it; by CDI it does not.
+/// Whoever may make a pod may write the mark for all GPUs, and a record beside it, and bind the pod past the scheduler.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_forged_mark_for_all_gpus_shows_none() -> Result<()> {
+    let forged = |name: &str, minors: &[u32]| -> Result<Pod> {
+        let gpus: Vec<Value> =
+            minors.iter().map(|minor| json!({"minor": minor, "id": format!("GPU-n1-{minor}"), "resources": {}})).collect();
+        let annotations = json!({ALL_DEVICES: "true", DEVICE_ALLOCATED: json!({"gpu": gpus}).to_string(), BIND_TIMESTAMP: "1"});
+        let container = json!({"name": "c", "image": "x", "resources": {"limits": {GPU_SHARED: "1"}}});
+        Ok(serde_json::from_value(
+            json!({"metadata": {"name": name, "annotations": annotations}, "spec": {"nodeName": "n1", "containers": [container]}}),
+        )?)
+    };
+    for (args, minors, reason, words) in [
+        (&[][..], &[0, 1][..], "GPUAllDevicesForbidden", "runs without --allow-all-devices"),
+        (&["--allow-all-devices"], &[1], "GPUMismatch", "counts only where the record names every healthy GPU of the node"),
+    ] {
+        let (mut cluster, pods) = cluster(args).await?;
+        create(&pods, &forged("forged", minors)?).await?;
+        let said = until_told(&cluster, "forged", reason).await?;
+        ensure!(said.contains(words), "{said}");
+        ensure!(!is_started(&mut cluster, "forged")?, "it has started");
+        pods.create(&PodSpec::new("honest", &[(GPU_MEM, "4")])).await?;
+        if args.is_empty() {
+            // The scheduler, which does not believe it either, takes it for the holder of both GPUs.
+            let is_waiting = |snapshot: &testbed::observer::Snapshot| {
+                let status = snapshot.pod("default/honest")?.status.as_ref()?;
+                status.conditions.iter().flatten().any(|condition| condition.status == "False").then_some(())
+            };
+            cluster.until("honest to be refused", DEADLINE, is_waiting).await?;
+        }
+        pods.delete("forged").await?;
+        until_running(&cluster, "honest").await?;
+        verify(&cluster).await?;
+    }
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_does_not_choose_its_gpus_itself() -> Result<()> {
     for inject in ["envvar", "cdi"] {

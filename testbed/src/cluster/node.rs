@@ -265,6 +265,14 @@ impl SimulatedNode {
         Ok(plugin.restart_as(self.invocation.clone()).await?)
     }
 
+    /// Kills its plugin and starts it with a flag that has no value, or without it.
+    pub async fn restart_plugin_flagged(&mut self, flag: &str, is_on: bool) -> Result<()> {
+        self.invocation.args.retain(|arg| arg != flag);
+        self.invocation.args.extend(is_on.then(|| flag.to_owned()));
+        let plugin = self.plugin.as_mut().context("no plugin runs on this node")?;
+        Ok(plugin.restart_as(self.invocation.clone()).await?)
+    }
+
     /// Tells its plugin to end, and then starts another one, as a `DaemonSet` does; whether the old one ended cleanly.
     pub async fn replace_plugin(&mut self, grace: Duration) -> Result<bool> {
         let is_clean = self.plugin.take().context("no plugin runs on this node")?.stop(grace).await;

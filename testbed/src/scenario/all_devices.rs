@@ -1,6 +1,7 @@
 //! The proposal's fourth story: a pod that sees all GPUs of its node and is charged nothing.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use futures::FutureExt;
@@ -9,17 +10,22 @@ use proto::pod::ALL_DEVICES;
 use proto::resource::{GPU_MEM, GPU_SHARED};
 use serde_json::Value;
 
-use super::{Body, DEADLINE, World};
+use super::{Body, DEADLINE, GpuNode, World};
 use crate::invariants;
 use crate::pods::{Limits, PodSpec};
 
-/// Name, promise, body.
-pub(super) const SCENARIOS: &[(&str, &str, Body)] =
-    &[("all-devices", "a pod marked so sees every GPU of its node, beside pods that fill them, and is charged nothing", all_devices)];
+/// Name, promise, body. They start the daemons in another way.
+pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
+    ("all-devices-off", "unless the operator allows it no pod sees all GPUs, in the same words with webhooks and without", off),
+    (
+        "all-devices",
+        "where scheduler and plugin allow it, a pod marked so sees every GPU of its node, beside pods that fill them, and is charged nothing",
+        all_devices,
+    ),
+];
 
-/// Those that start the scheduler in another way.
-pub(super) const BREAKING: &[(&str, &str, Body)] =
-    &[("all-devices-forbidden", "a switch forbids such pods in the whole cluster, in the same words with webhooks and without", forbidden)];
+/// What allows it, of the scheduler and of a node's plugin.
+const FLAG: &str = "--allow-all-devices";
 
 /// A pod that is marked; with webhooks it need not say more.
 fn monitor(world: &World, name: &str) -> PodSpec {
@@ -30,25 +36,61 @@ fn monitor(world: &World, name: &str) -> PodSpec {
 fn all_devices(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let node = world.gpu_node(2)?;
-        world.start(PodSpec::new("before", &[(GPU_MEM, "1")]).on(&node.name)).await?;
-        world.start(monitor(world, "monitor").on(&node.name)).await?;
-        let device = world.observer.now().devices.get(&node.name).cloned().context("the node has no Device object")?;
-        let mut all: Vec<String> =
-            device.spec.devices.iter().filter(|info| info.device_type == "gpu").map(|info| info.id.clone()).collect();
-        all.sort();
-        let log = world.log("monitor", "main").await?;
-        let seen = invariants::seen(&log, Some(&device));
-        ensure!(seen == all, "it sees {seen:?} of {all:?}");
-        world.verify().await?;
-        show(world, &node.name).await?;
-        // Nothing is charged: all that there is can still be had.
-        world.delete("before").await?;
-        for (idx, units) in node.units.iter().enumerate() {
-            world.start(PodSpec::new(&format!("full-{idx}"), &[(GPU_MEM, &units.to_string())]).on(&node.name)).await?;
-        }
-        world.start(monitor(world, "late").on(&node.name)).await.map(|_| ())
+        let usual = world.cluster()?.scheduler.invocation().clone();
+        let mut allowing = usual.clone();
+        allowing.args.push(FLAG.to_owned());
+        world.cluster()?.scheduler.restart_as(allowing).await?;
+        world.cluster()?.until_scheduler_ready(DEADLINE).await?;
+        let tried = try_monitors(world, &node).await;
+        world.cluster()?.node(&node.name)?.restart_plugin_flagged(FLAG, false).await?;
+        world.cluster()?.scheduler.restart_as(usual).await?;
+        world.cluster()?.until_scheduler_ready(DEADLINE).await?;
+        tried
     }
     .boxed()
+}
+
+async fn try_monitors(world: &mut World, node: &GpuNode) -> Result<()> {
+    world.start(PodSpec::new("before", &[(GPU_MEM, "1")]).on(&node.name)).await?;
+    world.create(monitor(world, "monitor").on(&node.name)).await?;
+    until_held(world, "monitor", "GPUAllDevicesForbidden", FLAG).await?;
+    world.cluster()?.node(&node.name)?.restart_plugin_flagged(FLAG, true).await?;
+    world.until_running(&["monitor"]).await?;
+    let device = world.observer.now().devices.get(&node.name).cloned().context("the node has no Device object")?;
+    let mut all: Vec<String> = device.spec.devices.iter().filter(|info| info.device_type == "gpu").map(|info| info.id.clone()).collect();
+    all.sort();
+    let log = world.log("monitor", "main").await?;
+    let seen = invariants::seen(&log, Some(&device));
+    ensure!(seen == all, "it sees {seen:?} of {all:?}");
+    world.verify().await?;
+    show(world, &node.name).await?;
+    // Nothing is charged: all that there is can still be had.
+    world.delete("before").await?;
+    for (idx, units) in node.units.iter().enumerate() {
+        world.start(PodSpec::new(&format!("full-{idx}"), &[(GPU_MEM, &units.to_string())]).on(&node.name)).await?;
+    }
+    world.start(monitor(world, "late").on(&node.name)).await?;
+    world.verify().await?;
+    // Without the flag they would count as holders of all that they see.
+    world.delete("late").await?;
+    world.delete("monitor").await
+}
+
+/// Waits for an event of this reason and with these words about a pod that does not start.
+async fn until_held(world: &mut World, name: &str, reason: &str, words: &str) -> Result<()> {
+    let api = world.cluster()?.api().cluster().clone();
+    let namespace = world.namespace.clone();
+    let is_it = |event: &Value| {
+        let text = |pointer: &str| event.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
+        text("/reason") == reason && text("/involvedObject/name") == name && text("/message").contains(words)
+    };
+    let found = async {
+        while !api.list("events", Some(&namespace))?.iter().any(|event| is_it(event)) {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        anyhow::Ok(())
+    };
+    tokio::time::timeout(DEADLINE, found).await.with_context(|| format!("no event {reason} with {words:?} on {name}"))?
 }
 
 /// `inspect` shows the pod on every GPU; only the testbed's scheduler can be asked.
@@ -65,17 +107,6 @@ async fn show(world: &mut World, node: &str) -> Result<()> {
     Ok(())
 }
 
-fn forbidden(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        let usual = world.cluster()?.scheduler.invocation().clone();
-        let mut strict = usual.clone();
-        strict.args.push("--forbid-all-devices".to_owned());
-        world.cluster()?.scheduler.restart_as(strict).await?;
-        world.cluster()?.until_scheduler_ready(DEADLINE).await?;
-        let refused = world.until_breaks_rule(monitor(world, "monitor"), "no pod may share all devices of its node in this cluster").await;
-        world.cluster()?.scheduler.restart_as(usual).await?;
-        world.cluster()?.until_scheduler_ready(DEADLINE).await?;
-        refused
-    }
-    .boxed()
+fn off(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async { world.until_breaks_rule(monitor(world, "monitor"), "device plugins run with --allow-all-devices").await }.boxed()
 }

@@ -1,5 +1,6 @@
 //! Webhooks that are away, and certificates that are renewed while everybody uses them.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -16,6 +17,11 @@ use crate::pods::PodSpec;
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
     ("webhooks-away", "without the scheduler pods are made at once all the same, and run when it is back", webhooks_away),
+    (
+        "uncounted-refused",
+        "pods that would see GPUs which are counted for no pod are refused when they are made, with what to do",
+        uncounted,
+    ),
     ("certificates-renewed", "certificates that last seconds are renewed under load; nobody notices, and the authority stays", renewed),
 ];
 
@@ -41,6 +47,34 @@ fn webhooks_away(world: &mut World) -> BoxFuture<'_, Result<()>> {
         world.cluster()?.scheduler.restart().await?;
         world.cluster()?.until_scheduler_ready(DEADLINE).await?;
         world.until_running(&["gpu", "units"]).await
+    }
+    .boxed()
+}
+
+fn uncounted(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        let visible = |value: &str| json!([{"name": "NVIDIA_VISIBLE_DEVICES", "value": value}]);
+        let (whole, annotation) = ([("nvidia.com/gpu", "1")], "nvidia.cdi.k8s.io/pod");
+        let annotated = BTreeMap::from([(annotation.to_owned(), "nvidia.com/gpu=0".to_owned())]);
+        for (spec, words) in [
+            (PodSpec::new("all", &[]).with("env", visible("all")), "sets NVIDIA_VISIBLE_DEVICES to \"all\""),
+            (PodSpec::new("one", &[]).with("env", visible("GPU-n1-0")), "sets NVIDIA_VISIBLE_DEVICES to \"GPU-n1-0\""),
+            (PodSpec::new("whole", &whole).with("env", visible("all")), "wins over the GPUs that it is given for nvidia.com/gpu"),
+            (PodSpec::new("annotated", &[]).annotated(&annotated), "annotation nvidia.cdi.k8s.io/pod is \"nvidia.com/gpu=0\""),
+        ] {
+            world.until_breaks_rule(spec, words).await?;
+        }
+        world.start(PodSpec::new("none", &[]).with("env", visible("void"))).await?;
+        let usual = world.cluster()?.scheduler.invocation().clone();
+        let mut lenient = usual.clone();
+        lenient.args.push(format!("--unrestricted-namespaces={}", world.namespace));
+        world.cluster()?.scheduler.restart_as(lenient).await?;
+        world.cluster()?.until_scheduler_ready(DEADLINE).await?;
+        let made = world.start(PodSpec::new("exporter", &[]).with("env", visible("all"))).await;
+        world.delete("exporter").await?;
+        world.cluster()?.scheduler.restart_as(usual).await?;
+        world.cluster()?.until_scheduler_ready(DEADLINE).await?;
+        made.map(drop)
     }
     .boxed()
 }

@@ -32,7 +32,6 @@ fn ask_for_what_they_say() {
     gpushare-many-containers: 4 memory units on 1 device
     gpushare-beside-a: 1 memory units on 1 device
     gpushare-beside-b: 1 memory units on 1 device
-    all-devices: all GPUs of the node and no amounts of them
     koordinator-percent: 25 % of memory and 25 % of core on 1 device
     ");
 }
@@ -51,6 +50,7 @@ fn special_ones_ask_for_what_they_say() {
     }
     lines.sort();
     insta::assert_snapshot!(lines.join("\n"), @r#"
+    all-devices: all GPUs of the node and no amounts of them
     hami-core: 50 % of memory and 50 % of core on 1 device
     other-device: example.com/npu-core 6
     rdma-and-fpga: 50 % of memory on 1 device, koordinator.sh/fpga 100, koordinator.sh/rdma 50

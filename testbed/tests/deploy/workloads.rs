@@ -256,6 +256,24 @@ fn runtime_hook_is_a_component() {
     assert_eq!(mount["mountPath"], dir.to_str().unwrap());
 }
 
+/// Neither daemon believes the annotation without it, and the base leaves it out.
+#[rstest]
+#[case::base("base")]
+#[case::second_scheduler("attach/second-scheduler")]
+fn all_devices_are_a_component(#[case] folder: &str) {
+    const FLAG: &str = "--allow-all-devices";
+    let flagged = |objects: &[Value]| {
+        let workloads = [("Deployment", SCHEDULER), ("DaemonSet", DEVICE_PLUGIN)];
+        workloads.map(|(kind, daemon)| {
+            let args = container(find(objects, kind, daemon.name), daemon.name)["args"].clone();
+            daemon.accepts(&texts(&args)).unwrap();
+            texts(&args).contains(&FLAG)
+        })
+    };
+    assert_eq!(flagged(&render(folder)), [false; 2]);
+    assert_eq!(flagged(&render_with(folder, &["components/all-devices"])), [true; 2]);
+}
+
 /// The file that the plugin is told of is one of the mounted map, in the form that it asks for.
 #[test]
 fn device_labels_are_a_component() {
@@ -336,6 +354,7 @@ fn whole_gpus_differ_from_the_base_by_a_label_and_a_flag() {
 #[test]
 fn components_change_both_daemon_sets() {
     for component in [
+        "components/all-devices",
         "components/nri",
         "components/nvidia-runtime-class",
         "components/driver-root",
