@@ -94,6 +94,8 @@ pub fn variable(facts: &VariableFacts) -> Variable {
         Some("void") if facts.has_management_spec && !facts.toolkit_names_uuid => {
             Variable::Fails("the runtime resolves it by GPU Operator's CDI spec, which names no single GPU".to_owned())
         }
+        // Either spec may be the one that the runtime resolves it by, and GPU Operator's runtime then refuses the container.
+        Some("void") if facts.has_management_spec => Variable::Unknown,
         // The runtime gave this container NVML. In legacy mode it leaves the variable as it is, in the modes cdi and jit-cdi it
         // replaces the value; a UUID resolves in jit-cdi mode, and where a spec names it.
         Some("all" | "void") => Variable::Works,
@@ -257,7 +259,8 @@ mod tests {
     #[case::simulated(VariableFacts { is_simulated: true, ..VariableFacts::default() }, "Works")]
     #[case::default_runtime_legacy(seen(own("all")), "Works")]
     #[case::default_runtime_jit_cdi(seen(own("void")), "Works")]
-    #[case::default_runtime_cdi_of_the_toolkit(VariableFacts { toolkit_names_uuid: true, has_management_spec: true, ..seen(own("void")) }, "Works")]
+    #[case::default_runtime_cdi_of_the_toolkit(VariableFacts { toolkit_names_uuid: true, ..seen(own("void")) }, "Works")]
+    #[case::specs_of_the_toolkit_and_of_the_operator(VariableFacts { toolkit_names_uuid: true, has_management_spec: true, ..seen(own("void")) }, "Unknown")]
     #[case::operator_runtime_as_default(VariableFacts { has_management_spec: true, ..seen(own("void")) }, "Fails")]
     #[case::runtime_class(seen(OwnContainer { runtime_class: Some("nvidia".to_owned()), ..own("all") }), "Fails")]
     #[case::driver_root(seen(OwnContainer { has_driver_root: true, ..own("all") }), "Unknown")]
