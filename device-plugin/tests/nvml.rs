@@ -184,7 +184,7 @@ fn no_library_is_absence() {
     let error = source.discover().unwrap_err();
     assert!(error.is_absence());
     assert!(matches!(error, InventoryError::LibraryMissing { .. }), "{error:?}");
-    insta::assert_snapshot!(error, @"cannot load the NVIDIA management library /nonexistent/libnvidia-ml.so.1: install the NVIDIA driver on this node, run this container with the NVIDIA runtime so that the library is mounted, or name the library with --nvml-library");
+    insta::assert_snapshot!(error, @"cannot load the NVIDIA management library /nonexistent/libnvidia-ml.so.1: install the NVIDIA driver on this node, run this container with the NVIDIA runtime so that the library is mounted, or name the driver's directory with --driver-root");
 }
 
 /// Neither a text file nor another library is NVML.

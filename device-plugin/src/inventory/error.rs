@@ -8,7 +8,7 @@ pub enum InventoryError {
     /// NVML cannot be loaded: usually no driver, or it is not mounted into the container.
     #[error(
         "cannot load the NVIDIA management library {}: install the NVIDIA driver on this node, run this container with \
-         the NVIDIA runtime so that the library is mounted, or name the library with --nvml-library",
+         the NVIDIA runtime so that the library is mounted, or name the driver's directory with --driver-root",
         library.display()
     )]
     LibraryMissing {
