@@ -3,7 +3,7 @@
 //! Pure except that it looks which device nodes and vendor's specs are there. Which container it is, and which devices its
 //! pod has, is decided elsewhere.
 //!
-//! With CDI the answer depends on the device IDs alone, and says `void` in the vendor's variable: where the runtime does not
+//! With CDI the answer names a spec that no answer named before, and says `void` in the vendor's variable: where the runtime does not
 //! act on CDI devices, the container gets no GPU rather than those that the variable of its image names. The UUIDs are in a
 //! variable of this project.
 

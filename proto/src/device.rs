@@ -256,7 +256,7 @@ pub struct VirtualFunction {
 #[serde(rename_all = "camelCase")]
 #[schemars(transform = as_others_wrote_it)]
 pub struct DeviceCondition {
-    /// `Healthy`.
+    /// `Healthy`; `Injectable`: whether containers of this node can be given the device; `Isolated`: whether only containers that ask for GPUs see it.
     #[serde(rename = "type")]
     #[schemars(
         length(max = 316),
