@@ -21,7 +21,7 @@ use tracing::warn;
 
 use super::dir::OWN_PREFIX;
 
-/// How soon a watch that has ended begins again.
+/// How soon a watch that has failed begins again.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// So many waits in a row without a read mean that the runtime does not read any more.
@@ -90,36 +90,37 @@ impl Readers {
     pub async fn watch(self, dir: PathBuf) {
         let mut complaint = None;
         loop {
-            if let Err(error) = self.follow(&dir).await {
-                let problem = error.to_string();
-                if complaint.as_ref() != Some(&problem) {
-                    warn!(dir = %dir.display(), error = problem, "cannot see whether the container runtime reads CDI specs; trying again");
-                    complaint = Some(problem);
-                }
-            }
+            let ended = self.follow(&dir).await;
             // Files may have come and gone unseen.
             self.state.send_modify(|state| state.files.clear());
+            // A directory that was removed is watched again at once: a spec that is written meanwhile would pass for unread.
+            let Err(error) = ended else { continue };
+            let problem = error.to_string();
+            if complaint.as_ref() != Some(&problem) {
+                warn!(dir = %dir.display(), error = problem, "cannot see whether the container runtime reads CDI specs; trying again");
+                complaint = Some(problem);
+            }
             sleep(RETRY).await;
         }
     }
 
-    /// Until the directory itself is removed.
+    /// Until the directory itself is removed or renamed.
     async fn follow(&self, dir: &Path) -> io::Result<()> {
         std::fs::create_dir_all(dir)?;
         let inotify = Inotify::init()?;
-        let mask = WatchMask::MOVED_TO | WatchMask::MOVED_FROM | WatchMask::DELETE | WatchMask::OPEN | WatchMask::ONLYDIR;
-        inotify.watches().add(dir, mask)?;
+        let files = WatchMask::MOVED_TO | WatchMask::MOVED_FROM | WatchMask::DELETE | WatchMask::OPEN;
+        inotify.watches().add(dir, files | WatchMask::DELETE_SELF | WatchMask::MOVE_SELF | WatchMask::ONLYDIR)?;
         let mut events = inotify.into_event_stream(vec![0; BUFFER])?;
         while let Some(event) = events.next().await {
             let EventOwned { mask, name, .. } = event?;
-            if mask.contains(EventMask::IGNORED) {
-                break;
+            if mask.intersects(EventMask::IGNORED | EventMask::DELETE_SELF | EventMask::MOVE_SELF) {
+                return Ok(());
             }
             if let Some(file) = name.as_deref().and_then(OsStr::to_str) {
                 self.state.send_if_modified(|state| state.apply(file, mask));
             }
         }
-        Ok(())
+        Err(io::Error::other("the watch of the directory has ended"))
     }
 
     /// Forgets what is known of a file that is about to be written.
@@ -189,6 +190,36 @@ mod tests {
         }
         assert_eq!((readers.was_read("gpushare.dev-gpu_a.json"), readers.state.borrow().n_reads), (was_read, n_reads));
         assert_eq!(readers.was_read("nvidia.json"), None);
+    }
+
+    /// A reboot, an operator or a tool of the vendor may make the directory again: what is written from then on is seen, long
+    /// before the pause after a failure has passed.
+    #[rstest]
+    #[case::removed(|dir: &Path| std::fs::remove_dir_all(dir))]
+    #[case::renamed(|dir: &Path| std::fs::rename(dir, dir.with_extension("aside")))]
+    #[tokio::test]
+    async fn a_directory_that_is_made_again_is_watched_at_once(#[case] take_away: fn(&Path) -> io::Result<()>) {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("cdi");
+        let readers = Readers::default();
+        let watching = tokio::spawn(readers.clone().watch(path.clone()));
+        let dir = SpecDir::new(path.clone());
+        let write_until_seen = async || {
+            while readers.was_read(PROBE_FILE).is_none() {
+                dir.write_probe().unwrap();
+                tokio::task::yield_now().await;
+            }
+        };
+        write_until_seen().await;
+        take_away(&path).unwrap();
+        let forgotten = async {
+            while readers.was_read(PROBE_FILE).is_some() {
+                tokio::task::yield_now().await;
+            }
+            write_until_seen().await;
+        };
+        timeout(RETRY, forgotten).await.expect("nothing that is written is seen for as long as after a failure");
+        watching.abort();
     }
 
     /// The plugin compares a spec at each start; that must not look like the runtime's read.
