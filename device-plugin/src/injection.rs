@@ -16,7 +16,7 @@ use proto::device::TYPE_GPU;
 use crate::cdi::SpecDir;
 use crate::cdi::vendor::VendorSpecs;
 
-pub use decide::{Cdi, Driver, Facts, OwnContainer, Variable, VariableFacts, decide, variable};
+pub use decide::{Cdi, Driver, Facts, OwnContainer, Variable, VariableFacts, decide, exposure, variable};
 
 /// How containers get their devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -62,6 +62,15 @@ impl Certainty {
     }
 }
 
+/// The pods whose containers the runtime gives all GPUs if their image says so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Exposure {
+    /// All of the node.
+    EveryPod,
+    /// Those with this `RuntimeClass`.
+    RuntimeClass(String),
+}
+
 /// How containers of this node get their devices, and why so.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Injection {
@@ -73,9 +82,9 @@ pub struct Injection {
     pub reason: &'static str,
     /// The same for a person; where it is impossible, with the setting to change.
     pub message: String,
-    /// Whether a container that asks for no GPU sees all of them if its image sets the variable: the runtime acts on it, and
-    /// no runtime hook takes it away.
-    pub is_exposed: bool,
+    /// Which containers that ask for no GPU see all of them if their image sets the variable; none if a runtime hook takes the
+    /// variable away, or nothing tells that the runtime acts on it.
+    pub exposure: Option<Exposure>,
 }
 
 impl Injection {

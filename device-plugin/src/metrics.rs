@@ -170,7 +170,7 @@ impl Metrics {
         let Injection { mode, certainty, reason, .. } = injection;
         self.injection.clear();
         self.injection.get_or_create(&InjectionLabel { mode: mode.as_str(), certainty: certainty.as_str(), reason }).set(1);
-        self.is_exposed.set(i64::from(injection.is_exposed));
+        self.is_exposed.set(i64::from(injection.exposure.is_some()));
     }
 
     /// Shows how many containers have answers of an earlier version.

@@ -1,6 +1,6 @@
 //! Which mode works, from what was found on the node. Pure.
 
-use super::{Certainty, Injection, Mode, NO_DRIVER_SPEC};
+use super::{Certainty, Exposure, Injection, Mode, NO_DRIVER_SPEC};
 
 /// What is known of the runtime's CDI.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,8 +46,8 @@ pub struct Facts {
     pub driver: Driver,
     /// The variable.
     pub variable: Variable,
-    /// Whether no runtime has to act, because the devices are simulated.
-    pub is_simulated: bool,
+    /// The pods in which the runtime acts on the variable of an image, as far as is known.
+    pub exposure: Option<Exposure>,
     /// Whether the runtime hook is on, which takes the variable away from containers that ask for nothing.
     pub has_hook: bool,
 }
@@ -103,10 +103,20 @@ pub fn variable(facts: &VariableFacts) -> Variable {
     }
 }
 
+/// The pods in which the runtime acts on `all`, as images of CUDA say it, by what it did for this one. It may be unable to
+/// resolve the UUIDs of the same variable.
+pub fn exposure(facts: &VariableFacts) -> Option<Exposure> {
+    let own = &facts.own;
+    if facts.is_simulated || own.has_driver_root || own.is_privileged || !matches!(own.value.as_deref(), Some("all" | "void")) {
+        return None;
+    }
+    Some(own.runtime_class.clone().map_or(Exposure::EveryPod, Exposure::RuntimeClass))
+}
+
 /// The mode of a node with these facts: the one that the operator asks for, else the best that works.
 pub fn decide(requested: Option<Mode>, facts: &Facts) -> Injection {
-    let is_exposed = facts.variable == Variable::Works && !facts.is_simulated && !facts.has_hook;
-    Injection { is_exposed, ..mode(requested, facts) }
+    let exposure = facts.exposure.clone().filter(|_| !facts.has_hook);
+    Injection { exposure, ..mode(requested, facts) }
 }
 
 fn mode(requested: Option<Mode>, facts: &Facts) -> Injection {
@@ -126,7 +136,7 @@ fn mode(requested: Option<Mode>, facts: &Facts) -> Injection {
 }
 
 fn by_cdi(facts: &Facts) -> Injection {
-    let found = |certainty, reason, message: String| Injection { mode: Mode::Cdi, certainty, reason, message, is_exposed: false };
+    let found = |certainty, reason, message: String| Injection { mode: Mode::Cdi, certainty, reason, message, exposure: None };
     let of_variable = match &facts.variable {
         Variable::Fails(why) => format!("; the variable cannot stand in for it: {why}"),
         Variable::Works | Variable::Unknown => String::new(),
@@ -157,7 +167,7 @@ fn by_variable(facts: &Facts) -> Injection {
         // The operator may know more; a runtime that cannot resolve the variable refuses the container.
         Variable::Fails(why) => (Certainty::Assumed, "VariableAssumed", format!("as --inject=envvar says, although {why}")),
     };
-    Injection { mode: Mode::Envvar, certainty, reason, message, is_exposed: false }
+    Injection { mode: Mode::Envvar, certainty, reason, message, exposure: None }
 }
 
 #[cfg(test)]
@@ -184,7 +194,7 @@ mod tests {
                 "fails" => Variable::Fails("the runtime says no".to_owned()),
                 _ => Variable::Unknown,
             },
-            is_simulated: driver == "simulated",
+            exposure: (variable == "works" && driver != "simulated").then_some(Exposure::EveryPod),
             has_hook: false,
         }
     }
@@ -243,7 +253,7 @@ mod tests {
     #[case::simulated(facts("read", "simulated", "works"), false)]
     #[case::hooked(Facts { has_hook: true, ..facts("read", "toolkit", "works") }, false)]
     fn who_asks_for_nothing_sees_all(#[case] facts: Facts, #[case] expected: bool) {
-        assert_eq!(decide(None, &facts).is_exposed, expected);
+        assert_eq!(decide(None, &facts).exposure.is_some(), expected);
     }
 
     fn own(value: &str) -> OwnContainer {
@@ -252,6 +262,20 @@ mod tests {
 
     fn seen(own: OwnContainer) -> VariableFacts {
         VariableFacts { own, ..VariableFacts::default() }
+    }
+
+    /// A runtime that resolves no UUID may give all GPUs to an image that names none.
+    #[rstest]
+    #[case::simulated(VariableFacts { is_simulated: true, ..seen(own("all")) }, None)]
+    #[case::default_runtime_legacy(seen(own("all")), Some(Exposure::EveryPod))]
+    #[case::default_runtime_jit_cdi(seen(own("void")), Some(Exposure::EveryPod))]
+    #[case::operator_runtime_as_default(VariableFacts { has_management_spec: true, ..seen(own("void")) }, Some(Exposure::EveryPod))]
+    #[case::runtime_class(seen(OwnContainer { runtime_class: Some("nvidia".to_owned()), ..own("all") }), Some(Exposure::RuntimeClass("nvidia".to_owned())))]
+    #[case::driver_root(seen(OwnContainer { has_driver_root: true, ..own("all") }), None)]
+    #[case::privileged(seen(OwnContainer { is_privileged: true, ..own("all") }), None)]
+    #[case::no_variable(VariableFacts::default(), None)]
+    fn which_images_see_all(#[case] facts: VariableFacts, #[case] expected: Option<Exposure>) {
+        assert_eq!(exposure(&facts), expected);
     }
 
     /// One row per kind of node in docs/nvidia.md.

@@ -18,7 +18,7 @@ use crate::metrics::Metrics;
 use crate::plugin::NodeState;
 use crate::pods::Stage;
 
-use super::decide::{Cdi, Driver, Facts, OwnContainer, VariableFacts, decide, variable};
+use super::decide::{Cdi, Driver, Facts, OwnContainer, VariableFacts, decide, exposure, variable};
 use super::{Certainty, Injection};
 
 /// How often the vendor's specs and the runtime's reads are looked at.
@@ -122,7 +122,8 @@ impl Follower {
             has_management_spec: vendor_specs.has(VendorKind::Management),
             own: self.facts.own.clone(),
         };
-        Facts { cdi, driver, variable: variable(&of_variable), is_simulated: of_variable.is_simulated, has_hook: self.facts.has_hook }
+        let (variable, exposure) = (variable(&of_variable), exposure(&of_variable));
+        Facts { cdi, driver, variable, exposure, has_hook: self.facts.has_hook }
     }
 
     fn specs(&self) -> &SpecDir {

@@ -20,7 +20,7 @@ use serde_json::json;
 
 use crate::fleet::{Fleet, FleetDevice, FleetGpu};
 use crate::health::Reason;
-use crate::injection::Injection;
+use crate::injection::{Exposure, Injection};
 use crate::inventory::{GpuUuid, Place};
 use crate::pods::WHOLE_DEVICE_PERCENT;
 
@@ -203,18 +203,20 @@ impl History<'_> {
 
     /// That containers which ask for no GPU may see this one; nothing where they do not, unless they did.
     fn isolation(&self, id: &str, injection: Option<&Injection>) -> Option<DeviceCondition> {
-        let is_exposed = injection?.is_exposed;
-        if !is_exposed && self.before(id, CONDITION_ISOLATED).is_none() {
+        let exposure = injection?.exposure.as_ref();
+        if exposure.is_none() && self.before(id, CONDITION_ISOLATED).is_none() {
             return None;
         }
-        let (reason, message) = if is_exposed {
-            let message = "a container that asks for no GPU sees this one if its image sets the vendor's variable, because the container \
-                           runtime acts on that; the runtime hook (--nri-socket) closes it";
-            ("ImageVariable", message)
-        } else {
-            ("Closed", "containers that ask for no GPU see none")
+        let of_pods = match exposure {
+            None => return Some(self.condition(id, CONDITION_ISOLATED, true, "Closed", "containers that ask for no GPU see none")),
+            Some(Exposure::EveryPod) => String::new(),
+            Some(Exposure::RuntimeClass(class)) => format!(" in a pod with runtimeClassName: {class}"),
         };
-        Some(self.condition(id, CONDITION_ISOLATED, !is_exposed, reason, message))
+        let message = format!(
+            "a container that asks for no GPU{of_pods} sees this one if its image sets the vendor's variable, because the container \
+             runtime acts on that; the runtime hook (--nri-socket) closes it"
+        );
+        Some(self.condition(id, CONDITION_ISOLATED, false, "ImageVariable", &message))
     }
 
     /// A condition that keeps its time as long as its status stays.
