@@ -20,7 +20,7 @@ use serde_json::json;
 
 use crate::fleet::{Fleet, FleetDevice, FleetGpu};
 use crate::health::Reason;
-use crate::injection::{Exposure, Injection};
+use crate::injection::{Certainty, Exposure, Injection};
 use crate::inventory::{GpuUuid, Place};
 use crate::pods::WHOLE_DEVICE_PERCENT;
 
@@ -185,7 +185,7 @@ impl History<'_> {
             (None, Some(_)) => CONDITION_HEALTHY.to_owned(),
             (None, None) => return None,
         };
-        Some(self.condition(id, CONDITION_HEALTHY, is_healthy, &reason, message))
+        Some(self.condition(id, CONDITION_HEALTHY, status(is_healthy), &reason, message))
     }
 
     /// Whether a container can get a device of this type, and in which way.
@@ -193,12 +193,15 @@ impl History<'_> {
         let injection = injection?;
         let is_possible = injection.is_possible_for(device_type);
         // What keeps GPUs from containers need not keep other devices.
-        let (reason, message) = if is_possible && !injection.is_possible() {
-            ("Cdi", "devices of this type need no driver")
-        } else {
-            (injection.reason, injection.message.as_str())
+        if is_possible && !injection.is_possible() {
+            // What keeps GPUs from containers need not keep other devices.
+            return Some(self.condition(id, CONDITION_INJECTABLE, status(true), "Cdi", "devices of this type need no driver"));
+        }
+        let status = match injection.certainty {
+            Certainty::Assumed => UNKNOWN,
+            Certainty::Proven | Certainty::Impossible => status(is_possible),
         };
-        Some(self.condition(id, CONDITION_INJECTABLE, is_possible, reason, message))
+        Some(self.condition(id, CONDITION_INJECTABLE, status, injection.reason, &injection.message))
     }
 
     /// That containers which ask for no GPU may see this one; nothing where they do not, unless they did.
@@ -208,7 +211,7 @@ impl History<'_> {
             return None;
         }
         let of_pods = match exposure {
-            None => return Some(self.condition(id, CONDITION_ISOLATED, true, "Closed", "containers that ask for no GPU see none")),
+            None => return Some(self.condition(id, CONDITION_ISOLATED, status(true), "Closed", "containers that ask for no GPU see none")),
             Some(Exposure::EveryPod) => String::new(),
             Some(Exposure::RuntimeClass(class)) => format!(" in a pod with runtimeClassName: {class}"),
         };
@@ -216,16 +219,16 @@ impl History<'_> {
             "a container that asks for no GPU{of_pods} sees this one if its image sets the vendor's variable, because the container \
              runtime acts on that; the runtime hook (--nri-socket) closes it"
         );
-        Some(self.condition(id, CONDITION_ISOLATED, false, "ImageVariable", &message))
+        Some(self.condition(id, CONDITION_ISOLATED, status(false), "ImageVariable", &message))
     }
 
     /// A condition that keeps its time as long as its status stays.
-    fn condition(&self, id: &str, condition_type: &str, is_true: bool, reason: &str, message: &str) -> DeviceCondition {
-        let same = self.before(id, condition_type).filter(|before| before.status == status(is_true));
+    fn condition(&self, id: &str, condition_type: &str, status: &str, reason: &str, message: &str) -> DeviceCondition {
+        let same = self.before(id, condition_type).filter(|before| before.status == status);
         let since = same.map(|same| same.last_transition_time.clone());
         DeviceCondition {
             condition_type: condition_type.to_owned(),
-            status: status(is_true).to_owned(),
+            status: status.to_owned(),
             observed_generation: None,
             last_transition_time: since.unwrap_or_else(|| self.now.to_rfc3339_opts(SecondsFormat::Secs, true)),
             reason: reason.to_owned(),
@@ -238,6 +241,9 @@ impl History<'_> {
         devices.flat_map(|device| &device.conditions).find(|condition| condition.condition_type == condition_type)
     }
 }
+
+/// The status of a condition of which neither is known.
+const UNKNOWN: &str = "Unknown";
 
 fn status(is_true: bool) -> &'static str {
     if is_true { "True" } else { "False" }

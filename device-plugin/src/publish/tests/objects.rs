@@ -5,6 +5,7 @@ use rstest::rstest;
 use serde_json::json;
 
 use super::*;
+use crate::injection::{Certainty, Exposure, Injection, Mode};
 
 #[test]
 fn device_object() {
@@ -151,4 +152,36 @@ fn labels_links_and_partitions() {
     assert_eq!(policy(said(None)).as_deref(), Some("Prefer"));
     assert_eq!(policy(said(Some(GpuPartitionPolicy::Honor))).as_deref(), Some("Honor"));
     assert_eq!(policy(object(&sick(0))), None, "there is nothing to honour");
+}
+
+/// What the conditions of a node's first GPU say of the way in which containers get it: type, status and reason of each.
+fn conditions_of(injection: Injection) -> (Vec<String>, String) {
+    let remarks = Remarks { injection: Some(injection), ..Remarks::default() };
+    let device = device_object::device(&fleet(1), &node(&json!({})), &remarks, None, at(0));
+    let conditions = &device.spec.devices[0].conditions;
+    let text = |one: &proto::device::DeviceCondition| format!("{} {} {}", one.condition_type, one.status, one.reason);
+    (conditions.iter().map(text).collect(), conditions.last().unwrap().message.clone())
+}
+
+/// What nothing has shown is neither true nor false.
+#[test]
+fn conditions_say_how_sure_it_is_that_containers_get_a_gpu() {
+    let injection = |certainty, reason| Injection { mode: Mode::Cdi, certainty, reason, message: "why".to_owned(), exposure: None };
+    let found = |certainty, reason| conditions_of(injection(certainty, reason)).0;
+    assert_eq!(found(Certainty::Proven, "Cdi"), ["Injectable True Cdi"]);
+    assert_eq!(found(Certainty::Assumed, "CdiAssumed"), ["Injectable Unknown CdiAssumed"]);
+    assert_eq!(found(Certainty::Impossible, "CdiOff"), ["Injectable False CdiOff"]);
+}
+
+#[test]
+fn a_condition_names_the_pods_that_see_gpus_uncounted() {
+    let found = |exposure| {
+        let exposure = Some(exposure);
+        conditions_of(Injection { mode: Mode::Cdi, certainty: Certainty::Proven, reason: "Cdi", message: String::new(), exposure })
+    };
+    let (conditions, message) = found(Exposure::EveryPod);
+    assert_eq!(conditions, ["Injectable True Cdi", "Isolated False ImageVariable"]);
+    assert!(message.starts_with("a container that asks for no GPU sees this one if"), "{message}");
+    let (_, message) = found(Exposure::RuntimeClass("nvidia".to_owned()));
+    assert!(message.starts_with("a container that asks for no GPU in a pod with runtimeClassName: nvidia sees this one if"), "{message}");
 }
