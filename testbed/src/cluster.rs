@@ -23,11 +23,13 @@ use crate::manifests;
 use crate::observer::{Condition, Observer, Snapshot};
 
 pub use node::{DriverSpecs, GpuSpec, Health, NodeSpec, RuntimeSpec, SimulatedNode};
+pub use node_kind::{Deployment, NodeKind, OwnContainer, RUNTIME_CLASS};
 pub use webhooks::WebhookSpec;
 
 use webhooks::Webhooks;
 
 mod node;
+mod node_kind;
 pub(crate) mod webhooks;
 
 /// The user that people are.

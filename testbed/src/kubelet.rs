@@ -93,19 +93,29 @@ fn listen(config: &KubeletConfig, runtime: &Arc<Runtime>) -> Result<Option<Arc<N
     config.has_nri.then(|| open(config.nri_socket()).map(Arc::new)).transpose()
 }
 
+/// Starts the runtime's cache of CDI specs, if it has one.
+fn cache(config: &KubeletConfig) -> Result<Option<Arc<CdiCache>>, StartupError> {
+    let start = || CdiCache::start(config.cdi_dirs.clone(), config.runtime.refresh, config.seed).map(Arc::new);
+    (config.runtime.cdi == CdiSupport::On).then(start).transpose().map_err(StartupError::Watch)
+}
+
 impl Kubelet {
     /// Opens the sockets and starts to register the node and to watch its pods.
     pub fn start(config: KubeletConfig) -> Result<Self, StartupError> {
+        Self::start_held(config, watch::Sender::default())
+    }
+
+    fn start_held(config: KubeletConfig, hold: watch::Sender<Hold>) -> Result<Self, StartupError> {
         let changed = watch::Sender::new(());
         let runtime = Arc::new(Runtime::new(changed.clone()));
         let lasting = Lasting {
             nri: listen(&config, &runtime)?,
-            specs: Arc::new(CdiCache::start(config.cdi_dirs.clone(), config.runtime.refresh, config.seed).map_err(StartupError::Watch)?),
+            specs: cache(&config)?,
             config: Arc::new(config),
             runtime,
             admissions: Arc::new(AdmissionLog::empty()),
             changed,
-            hold: watch::Sender::default(),
+            hold,
             counts: Arc::default(),
             claims: Arc::new(Claims::default()),
         };
@@ -126,14 +136,15 @@ impl Kubelet {
         Ok(())
     }
 
-    /// The machine reboots: all containers and CDI specs are gone, and kubelet starts with its checkpoint.
+    /// The machine reboots: all containers and CDI specs are gone, and kubelet starts with its checkpoint. Pods that
+    /// [`Kubelet::hold`] keeps waiting go on waiting.
     pub async fn reboot(&mut self) -> Result<(), StartupError> {
         self.process.stop().await;
         if let Some(dir) = self.lasting.config.cdi_dirs.last() {
             // /var/run is in memory; it may not have been there.
             let _ = std::fs::remove_dir_all(dir);
         }
-        *self = Self::start(KubeletConfig::clone(&self.lasting.config))?;
+        *self = Self::start_held(KubeletConfig::clone(&self.lasting.config), self.lasting.hold.clone())?;
         Ok(())
     }
 
@@ -185,7 +196,7 @@ impl Kubelet {
         self.lasting.claims.prepare(namespace, name, devices);
     }
 
-    /// Lets no pod be admitted from now on: those that arrive wait, across restarts of kubelet too.
+    /// Lets no pod be admitted from now on: those that arrive wait, across restarts of kubelet and of the machine too.
     pub fn hold(&self) {
         self.lasting.hold.send_replace(Hold { is_held: true, order: None });
     }

@@ -9,13 +9,16 @@ use anyhow::{Context, Result};
 use proto::resource::{GPU_MEM, GPU_SHARED};
 use serde_json::{Map, Value, json};
 
-use super::{PLUGIN_USER, user_client, user_kubeconfig};
+use super::{NodeKind, PLUGIN_USER, user_client, user_kubeconfig};
 use crate::apiserver::ApiServer;
 use crate::daemons::{Binaries, Crashes, Daemon, Invocation};
-use crate::kubelet::nvidia_runtime::{NvidiaRuntime, RuntimeMode};
-use crate::kubelet::{Delays, Kubelet, KubeletConfig, MachineGpus, RuntimeConfig, StartHook};
+use crate::kubelet::nvidia_runtime::{NvidiaRuntime, RuntimeMode, VISIBLE_DEVICES};
+use crate::kubelet::{Delays, Kubelet, KubeletConfig, MachineGpus, RefreshDelay, RuntimeConfig, StartHook};
 use crate::observer::Snapshot;
 use crate::vendor_plugin::{NVIDIA_GPU, VendorPlugin};
+
+/// The longest time in which the runtime of a node of some kind reads changed CDI specs: several times what was measured.
+const SPECS_REFRESH: Duration = Duration::from_millis(300);
 
 /// The version of every machine's driver.
 const DRIVER_VERSION: &str = "550.54.15";
@@ -102,6 +105,9 @@ pub struct NodeSpec {
     pub driver: DriverSpecs,
     /// Further flags of its plugin.
     pub plugin_args: Vec<String>,
+    /// The value of `NVIDIA_VISIBLE_DEVICES` in its plugin's own container, which is unprivileged; none for a process that has
+    /// the testbed's environment and rights.
+    pub plugin_variable: Option<String>,
     /// Devices of other types than GPUs, as the inventory file has them.
     pub others: Vec<Value>,
     /// What else the inventory file says of the machine, such as how its GPUs are linked.
@@ -137,9 +143,23 @@ impl NodeSpec {
             container_runtime: RuntimeConfig { nvidia: Some(NvidiaRuntime::of_mode(RuntimeMode::Legacy)), ..RuntimeConfig::default() },
             driver: DriverSpecs::default(),
             plugin_args: Vec::new(),
+            plugin_variable: None,
             others: Vec::new(),
             machine: Map::new(),
             disk_may_be_full: false,
+        }
+    }
+
+    /// A node of this kind, with the flags and the environment that the plugin has there. It reads changed CDI specs some time
+    /// later, as containerd does.
+    pub fn of_kind(kind: NodeKind, name: &str, mib_of_gpus: &[u64]) -> Self {
+        let refresh = RefreshDelay { longest: SPECS_REFRESH };
+        Self {
+            container_runtime: RuntimeConfig { refresh, ..kind.container_runtime() },
+            driver: kind.driver(),
+            plugin_args: kind.deployment().plugin_args(),
+            plugin_variable: kind.own_container().variable,
+            ..Self::new(name, mib_of_gpus)
         }
     }
 
@@ -280,10 +300,17 @@ impl SimulatedNode {
         Ok(is_clean)
     }
 
-    /// Ends everything that runs on it, and starts its kubelet; the plugin comes when somebody starts it.
+    /// Ends everything that runs on it, and starts its container runtime, its kubelet and the vendor's services; the plugin
+    /// comes when [`SimulatedNode::start_plugin`] starts it.
     pub async fn reboot(&mut self) -> Result<()> {
         self.remove_plugin().await;
-        Ok(self.kubelet.reboot().await?)
+        self.kubelet.reboot().await?;
+        self.write_vendor_specs()
+    }
+
+    /// Lets the vendor's services write their CDI specs again.
+    pub fn write_vendor_specs(&self) -> Result<()> {
+        self.machine.write_vendor_specs(&self.spec)
     }
 
     /// Installs the plugin where none runs, with these flags behind its own.
@@ -373,13 +400,30 @@ fn plugin_invocation(
     let args = flags.into_iter().chain(hook).flat_map(|(flag, value)| [flag.to_owned(), value]).chain(spec.plugin_args.clone());
     let (name, log) = (format!("gpushare-device-plugin of {}", spec.name), node_dir.join("device-plugin.log"));
     let program = binaries.device_plugin.clone();
-    if spec.disk_may_be_full {
-        // The signal that comes with that limit kills; a full disk does not.
-        let shell = ["-c", r#"trap '' XFSZ; exec "$0" "$@""#].map(str::to_owned);
-        let args = shell.into_iter().chain([program.display().to_string()]).chain(args).collect();
-        return Invocation { name, program: "/bin/sh".into(), args, log };
+    let Some(script) = script(spec) else { return Invocation { name, program, args: args.collect(), log } };
+    let args = ["-c".to_owned(), script, program.display().to_string()].into_iter().chain(args).collect();
+    Invocation { name, program: "/bin/sh".into(), args, log }
+}
+
+/// The script of a shell that starts the plugin; none if it needs nothing before.
+fn script(spec: &NodeSpec) -> Option<String> {
+    // The signal that comes with that limit kills; a full disk does not.
+    let trap = spec.disk_may_be_full.then(|| "trap '' XFSZ; ".to_owned());
+    let variable = spec.plugin_variable.as_ref().map(|value| format!("export {VISIBLE_DEVICES}='{value}'; "));
+    if trap.is_none() && variable.is_none() {
+        return None;
     }
-    Invocation { name, program, args: args.collect(), log }
+    // The plugin's container is unprivileged, the testbed itself may not be.
+    let rights = if variable.is_some() && is_privileged() { "setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin " } else { "" };
+    Some(format!(r#"{}{}exec {rights}"$0" "$@""#, trap.unwrap_or_default(), variable.unwrap_or_default()))
+}
+
+/// Whether this process may do what only privileged containers may (`CAP_SYS_ADMIN`).
+fn is_privileged() -> bool {
+    const CAP_SYS_ADMIN: u32 = 21;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:")).and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    effective.is_some_and(|mask| mask >> CAP_SYS_ADMIN & 1 == 1)
 }
 
 /// The files of a node's machine: the plugin's inventory, device nodes, and the vendor's CDI specs.
@@ -400,21 +444,32 @@ impl Machine {
         let listed = spec.gpus.iter().filter(|gpu| gpu.health != Health::Lost);
         self.gpus.set(listed.map(|gpu| (gpu.uuid.clone(), gpu.minor)).collect());
         let nodes = self.dir.join("root/dev");
-        std::fs::create_dir_all(&nodes).with_context(|| format!("cannot make {}", nodes.display()))?;
+        make_dir(&nodes)?;
         let minors = spec.gpus.iter().map(|gpu| gpu.minor.to_string());
         for name in minors.chain(["ctl".to_owned()]) {
             let path = nodes.join(format!("nvidia{name}"));
             std::fs::write(&path, "").with_context(|| format!("cannot write {}", path.display()))?;
         }
         write_whole(&self.inventory(), &inventory(spec))?;
-        let specs = self.dir.join("etc-cdi");
-        std::fs::create_dir_all(&specs).with_context(|| format!("cannot make {}", specs.display()))?;
-        match spec.driver {
-            DriverSpecs::Toolkit => write_whole(&specs.join("nvidia.json"), &toolkit_spec(spec)),
-            DriverSpecs::Management => write_whole(&specs.join("management.nvidia.com-gpu.json"), &management_spec(spec)),
-            DriverSpecs::NotNeeded | DriverSpecs::Missing => Ok(()),
-        }
+        make_dir(&self.dir.join("etc-cdi"))?;
+        self.write_vendor_specs(spec)
     }
+
+    /// Writes what the vendor's services write when the machine starts, where they do it.
+    fn write_vendor_specs(&self, spec: &NodeSpec) -> Result<()> {
+        let (file, document) = match spec.driver {
+            DriverSpecs::Toolkit => ("nvidia.json", toolkit_spec(spec)),
+            DriverSpecs::Management => ("management.nvidia.com-gpu.json", management_spec(spec)),
+            DriverSpecs::NotNeeded | DriverSpecs::Missing => return Ok(()),
+        };
+        let dir = self.dir.join("cdi");
+        make_dir(&dir)?;
+        write_whole(&dir.join(file), &document)
+    }
+}
+
+fn make_dir(dir: &Path) -> Result<()> {
+    std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))
 }
 
 /// Replaces a file in one step, so that no reader sees half of it.
@@ -449,14 +504,19 @@ fn toolkit_spec(spec: &NodeSpec) -> Value {
         |name: String, minor: u32| json!({"name": name, "containerEdits": {"deviceNodes": [{"path": format!("/dev/nvidia{minor}")}]}});
     let by_uuid = spec.gpus.iter().map(|own| gpu(own.uuid.clone(), own.minor));
     let by_index = spec.gpus.iter().enumerate().map(|(at, own)| gpu(at.to_string(), own.minor));
-    json!({"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "containerEdits": driver_edits(), "devices": by_uuid.chain(by_index).collect::<Vec<_>>()})
+    let devices: Vec<Value> = by_uuid.chain(by_index).chain([all(spec)]).collect();
+    json!({"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "containerEdits": driver_edits(), "devices": devices})
 }
 
 /// What GPU Operator writes.
 fn management_spec(spec: &NodeSpec) -> Value {
+    json!({"cdiVersion": "0.5.0", "kind": "management.nvidia.com/gpu", "containerEdits": driver_edits(), "devices": [all(spec)]})
+}
+
+/// The device that stands for every GPU.
+fn all(spec: &NodeSpec) -> Value {
     let nodes: Vec<Value> = spec.gpus.iter().map(|own| json!({"path": format!("/dev/nvidia{}", own.minor)})).collect();
-    let all = json!({"name": "all", "containerEdits": {"deviceNodes": nodes}});
-    json!({"cdiVersion": "0.5.0", "kind": "management.nvidia.com/gpu", "containerEdits": driver_edits(), "devices": [all]})
+    json!({"name": "all", "containerEdits": {"deviceNodes": nodes}})
 }
 
 fn driver_edits() -> Value {

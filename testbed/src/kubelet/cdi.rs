@@ -184,16 +184,25 @@ impl CdiCache {
         Ok(Self { shared, _watching: AbortOnDropHandle::new(watching) })
     }
 
-    /// The edits of all `names` as far as is known.
-    pub(crate) fn resolve(&self, names: &[String]) -> Result<Edits, Unresolvable> {
+    /// The edits of all `names` as far as is known, and those of `names` whose edits are not those of the specs as they are now.
+    pub(crate) fn inject(&self, names: &[String]) -> Result<(Edits, Vec<String>), Unresolvable> {
+        let known = self.known();
+        let edits = resolve(&known, names)?;
         if names.is_empty() {
-            return Ok(Edits::default());
+            return Ok((edits, Vec::new()));
         }
+        let now = read(&self.shared.dirs);
+        let own = |devices: &Devices, name: &String| resolve(devices, std::slice::from_ref(name)).ok();
+        Ok((edits, names.iter().filter(|name| own(&known, name) != own(&now, name)).cloned().collect()))
+    }
+
+    /// Everything as far as is known at an injection.
+    fn known(&self) -> Devices {
         let mut state = self.shared.lock();
         if state.track_new(&self.shared.dirs) {
             state.devices = read(&self.shared.dirs);
         }
-        resolve(&state.devices, names)
+        state.devices.clone()
     }
 }
 

@@ -158,6 +158,7 @@ fn never_started(pod: &PodSpec, container: &ContainerSpec, state: RunState) -> C
         env: BTreeMap::new(),
         devices: BTreeMap::new(),
         cdi_devices: Vec::new(),
+        stale_devices: Vec::new(),
         hooks: Vec::new(),
         gpus: Vec::new(),
         device_nodes: Vec::new(),

@@ -64,8 +64,8 @@ pub(crate) struct Lasting {
     pub(crate) counts: Arc<Counts>,
     /// The container runtime's plugins.
     pub(crate) nri: Option<Arc<Nri>>,
-    /// What the container runtime knows of CDI.
-    pub(crate) specs: Arc<CdiCache>,
+    /// What the container runtime knows of CDI; a runtime whose CDI is off reads no spec.
+    pub(crate) specs: Option<Arc<CdiCache>>,
     pub(crate) claims: Arc<Claims>,
 }
 
@@ -98,8 +98,8 @@ pub(crate) struct Process {
     pub(crate) hold: watch::Sender<Hold>,
     pub(crate) counts: Arc<Counts>,
     pub(crate) nri: Option<Arc<Nri>>,
-    /// What the container runtime knows of CDI.
-    pub(crate) specs: Arc<CdiCache>,
+    /// What the container runtime knows of CDI, if its CDI is on.
+    pub(crate) specs: Option<Arc<CdiCache>>,
     pub(crate) claims: Arc<Claims>,
     changed: watch::Sender<()>,
     devices: Mutex<Devices>,

@@ -63,6 +63,8 @@ pub struct Container {
     pub devices: BTreeMap<String, Vec<String>>,
     /// The CDI devices that plugins named.
     pub cdi_devices: Vec<String>,
+    /// Those of them that the runtime resolved by a spec that was not there any more, or had other content by then.
+    pub stale_devices: Vec<String>,
     /// Container paths of device nodes, from plugins and CDI specs.
     pub device_nodes: Vec<String>,
     /// Container paths of mounts, from plugins and CDI specs.

@@ -209,10 +209,10 @@ impl Process {
         for (name, value) in image_env(&container.image) {
             env.entry((*name).to_owned()).or_insert_with(|| (*value).to_owned());
         }
-        let edits = match self.config.runtime.cdi {
-            CdiSupport::On => self.specs.resolve(&cdi_devices).map_err(StartError::Cdi)?,
-            CdiSupport::Refused if !cdi_devices.is_empty() => return Err(StartError::CdiDisabled),
-            CdiSupport::Dropped | CdiSupport::Refused => Edits::default(),
+        let (edits, stale_devices) = match &self.specs {
+            Some(specs) => specs.inject(&cdi_devices).map_err(StartError::Cdi)?,
+            None if self.config.runtime.cdi == CdiSupport::Refused && !cdi_devices.is_empty() => return Err(StartError::CdiDisabled),
+            None => (Edits::default(), Vec::new()),
         };
         let assigned = edits.env.iter().filter_map(|pair| pair.split_once('='));
         env.extend(assigned.map(|(name, value)| (name.to_owned(), value.to_owned())));
@@ -229,6 +229,7 @@ impl Process {
             env,
             devices,
             cdi_devices,
+            stale_devices,
             hooks: edits.hooks.into_iter().map(|hook| hook.args.join(" ")).collect(),
             gpus: Vec::new(),
             device_nodes: nodes.chain(edits.device_nodes.into_iter().map(|node| node.path)).collect(),
