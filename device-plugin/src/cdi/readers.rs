@@ -6,7 +6,7 @@
 //! NVIDIA's DRA driver, looks the same; and a runtime that started before the directory existed reads it at its first
 //! injection alone.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -42,6 +42,8 @@ enum Progress {
 #[derive(Clone, Debug, Default)]
 struct State {
     files: HashMap<String, Progress>,
+    /// Those of them that the runtime cannot leave unread once their pods run.
+    needed: HashSet<String>,
     /// How many files of this plugin have been opened for the first time since they were written.
     n_reads: u64,
     /// How many waits in a row have ended without a read.
@@ -59,6 +61,7 @@ impl State {
             return true;
         }
         if mask.intersects(EventMask::DELETE | EventMask::MOVED_FROM) {
+            self.needed.remove(file);
             return self.files.remove(file).is_some();
         }
         match self.files.get_mut(file) {
@@ -92,7 +95,10 @@ impl Readers {
         loop {
             let ended = self.follow(&dir).await;
             // Files may have come and gone unseen.
-            self.state.send_modify(|state| state.files.clear());
+            self.state.send_modify(|state| {
+                state.files.clear();
+                state.needed.clear();
+            });
             // A directory that was removed is watched again at once: a spec that is written meanwhile would pass for unread.
             let Err(error) = ended else { continue };
             let problem = error.to_string();
@@ -145,7 +151,19 @@ impl Readers {
         state.n_reads > 0 && state.n_missed < MOST_MISSED
     }
 
+    /// Notes that the first container of a pod that does not run yet starts with this file.
+    pub fn need(&self, file: &str) {
+        self.state.send_if_modified(|state| state.needed.insert(file.to_owned()));
+    }
+
+    /// Whether a file that a pod has started with was not read since it was written, as far as is known.
+    pub fn is_unread_by_start(&self, file: &str) -> bool {
+        let state = self.state.borrow();
+        state.needed.contains(file) && state.files.get(file) == Some(&Progress::Written)
+    }
+
     /// Whether a file that this process has written was read since; none if that is not known.
+    #[cfg(test)]
     pub fn was_read(&self, file: &str) -> Option<bool> {
         self.state.borrow().files.get(file).map(|progress| *progress == Progress::Read)
     }
@@ -220,6 +238,31 @@ mod tests {
         };
         timeout(RETRY, forgotten).await.expect("nothing that is written is seen for as long as after a failure");
         watching.abort();
+    }
+
+    /// A pod that ran before its spec was written, as after a reboot or in an emptied directory, tells nothing of the runtime.
+    #[rstest]
+    #[case::never_read("to need", true)]
+    #[case::read("to need open", false)]
+    #[case::ran_before("to", false)]
+    #[case::removed_and_written_again("to need delete to", false)]
+    #[case::not_written_here("need", false)]
+    fn what_a_start_tells(#[case] events: &str, #[case] expected: bool) {
+        const FILE: &str = "gpushare.dev-gpu_a.json";
+        let readers = Readers::default();
+        for event in events.split(' ') {
+            let mask = match event {
+                "to" => EventMask::MOVED_TO,
+                "delete" => EventMask::DELETE,
+                "open" => EventMask::OPEN,
+                _ => {
+                    readers.need(FILE);
+                    continue;
+                }
+            };
+            readers.state.send_if_modified(|state| state.apply(FILE, mask));
+        }
+        assert_eq!(readers.is_unread_by_start(FILE), expected);
     }
 
     /// The plugin compares a spec at each start; that must not look like the runtime's read.

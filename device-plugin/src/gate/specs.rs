@@ -56,6 +56,9 @@ pub(super) fn prepare(node: &NodeState, pod: &NodePod, written: &[Allocated], st
         let prepared = write(node, pod, container, start.resource, &answer);
         files.extend(prepared.map_err(|source| Held::Spec { pod: pod.display_name(), source })?);
     }
+    if pod.stage != Stage::Running {
+        files.iter().for_each(|file| node.readers.need(file));
+    }
     Ok(files)
 }
 

@@ -170,11 +170,11 @@ impl Follower {
         self.specs().write_probe()
     }
 
-    /// Whether a container runs whose spec the runtime has not read since this process wrote it.
+    /// Whether a pod has come to run whose first container this process let start, with a spec that the runtime has not read.
     fn has_unread_start(&self) -> bool {
         let Some(written) = self.node.checkpoint().and_then(Checkpoint::read) else { return false };
         let pods = self.node.pods.borrow();
-        let is_unread = |name: &str| self.node.readers.was_read(&SpecDir::file(name)) == Some(false);
+        let is_unread = |name: &str| self.node.readers.is_unread_by_start(&SpecDir::file(name));
         written.iter().any(|entry| {
             let runs = pods.get(&entry.pod).is_some_and(|pod| pod.stage == Stage::Running);
             runs && entry.answer.cdi_devices.iter().filter_map(|device| name_of(&device.name)).any(is_unread)
