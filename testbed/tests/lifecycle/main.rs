@@ -2,6 +2,7 @@
 
 mod api_server;
 mod node;
+mod specs;
 
 use std::time::Duration;
 
