@@ -40,6 +40,9 @@ impl Mode {
 /// The reason when no container can get the driver.
 const NO_DRIVER_SPEC: &str = "NoDriverSpec";
 
+/// The reason when the runtime ignores CDI devices.
+const CDI_OFF: &str = "CdiOff";
+
 /// How sure it is that a mode works here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Certainty {

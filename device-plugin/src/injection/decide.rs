@@ -1,6 +1,6 @@
 //! Which mode works, from what was found on the node. Pure.
 
-use super::{Certainty, Exposure, Injection, Mode, NO_DRIVER_SPEC};
+use super::{CDI_OFF, Certainty, Exposure, Injection, Mode, NO_DRIVER_SPEC};
 
 /// What is known of the runtime's CDI.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,7 +74,8 @@ pub struct VariableFacts {
     pub own: OwnContainer,
     /// Whether a spec of NVIDIA's toolkit names one of this node's GPUs by UUID.
     pub toolkit_names_uuid: bool,
-    /// Whether GPU Operator's spec is there, which names `all` alone.
+    /// Whether GPU Operator's spec is there, or was since this process started; it names `all` alone. The runtime that resolved
+    /// this container's variable by it goes on using it when the file comes back.
     pub has_management_spec: bool,
 }
 
@@ -145,7 +146,7 @@ fn by_cdi(facts: &Facts) -> Injection {
         (Cdi::Unwritable(why), _) => found(Certainty::Impossible, "CdiDirNotWritable", format!("{why}{of_variable}")),
         (Cdi::Off, _) => {
             let message = "the container runtime ignores CDI devices: set enable_cdi = true in containerd's configuration and restart it";
-            found(Certainty::Impossible, "CdiOff", format!("{message}{of_variable}"))
+            found(Certainty::Impossible, CDI_OFF, format!("{message}{of_variable}"))
         }
         (_, Driver::Missing(why)) => found(Certainty::Impossible, NO_DRIVER_SPEC, format!("{why}{of_variable}")),
         (Cdi::Read, Driver::Spec(kind)) => {

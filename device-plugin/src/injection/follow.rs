@@ -19,7 +19,7 @@ use crate::plugin::NodeState;
 use crate::pods::Stage;
 
 use super::decide::{Cdi, Driver, Facts, OwnContainer, VariableFacts, decide, exposure, variable};
-use super::{Certainty, Injection};
+use super::{CDI_OFF, Certainty, Injection, Mode};
 
 /// How often the vendor's specs and the runtime's reads are looked at.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -29,6 +29,11 @@ const FIRST_READ: Duration = Duration::from_secs(1);
 
 /// How often a spec is written for the runtime to read while it has not been seen reading.
 const PROBE_INTERVAL: Duration = Duration::from_secs(30);
+
+/// How long a node goes on with CDI when specs cannot be written or the driver's is gone. The vendor's services replace their
+/// specs while pods come, and kubelet turns a pod away for good whose devices are unhealthy at that moment; a start that
+/// needs what is missing is refused, and tried again.
+const GRACE: Duration = Duration::from_secs(10);
 
 /// What does not change while the process runs.
 #[derive(Clone, Debug)]
@@ -53,18 +58,35 @@ pub struct Listeners {
 /// Decides until the task is dropped.
 pub async fn follow(node: Arc<NodeState>, facts: NodeFacts, listeners: Listeners) {
     let readers = node.readers.clone();
-    let mut follower = Follower { node, facts, driver: None, probed: None };
+    let mut follower = Follower { node, facts, driver: None, probed: None, has_management_spec: false };
+    let mut without_cdi: Option<Instant> = None;
     // The runtime reads the specs that this writes.
     follower.look();
     let _ = timeout(FIRST_READ, readers.changed()).await;
     loop {
         let facts = follower.look();
-        listeners.tell(decide(follower.node.settings.injection.mode, &facts));
+        let decided = decide(follower.node.settings.injection.mode, &facts);
+        without_cdi = if is_by_cdi(&decided) { None } else { Some(without_cdi.unwrap_or_else(Instant::now)) };
+        let lasted = without_cdi.map_or(Duration::ZERO, |since| since.elapsed());
+        let is_told = is_due(listeners.injection.borrow().as_ref(), &decided, lasted);
+        if is_told {
+            listeners.tell(decided);
+        }
         tokio::select! {
             () = sleep(INTERVAL) => {}
             () = readers.changed() => {}
         }
     }
+}
+
+fn is_by_cdi(injection: &Injection) -> bool {
+    injection.mode == Mode::Cdi && injection.is_possible()
+}
+
+/// Whether a decision counts from now on; CDI has not been possible for as long as `lasted`.
+fn is_due(before: Option<&Injection>, decided: &Injection, lasted: Duration) -> bool {
+    // A runtime that ignores CDI devices lets containers start without any, so that does not wait.
+    !before.is_some_and(is_by_cdi) || is_by_cdi(decided) || decided.reason == CDI_OFF || lasted >= GRACE
 }
 
 impl Listeners {
@@ -100,6 +122,8 @@ struct Follower {
     driver: Option<Edits>,
     /// When a spec was last written for the runtime to read.
     probed: Option<Instant>,
+    /// Whether GPU Operator's spec has been seen.
+    has_management_spec: bool,
 }
 
 impl Follower {
@@ -115,11 +139,12 @@ impl Follower {
             Ok(()) => Cdi::Unknown,
         };
         let vendor_specs = &self.node.settings.injection.vendor_specs;
+        self.has_management_spec |= vendor_specs.has(VendorKind::Management);
         let fleet = self.node.fleet.borrow();
         let of_variable = VariableFacts {
             is_simulated: !fleet.needs_driver,
             toolkit_names_uuid: fleet.gpus.iter().any(|entry| vendor_specs.names(VendorKind::Toolkit, entry.gpu.uuid.as_str())),
-            has_management_spec: vendor_specs.has(VendorKind::Management),
+            has_management_spec: self.has_management_spec,
             own: self.facts.own.clone(),
         };
         let (variable, exposure) = (variable(&of_variable), exposure(&of_variable));
@@ -179,5 +204,34 @@ impl Follower {
             let runs = pods.get(&entry.pod).is_some_and(|pod| pod.stage == Stage::Running);
             runs && entry.answer.cdi_devices.iter().filter_map(|device| name_of(&device.name)).any(is_unread)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    fn injection(mode: Mode, certainty: Certainty, reason: &'static str) -> Injection {
+        Injection { mode, certainty, reason, message: String::new(), exposure: None }
+    }
+
+    /// After CDI was proven: kubelet is told at once of what does not pass by itself, and of the rest when it has lasted.
+    #[rstest]
+    #[case::spec_replaced(injection(Mode::Cdi, Certainty::Impossible, "NoDriverSpec"), 0, false)]
+    #[case::spec_gone(injection(Mode::Cdi, Certainty::Impossible, "NoDriverSpec"), 10, true)]
+    #[case::directory_gone_for_a_moment(injection(Mode::Cdi, Certainty::Impossible, "CdiDirNotWritable"), 9, false)]
+    #[case::variable_would_work_meanwhile(injection(Mode::Envvar, Certainty::Proven, "Variable"), 0, false)]
+    #[case::variable_from_now_on(injection(Mode::Envvar, Certainty::Proven, "Variable"), 10, true)]
+    #[case::cdi_is_off(injection(Mode::Cdi, Certainty::Impossible, "CdiOff"), 0, true)]
+    #[case::unsure(injection(Mode::Cdi, Certainty::Assumed, "CdiAssumed"), 0, true)]
+    fn what_is_told_at_once(#[case] decided: Injection, #[case] seconds: u64, #[case] expected: bool) {
+        let lasted = Duration::from_secs(seconds);
+        let proven = injection(Mode::Cdi, Certainty::Proven, "Cdi");
+        assert_eq!(is_due(Some(&proven), &decided, lasted), expected);
+        assert!(is_due(None, &decided, lasted), "nothing was offered before");
+        let impossible = injection(Mode::Cdi, Certainty::Impossible, "NoDriverSpec");
+        assert!(is_due(Some(&impossible), &decided, lasted));
     }
 }
