@@ -57,7 +57,9 @@ pub(super) fn prepare(node: &NodeState, pod: &NodePod, written: &[Allocated], st
         files.extend(prepared.map_err(|source| Held::Spec { pod: pod.display_name(), source })?);
     }
     if pod.stage != Stage::Running {
-        files.iter().for_each(|file| node.readers.need(file));
+        for file in &files {
+            node.readers.need(file);
+        }
     }
     Ok(files)
 }
