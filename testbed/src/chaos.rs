@@ -5,7 +5,6 @@
 //! processes interleave is not controlled, and no outcome may depend on it.
 
 mod book;
-mod cdi_dir;
 mod ledger;
 mod report;
 mod runner;
@@ -21,13 +20,21 @@ use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-use crate::cluster::default_deploy;
+use crate::cluster::{NodeKind, NodeSpec, RuntimeSpec, default_deploy};
 use crate::console::Console;
 use crate::daemons::Binaries;
 
 pub use book::{Book, Pages};
 pub use report::{Figures, render};
 pub use schedule::{Batch, Meanwhile, Shape, Step, n_admissions, schedule};
+
+/// The nodes of [`Mode::Kinds`]. The hook is where the runtime acts on the variable of images.
+const KINDS: [(NodeKind, RuntimeSpec); 4] = [
+    (NodeKind::VariableWithSpec, RuntimeSpec::RequiredPlugins),
+    (NodeKind::PlainCdi, RuntimeSpec::Plain),
+    (NodeKind::OperatorDefaultRuntime, RuntimeSpec::RequiredPlugins),
+    (NodeKind::Hardened, RuntimeSpec::Plain),
+];
 
 /// How the plugin is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
@@ -39,6 +46,8 @@ pub enum Mode {
     Envvar,
     /// Devices by environment variable, matched by assume timestamp alone: no proof.
     Timestamp,
+    /// Nodes of several kinds, with what the plugin finds out there; their runtimes read changed CDI specs some time later.
+    Kinds,
 }
 
 impl fmt::Display for Mode {
@@ -47,6 +56,7 @@ impl fmt::Display for Mode {
             Self::Cdi => "proof, cdi",
             Self::Envvar => "proof, envvar",
             Self::Timestamp => "assume timestamp alone",
+            Self::Kinds => "proof, kinds of nodes",
         })
     }
 }
@@ -57,13 +67,30 @@ impl Mode {
         match self {
             Self::Cdi => "cdi",
             Self::Envvar | Self::Timestamp => "envvar",
+            Self::Kinds => "auto",
+        }
+    }
+
+    /// How many nodes there are.
+    pub(crate) fn n_nodes(self) -> usize {
+        match self {
+            Self::Cdi | Self::Envvar | Self::Timestamp => 2,
+            Self::Kinds => KINDS.len(),
+        }
+    }
+
+    /// A node of this name, the one at this place.
+    pub(crate) fn node(self, at: usize, name: &str, mib_of_gpus: &[u64]) -> NodeSpec {
+        match KINDS.get(at).filter(|_| self == Self::Kinds) {
+            Some((kind, runtime)) => NodeSpec { runtime: *runtime, ..NodeSpec::of_kind(*kind, name, mib_of_gpus) },
+            None => NodeSpec::new(name, mib_of_gpus),
         }
     }
 
     /// Further flags of the plugin, which serves its metrics at this address.
     pub(crate) fn plugin_args(self, metrics: SocketAddr) -> Vec<String> {
         let more: &[&str] = match self {
-            Self::Cdi => &[],
+            Self::Cdi | Self::Kinds => &[],
             // A pod whose environment is fixed and wrong would be held for ever.
             Self::Envvar => &["--on-mismatch", "evict"],
             Self::Timestamp => &["--identity", "timestamp"],
@@ -85,7 +112,7 @@ pub struct ChaosArgs {
     /// How the plugin is run.
     #[arg(long, value_enum, default_value = "cdi")]
     mode: Mode,
-    /// Run all modes one after the other on the same steps.
+    /// Run the modes cdi, envvar and timestamp one after the other on the same steps.
     #[arg(long, conflicts_with = "mode")]
     compare: bool,
     /// Print the steps and do nothing.
@@ -106,7 +133,7 @@ pub async fn run(args: ChaosArgs) -> Result<bool> {
     }
     let console = Console::new(args.json);
     if args.list {
-        for (idx, step) in schedule(args.seed, args.steps).iter().enumerate() {
+        for (idx, step) in schedule(args.seed, args.steps, args.mode.n_nodes()).iter().enumerate() {
             console.result(&format!("{:4}  {step:?}", idx + 1));
         }
         return Ok(true);
@@ -129,7 +156,7 @@ pub async fn run(args: ChaosArgs) -> Result<bool> {
 /// Takes all steps of a schedule.
 pub async fn one_run(console: &Console, mode: Mode, seed: u64, n_steps: usize, deploy: PathBuf) -> Result<Figures> {
     console.step(&format!("{mode}: starting the testbed"));
-    let steps = schedule(seed, n_steps);
+    let steps = schedule(seed, n_steps, mode.n_nodes());
     let book = Arc::new(Book::default());
     let mut runner = runner::Runner::start(mode, seed, deploy, &book).await?;
     let crashes = runner.crashes().clone();
@@ -145,16 +172,17 @@ pub async fn one_run(console: &Console, mode: Mode, seed: u64, n_steps: usize, d
         })?;
         let pages = book.pages();
         console.step(&format!(
-            "{mode}: step {} of {n_steps}, {} pods admitted, {} wrong, {} killed by us, {} by kubelet",
+            "{mode}: step {} of {n_steps}, {} pods admitted, {} wrong, {} stale, {} killed by us, {} by kubelet",
             idx + 1,
             pages.admitted.len(),
             pages.wrong.len(),
+            pages.stale.len(),
             pages.killed.len(),
             pages.died.len()
         ));
     }
     let took = began.elapsed();
-    let is_clean = book.pages().violations.is_empty() && book.pages().wrong.is_empty();
+    let is_clean = book.pages().is_clean();
     let dir = runner.dir().to_owned();
     let heals = runner.end(!is_clean).await?;
     if !is_clean {

@@ -22,12 +22,14 @@ use crate::kube_scheduler::{Attempt, Configuration, KubeScheduler, Options};
 use crate::manifests;
 use crate::observer::{Condition, Observer, Snapshot};
 
+pub use cdi_dir::CdiDir;
 pub use node::{DriverSpecs, GpuSpec, Health, NodeSpec, RuntimeSpec, SimulatedNode};
 pub use node_kind::{Deployment, NodeKind, OwnContainer, RUNTIME_CLASS};
 pub use webhooks::WebhookSpec;
 
 use webhooks::Webhooks;
 
+mod cdi_dir;
 mod node;
 mod node_kind;
 pub(crate) mod webhooks;

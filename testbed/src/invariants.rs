@@ -10,11 +10,11 @@ use proto::device::{Device, DeviceInfo, SERVES_VENDOR_LABEL, TYPE_GPU};
 use proto::exchange;
 use proto::memory_unit::MemoryUnit;
 use proto::pod::ALL_DEVICES;
-use proto::record::{BIND_TIMESTAMP, DEVICE_ALLOCATED, DeviceAllocations, GPU_DEVICES, MEM_IDX, MEM_POD};
+use proto::record::{BIND_TIMESTAMP, DEVICE_ALLOCATED, DeviceAllocations, GPU_DEVICES, MEM_CONTAINER, MEM_IDX, MEM_POD};
 use proto::resource::{GPU, GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, VENDOR_GPUS};
 
 use crate::kube_scheduler::Amounts;
-use crate::kubelet::DEVICE_NODES;
+use crate::kubelet::{self, DEVICE_NODES};
 use crate::observer::{Snapshot, node_of, phase};
 use crate::printed;
 
@@ -355,6 +355,19 @@ pub async fn sights(client: &Client, snapshot: &Snapshot) -> kube::Result<Vec<Si
         }
     }
     Ok(sights)
+}
+
+/// What shows that the content of a started container's CDI specs was not written for this start; none if nothing does.
+///
+/// The runtime resolves names by what it has read before: a name that had other content, or whose spec is gone, is stale.
+/// And a spec of the right name must say how many memory units this container has.
+pub fn stale_spec(container: &kubelet::Container) -> Option<String> {
+    if let Some(name) = container.stale_devices.first() {
+        return Some(format!("{name} was injected with content that its spec does not have"));
+    }
+    let held = container.devices.get(GPU_MEM).filter(|_| !container.cdi_devices.is_empty())?.len().to_string();
+    let told = container.env.get(MEM_CONTAINER);
+    (told != Some(&held)).then(|| format!("its spec says {MEM_CONTAINER} {told:?}, and it holds {held} units"))
 }
 
 /// A sentence for each container that sees other devices than it should.

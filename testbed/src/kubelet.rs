@@ -89,7 +89,8 @@ pub struct Kubelet {
 
 /// Opens the runtime's socket for plugins, if there is to be one.
 fn listen(config: &KubeletConfig, runtime: &Arc<Runtime>) -> Result<Option<Arc<Nri>>, StartupError> {
-    let open = |path: PathBuf| Nri::listen(&path, Arc::clone(runtime)).map_err(|source| StartupError::Prepare { path, source });
+    let open =
+        |path: PathBuf| Nri::listen(&path, Arc::clone(runtime), config.needs_nri).map_err(|source| StartupError::Prepare { path, source });
     config.has_nri.then(|| open(config.nri_socket()).map(Arc::new)).transpose()
 }
 

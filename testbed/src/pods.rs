@@ -51,6 +51,15 @@ impl PodSpec {
         self
     }
 
+    /// With one more container, of this image, that asks for nothing.
+    #[must_use]
+    pub fn idle(mut self, name: &str, image: &str) -> Self {
+        let mut idle = container(name, &[]);
+        set(&mut idle, "image", json!(image));
+        self.push("containers", idle);
+        self
+    }
+
     /// Only on this node.
     #[must_use]
     pub fn on(mut self, node: &str) -> Self {

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 
 use crate::apiserver::Cluster as Api;
 use crate::invariants::{self, Sight};
-use crate::kubelet::{Admission, Start};
+use crate::kubelet::{Admission, Container, Start};
 
 /// What kubelet waits before it tries to start a container again.
 pub(super) const RETRY: Duration = Duration::from_secs(10);
@@ -41,7 +41,11 @@ pub struct Pages {
     pub n_unknown: usize,
     /// Starts with other devices than the record named, by pod UID, container and turn.
     pub wrong: BTreeSet<(String, String, u32)>,
-    /// Some of them, in words.
+    /// Those of them that see a device which the record does not name.
+    pub sees_more: BTreeSet<(String, String, u32)>,
+    /// Starts with the content of a CDI spec that was not written for them.
+    pub stale: BTreeSet<(String, String, u32)>,
+    /// Some wrong and stale starts, in words.
     pub wrong_quotes: Vec<String>,
     /// Pods that kubelet failed because of an answer of the plugin.
     pub killed: Vec<String>,
@@ -86,6 +90,7 @@ impl Book {
         if let Some(sight) = sight.filter(|sight| sight.sees != sight.should_see) {
             pages.enter_wrong(&container.pod_uid, container.starts, &sight);
         }
+        pages.enter_stale(container);
     }
 
     /// Enters pods as they are now.
@@ -141,8 +146,25 @@ impl Book {
 }
 
 impl Pages {
+    /// Whether nothing is wrong.
+    pub fn is_clean(&self) -> bool {
+        self.violations.is_empty() && self.wrong.is_empty() && self.stale.is_empty()
+    }
+
+    /// Enters a container if the content of its CDI specs was not written for this start.
+    pub fn enter_stale(&mut self, container: &Container) {
+        let Some(what) = invariants::stale_spec(container) else { return };
+        let is_new = self.stale.insert((container.pod_uid.clone(), container.name.clone(), container.starts));
+        if is_new && self.wrong_quotes.len() < QUOTED {
+            self.wrong_quotes.push(format!("step {}: {}/{}: {what}", self.step, container.pod, container.name));
+        }
+    }
+
     /// Enters a container that sees what it should not.
     pub fn enter_wrong(&mut self, uid: &str, turn: u32, sight: &Sight) {
+        if sight.sees.iter().any(|device| !sight.should_see.contains(device)) {
+            self.sees_more.insert((uid.to_owned(), sight.container.clone(), turn));
+        }
         if self.wrong.insert((uid.to_owned(), sight.container.clone(), turn)) && self.wrong_quotes.len() < QUOTED {
             let Sight { pod, container, sees, should_see } = sight;
             self.wrong_quotes.push(format!("step {}: {pod}/{container} sees {sees:?}, its record names {should_see:?}", self.step));
@@ -177,4 +199,62 @@ fn kind_of(refusal: &str) -> String {
     let words: Vec<&str> =
         text.split_whitespace().filter(|word| !word.contains(['/', '=', '"', '-']) && !word.contains(char::is_numeric)).collect();
     words.into_iter().take(9).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proto::record::MEM_CONTAINER;
+    use proto::resource::GPU_MEM;
+
+    use super::*;
+    use crate::kubelet::{ContainerKind, RunState};
+
+    fn sight(sees: &[&str], should_see: &[&str]) -> Sight {
+        let names = |list: &[&str]| list.iter().map(|name| (*name).to_owned()).collect();
+        Sight { pod: "default/p".to_owned(), container: "c".to_owned(), sees: names(sees), should_see: names(should_see) }
+    }
+
+    /// A container by CDI that holds two memory units.
+    fn container(stale_devices: &[&str], units: &str) -> Container {
+        Container {
+            namespace: "default".to_owned(),
+            pod: "p".to_owned(),
+            pod_uid: "u".to_owned(),
+            name: "c".to_owned(),
+            kind: ContainerKind::App,
+            state: RunState::Waiting { reason: String::new(), message: String::new() },
+            starts: 1,
+            env: BTreeMap::from([(MEM_CONTAINER.to_owned(), units.to_owned())]),
+            devices: BTreeMap::from([(GPU_MEM.to_owned(), vec!["a".to_owned(), "b".to_owned()])]),
+            cdi_devices: vec!["gpushare.dev/gpu=x".to_owned()],
+            stale_devices: stale_devices.iter().map(|name| (*name).to_owned()).collect(),
+            device_nodes: Vec::new(),
+            mounts: Vec::new(),
+            hooks: Vec::new(),
+            gpus: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn the_row_of_containers_that_see_more_can_fail() {
+        let mut pages = Pages::default();
+        pages.enter_wrong("u", 1, &sight(&[], &["GPU-a"]));
+        assert_eq!((pages.wrong.len(), pages.sees_more.len()), (1, 0), "too few is wrong, and not more");
+        pages.enter_wrong("u", 2, &sight(&["GPU-a", "GPU-b"], &["GPU-a"]));
+        pages.enter_wrong("other", 1, &sight(&["GPU-a"], &[]));
+        assert_eq!((pages.wrong.len(), pages.sees_more.len(), pages.is_clean()), (3, 2, false));
+    }
+
+    #[test]
+    fn the_row_of_stale_specs_can_fail() {
+        let mut pages = Pages::default();
+        pages.enter_stale(&container(&[], "2"));
+        assert!(pages.is_clean(), "{:?}", pages.wrong_quotes);
+        pages.enter_stale(&container(&["gpushare.dev/gpu=x"], "2"));
+        pages.enter_stale(&Container { starts: 2, ..container(&[], "3") });
+        assert_eq!((pages.stale.len(), pages.is_clean()), (2, false));
+        assert_eq!(pages.wrong_quotes.len(), 2, "{:?}", pages.wrong_quotes);
+    }
 }

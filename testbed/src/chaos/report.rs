@@ -26,6 +26,10 @@ pub struct Figures {
     pub unknown: usize,
     /// Starts with other devices than recorded.
     pub wrong: usize,
+    /// Those of them that see a device which is not recorded.
+    pub sees_more: usize,
+    /// Starts with the content of a CDI spec that was not written for them.
+    pub stale: usize,
     /// Pods killed for good by an answer of the plugin.
     pub killed: usize,
     /// Pods that the plugin evicted.
@@ -61,6 +65,8 @@ impl Figures {
             starts: pages.n_starts,
             unknown: pages.n_unknown,
             wrong: pages.wrong.len(),
+            sees_more: pages.sees_more.len(),
+            stale: pages.stale.len(),
             killed: pages.killed.len(),
             evicted: pages.evicted.len(),
             died: pages.died.len(),
@@ -76,8 +82,9 @@ impl Figures {
 
     /// Whether the run kept what its mode promises.
     pub fn is_ok(&self) -> bool {
-        let is_right = self.wrong == 0 && self.unknown == 0;
-        self.violations.is_empty() && (self.mode == Mode::Timestamp || is_right) && (self.mode != Mode::Cdi || self.killed == 0)
+        let is_right = self.wrong == 0 && self.sees_more == 0 && self.stale == 0 && self.unknown == 0;
+        let may_kill = matches!(self.mode, Mode::Envvar | Mode::Timestamp);
+        self.violations.is_empty() && (self.mode == Mode::Timestamp || is_right) && (may_kill || self.killed == 0)
     }
 
     /// What a count would be in 100,000 admissions, and the count.
@@ -116,6 +123,8 @@ pub fn render(runs: &[Figures]) -> String {
         rows.add_row(std::iter::once(name.to_owned()).chain(runs.iter().map(cell)));
     };
     row("containers started with a wrong device", &|run| run.scaled(run.wrong));
+    row("containers that saw more than their record", &|run| run.scaled(run.sees_more));
+    row("containers started with a stale spec", &|run| run.scaled(run.stale));
     row("pods killed for good by us", &|run| run.scaled(run.killed + run.evicted));
     row("pods killed by kubelet alone", &|run| run.scaled(run.died));
     for (outcome, name) in HEALS {

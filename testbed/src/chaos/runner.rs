@@ -13,10 +13,9 @@ use tokio::time::Instant;
 
 use super::Mode;
 use super::book::Book;
-use super::cdi_dir::CdiDir;
 use super::ledger;
-use super::schedule::{N_GPUS, N_NODES, Step, UNITS_PER_GPU};
-use crate::cluster::{Cluster, NodeSpec, SimulatedNode, Spec, free_address};
+use super::schedule::{N_GPUS, Step, UNITS_PER_GPU};
+use crate::cluster::{CdiDir, Cluster, NodeSpec, SimulatedNode, Spec, free_address};
 use crate::daemons::Crashes;
 use crate::http_client::HttpClient;
 use crate::invariants::{self, Sight};
@@ -45,6 +44,7 @@ pub(super) struct Runner {
     n_admissions_seen: Vec<usize>,
     /// Pods that nobody here has deleted.
     wanted: BTreeSet<String>,
+    mode: Mode,
 }
 
 fn node_name(node: usize) -> String {
@@ -58,15 +58,15 @@ fn pod_name(number: usize) -> String {
 impl Runner {
     /// Starts the cluster.
     pub(super) async fn start(mode: Mode, seed: u64, deploy: std::path::PathBuf, book: &Arc<Book>) -> Result<Self> {
-        let metrics = (0..N_NODES).map(|_| free_address()).collect::<Result<Vec<_>>>()?;
+        let metrics = (0..mode.n_nodes()).map(|_| free_address()).collect::<Result<Vec<_>>>()?;
         let gpus: Vec<u64> = (0..N_GPUS).map(|_| UNITS_PER_GPU * 1024).collect();
         let nodes = metrics.iter().enumerate().map(|(idx, address)| {
             let (name, book) = (node_name(idx), Arc::clone(book));
-            let node = NodeSpec::new(&name, &gpus);
+            let node = mode.node(idx, &name, &gpus);
             NodeSpec {
                 started: StartHook::new(move |start| book.started(&name, start)),
                 inject: mode.inject(),
-                plugin_args: mode.plugin_args(*address),
+                plugin_args: node.plugin_args.iter().cloned().chain(mode.plugin_args(*address)).collect(),
                 disk_may_be_full: true,
                 // A real kubelet waits ten seconds; the book counts them in.
                 delays: Delays { start_retry: Duration::from_millis(100), ..node.delays },
@@ -86,8 +86,9 @@ impl Runner {
             metrics,
             heals: BTreeMap::new(),
             cdi,
-            n_admissions_seen: vec![0; N_NODES],
+            n_admissions_seen: vec![0; mode.n_nodes()],
             wanted: BTreeSet::new(),
+            mode,
         })
     }
 
@@ -118,7 +119,7 @@ impl Runner {
                 self.until_offered(*node).await?;
             }
             Step::WipeCdi(node, numbers) => {
-                self.cdi(*node)?.wipe()?;
+                self.wipe_cdi(*node)?;
                 self.crash(numbers).await?;
             }
         }
@@ -127,6 +128,12 @@ impl Runner {
 
     fn node(&mut self, node: usize) -> Result<&mut SimulatedNode> {
         self.cluster.node(&node_name(node))
+    }
+
+    /// All CDI specs of a node disappear; the vendor's services write theirs again.
+    fn wipe_cdi(&mut self, node: usize) -> Result<()> {
+        self.cdi(node)?.wipe()?;
+        self.node(node)?.write_vendor_specs()
     }
 
     fn cdi(&self, node: usize) -> Result<&CdiDir> {
@@ -284,7 +291,7 @@ impl Runner {
 
     /// Ends the run; what the plugins did about differences, by outcome.
     pub(super) async fn end(mut self, keep_files: bool) -> Result<BTreeMap<String, u64>> {
-        for node in 0..N_NODES {
+        for node in 0..self.mode.n_nodes() {
             self.count_heals(node).await;
         }
         self.cluster.keep_files(keep_files);

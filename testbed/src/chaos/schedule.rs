@@ -10,8 +10,6 @@ use serde::Serialize;
 
 use crate::kubelet::OrderRule;
 
-/// Nodes of the cluster.
-pub(super) const N_NODES: usize = 2;
 /// GPUs of each node.
 pub(super) const N_GPUS: u64 = 8;
 /// Memory units (GiB) of each GPU.
@@ -150,20 +148,21 @@ struct Placed {
 
 /// The books of a schedule in the making.
 struct Books {
+    n_nodes: usize,
     dice: StdRng,
     n_pods: usize,
     placed: Vec<Placed>,
 }
 
-/// The steps of a run.
-pub fn schedule(seed: u64, n_steps: usize) -> Vec<Step> {
-    let mut books = Books { dice: StdRng::seed_from_u64(seed), n_pods: 0, placed: Vec::new() };
+/// The steps of a run on so many nodes.
+pub fn schedule(seed: u64, n_steps: usize, n_nodes: usize) -> Vec<Step> {
+    let mut books = Books { n_nodes, dice: StdRng::seed_from_u64(seed), n_pods: 0, placed: Vec::new() };
     (0..n_steps).map(|_| books.step()).collect()
 }
 
 impl Books {
     fn step(&mut self) -> Step {
-        let node = self.dice.random_range(0..N_NODES);
+        let node = self.dice.random_range(0..self.n_nodes);
         if self.used(node) > MOST_UNITS * 2 / 3 || self.on(node).len() > MOST_PODS_OF_NODE - MOST_PODS {
             return Step::Delete(self.remove_some(node));
         }
@@ -284,16 +283,18 @@ mod tests {
 
     use super::*;
 
+    const N_NODES: usize = 2;
+
     #[test]
     fn the_seed_decides_everything() {
-        assert_eq!(schedule(7, 200), schedule(7, 200));
-        assert_ne!(schedule(7, 200), schedule(8, 200));
-        assert_eq!(schedule(7, 200)[..50], schedule(7, 50), "a longer run begins as a shorter one");
+        assert_eq!(schedule(7, 200, N_NODES), schedule(7, 200, N_NODES));
+        assert_ne!(schedule(7, 200, N_NODES), schedule(8, 200, N_NODES));
+        assert_eq!(schedule(7, 200, N_NODES)[..50], schedule(7, 50, N_NODES), "a longer run begins as a shorter one");
     }
 
     #[test]
     fn everything_happens_in_a_run_of_some_length() {
-        let steps = schedule(1, 2000);
+        let steps = schedule(1, 2000, N_NODES);
         let batches: Vec<&Batch> = steps.iter().filter_map(|step| if let Step::Batch(batch) = step { Some(batch) } else { None }).collect();
         let meanwhile: std::collections::BTreeSet<String> = batches.iter().map(|batch| format!("{:?}", batch.meanwhile)).collect();
         assert_eq!(meanwhile.len(), 18, "{meanwhile:?}");
@@ -308,7 +309,7 @@ mod tests {
         #[test]
         fn no_node_is_ever_overfull_and_only_pods_that_exist_are_touched(seed: u64) {
             let mut pods = BTreeMap::new();
-            for step in schedule(seed, 100) {
+            for step in schedule(seed, 100, N_NODES) {
                 match step {
                     Step::Batch(batch) => {
                         prop_assert!(batch.deleted.iter().all(|number| batch.pods.contains(number)));

@@ -72,6 +72,9 @@ pub enum RuntimeSpec {
     Plain,
     /// Its plugins (NRI), of which our device plugin is one.
     Plugins,
+    /// The same; while our device plugin is away it makes no container, as containerd with NRI's default validator and
+    /// `required_plugins`.
+    RequiredPlugins,
 }
 
 /// A node to be started.
@@ -203,7 +206,8 @@ impl SimulatedNode {
             delays: spec.delays,
             started: spec.started.clone(),
             allocated_resources_status: spec.allocated_resources_status,
-            has_nri: spec.runtime == RuntimeSpec::Plugins,
+            has_nri: spec.runtime != RuntimeSpec::Plain,
+            needs_nri: spec.runtime == RuntimeSpec::RequiredPlugins,
             runtime: spec.container_runtime.clone(),
             cdi_dirs: vec![node_dir.join("etc-cdi"), node_dir.join("cdi")],
             log: Arc::new(move |namespace, pod, container, text| cluster.append_log(namespace, pod, container, &text)),
@@ -396,7 +400,7 @@ fn plugin_invocation(
         ("--probe-interval", "200ms".to_owned()),
         ("--recovery-quiet", "1s".to_owned()),
     ];
-    let hook = (spec.runtime == RuntimeSpec::Plugins).then(|| ("--nri-socket", node_dir.join("nri.sock").display().to_string()));
+    let hook = (spec.runtime != RuntimeSpec::Plain).then(|| ("--nri-socket", node_dir.join("nri.sock").display().to_string()));
     let args = flags.into_iter().chain(hook).flat_map(|(flag, value)| [flag.to_owned(), value]).chain(spec.plugin_args.clone());
     let (name, log) = (format!("gpushare-device-plugin of {}", spec.name), node_dir.join("device-plugin.log"));
     let program = binaries.device_plugin.clone();

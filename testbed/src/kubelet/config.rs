@@ -53,6 +53,8 @@ pub struct KubeletConfig {
     pub allocated_resources_status: bool,
     /// Whether the container runtime has plugins of its own, which are asked before it makes a container.
     pub has_nri: bool,
+    /// Whether the container runtime makes no container while none of them is there.
+    pub needs_nri: bool,
     /// The container runtime.
     pub runtime: RuntimeConfig,
     /// The GPUs that the driver of this machine lists, which a test may change.
@@ -127,6 +129,7 @@ impl KubeletConfig {
             delays: Delays::default(),
             allocated_resources_status: true,
             has_nri: false,
+            needs_nri: false,
             runtime: RuntimeConfig::default(),
             gpus: MachineGpus::default(),
         }

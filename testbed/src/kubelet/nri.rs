@@ -39,6 +39,8 @@ const PART: usize = 2;
 pub(crate) enum Unmade {
     #[error("failed to get NRI adjustment for container: rpc error: code = {} desc = {}", .0.code, .0.message)]
     Refused(Status),
+    #[error("failed to validate NRI adjustment: a required plugin is not present")]
+    Missing,
 }
 
 /// The runtime's side of the interface.
@@ -46,12 +48,14 @@ pub(crate) enum Unmade {
 pub(crate) struct Nri {
     plugins: Arc<Mutex<Vec<Plugin>>>,
     n_registered: watch::Receiver<usize>,
+    /// Whether no container is made while no plugin is there.
+    is_required: bool,
     _accepting: AbortOnDropHandle<()>,
 }
 
 impl Nri {
     /// Listens for plugins, replacing what is there.
-    pub(crate) fn listen(path: &Path, runtime: Arc<Runtime>) -> io::Result<Self> {
+    pub(crate) fn listen(path: &Path, runtime: Arc<Runtime>, is_required: bool) -> io::Result<Self> {
         socket::remove(path)?;
         let listener = UnixListener::bind(path)?;
         let plugins = Arc::new(Mutex::new(Vec::new()));
@@ -71,7 +75,7 @@ impl Nri {
                 });
             }
         };
-        Ok(Self { plugins, n_registered, _accepting: AbortOnDropHandle::new(tokio::spawn(accepting)) })
+        Ok(Self { plugins, n_registered, is_required, _accepting: AbortOnDropHandle::new(tokio::spawn(accepting)) })
     }
 
     /// Waits until plugins have registered so many times.
@@ -100,6 +104,9 @@ impl Nri {
             plugins.push(plugin);
         }
         plugins.extend(left);
+        if self.is_required && plugins.is_empty() {
+            return Err(Unmade::Missing);
+        }
         made.map(|()| container)
     }
 }

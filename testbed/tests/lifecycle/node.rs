@@ -1,11 +1,10 @@
 //! A node's plugin replaced or told otherwise, its GPUs changed, its disk unusable, the machine rebooted.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use proto::resource::{GPU_MEM, GPU_MEMORY};
-use testbed::cluster::{Cluster, GpuSpec, NodeSpec, Spec};
+use testbed::cluster::{CdiDir, Cluster, GpuSpec, NodeSpec, Spec};
 use testbed::invariants;
 use testbed::kubelet::{Kubelet, RunState};
 use testbed::observer::{Snapshot, phase, unscheduled_because};
@@ -127,28 +126,18 @@ async fn gpus_come_and_go() -> Result<()> {
     verify(&cluster).await
 }
 
-/// Who may be root is not kept from writing by permissions; a file in place of the directory keeps everybody from it.
-struct Blocked(PathBuf);
-
-impl Blocked {
-    fn cdi_dir(kubelet: &Kubelet) -> Result<Self> {
-        let dir = kubelet.config().cdi_dirs.last().context("no directory of CDI specs")?.clone();
-        std::fs::rename(&dir, dir.with_extension("aside"))?;
-        std::fs::write(&dir, "not a directory")?;
-        Ok(Self(dir))
-    }
-
-    fn unblock(self) -> Result<()> {
-        std::fs::remove_file(&self.0)?;
-        Ok(std::fs::rename(self.0.with_extension("aside"), &self.0)?)
-    }
+/// Makes the directory of CDI specs of a node unusable.
+fn block(kubelet: &Kubelet) -> Result<CdiDir> {
+    let dir = CdiDir::of(kubelet.config())?;
+    dir.block()?;
+    Ok(dir)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_can_be_written_where_cdi_specs_are() -> Result<()> {
     let (mut cluster, pods) = cluster_of(NodeSpec { inject: "cdi", ..node_of(1) }).await?;
     run(&cluster, &pods, "before", 4).await?;
-    let blocked = Blocked::cdi_dir(cluster.node("n1")?.kubelet())?;
+    let blocked = block(cluster.node("n1")?.kubelet())?;
     until_told(&cluster, "n1", "GPUInjectionImpossible").await?;
     waits(&cluster, &pods, "meanwhile", 4).await?;
     blocked.unblock()?;
@@ -157,7 +146,7 @@ async fn nothing_can_be_written_where_cdi_specs_are() -> Result<()> {
 
     // A plugin that does without; what was given by CDI before still needs it.
     let node = cluster.node("n1")?;
-    let blocked = Blocked::cdi_dir(node.kubelet())?;
+    let blocked = block(node.kubelet())?;
     let n_before = node.kubelet().n_registrations();
     node.restart_plugin_with("--inject", "envvar").await?;
     until_registered(&mut cluster, n_before).await?;

@@ -9,6 +9,7 @@ use proto::resource::{GPU_CORE, GPU_MEM, GPU_MEMORY_RATIO, GPU_SHARED};
 
 use super::{DEADLINE, Runner, node_name, pod_name};
 use crate::apiserver::{Fault, HeldWatches, Injected, Matching};
+use crate::chaos::Mode;
 use crate::chaos::schedule::{Batch, Meanwhile, Shape};
 use crate::cluster::{PLUGIN_USER, SCHEDULER_USER};
 use crate::kubelet::Kubelet;
@@ -64,6 +65,8 @@ impl Runner {
     async fn create(&self, batch: &Batch) -> Result<()> {
         let creations = batch.pods.iter().map(|number| {
             let spec = pod_spec(&pod_name(*number), batch.shape).on(&node_name(batch.node));
+            // Its image asks for all GPUs, and it for none.
+            let spec = if self.mode == Mode::Kinds { spec.idle("idle", "nvidia/cuda:12.4.1-base") } else { spec };
             let pods = self.pods.clone();
             async move { pods.create(&spec).await }
         });
@@ -140,7 +143,7 @@ impl Runner {
             }
             Meanwhile::CdiBlocked => self.cdi(batch.node)?.block()?,
             Meanwhile::DiskFull => self.fill_disk(batch.node, true).await?,
-            Meanwhile::CdiWiped => self.cdi(batch.node)?.wipe()?,
+            Meanwhile::CdiWiped => self.wipe_cdi(batch.node)?,
             _ => {}
         }
         Ok(())
