@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use proto::device::CONDITION_HEALTHY;
 use proto::resource::{GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO};
 use serde_json::{Value, json};
 
@@ -112,9 +113,14 @@ async fn edit(world: &mut World, idx: usize, devices: &Value) -> Result<()> {
     world.until_running(&["holder-0", "holder-1"]).await
 }
 
+/// The devices of the object, without the conditions that change when a first container shows that injection works.
 fn device(world: &mut World) -> Result<Value> {
     let device = world.cluster()?.api().cluster().get(DEVICES, "", EDITED)?;
-    Ok(device.pointer("/spec/devices").cloned().unwrap_or_default())
+    let mut devices = device.pointer("/spec/devices").cloned().unwrap_or_default();
+    for conditions in devices.as_array_mut().into_iter().flatten().filter_map(|device| device.get_mut("conditions")?.as_array_mut()) {
+        conditions.retain(|condition| condition.get("type").and_then(Value::as_str) == Some(CONDITION_HEALTHY));
+    }
+    Ok(devices)
 }
 
 /// Past the schema, which may be older or somebody else's.
