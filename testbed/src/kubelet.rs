@@ -17,6 +17,7 @@ mod dice;
 mod endpoint;
 mod fit;
 mod held;
+mod injector;
 mod node;
 mod nri;
 pub mod nvidia_runtime;
@@ -49,9 +50,9 @@ pub use process::StartupError;
 pub use runtime::{Container, DEVICE_NODES, RunState};
 
 use admission::AdmissionLog;
-use cdi::CdiCache;
 use claims::Claims;
 use config::Hold;
+use injector::Injector;
 use nri::Nri;
 use pod_worker::Command;
 use process::{Lasting, Process};
@@ -94,9 +95,9 @@ fn listen(config: &KubeletConfig, runtime: &Arc<Runtime>) -> Result<Option<Arc<N
     config.has_nri.then(|| open(config.nri_socket()).map(Arc::new)).transpose()
 }
 
-/// Starts the runtime's cache of CDI specs, if it has one.
-fn cache(config: &KubeletConfig) -> Result<Option<Arc<CdiCache>>, StartupError> {
-    let start = || CdiCache::start(config.cdi_dirs.clone(), config.runtime.refresh, config.seed).map(Arc::new);
+/// Starts the runtime's side of CDI, if it has one.
+fn injector(config: &KubeletConfig) -> Result<Option<Arc<Injector>>, StartupError> {
+    let start = || Injector::start(config).map(Arc::new);
     (config.runtime.cdi == CdiSupport::On).then(start).transpose().map_err(StartupError::Watch)
 }
 
@@ -111,7 +112,7 @@ impl Kubelet {
         let runtime = Arc::new(Runtime::new(changed.clone()));
         let lasting = Lasting {
             nri: listen(&config, &runtime)?,
-            specs: cache(&config)?,
+            injector: injector(&config)?,
             config: Arc::new(config),
             runtime,
             admissions: Arc::new(AdmissionLog::empty()),

@@ -25,6 +25,7 @@ mod fleet;
 mod floor;
 mod growth;
 mod histogram;
+mod injection;
 mod line;
 mod order;
 mod questions;
@@ -34,6 +35,7 @@ pub use admission::{AdmissionArgs, admission};
 pub use bind::BindArgs;
 pub use filter::FilterArgs;
 use histogram::Histogram;
+pub use injection::{Injected, InjectionArgs, injection};
 pub use schedule::ScheduleArgs;
 
 /// `testbed load`.
@@ -56,6 +58,8 @@ enum Load {
     Schedule(ScheduleArgs),
     /// Let one node's kubelet admit and start pods as fast as it goes.
     Admission(AdmissionArgs),
+    /// Let containerd's own code inject what the plugin writes, in bursts of starts on nodes that are full.
+    Injection(InjectionArgs),
 }
 
 /// Runs the load; true if all answers were as they should be.
@@ -66,6 +70,7 @@ pub async fn run(args: LoadArgs) -> Result<bool> {
         Load::Bind(args) => bind::run(&console, &args).await.map(|()| true),
         Load::Schedule(args) => schedule::run(&console, &args).await.map(|()| true),
         Load::Admission(args) => admission::run(&console, &args).await,
+        Load::Injection(args) => injection::run(&console, &args).await,
     }
 }
 

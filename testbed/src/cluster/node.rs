@@ -1,6 +1,6 @@
 //! One simulated node: a kubelet, a file of GPUs, and the real device plugin as a process.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,6 +60,8 @@ pub enum DriverSpecs {
     Missing,
     /// The spec of NVIDIA's toolkit, which names each GPU.
     Toolkit,
+    /// The same, as long as it is on a real node: with every library, program and hook of a driver.
+    LongToolkit,
     /// The spec of GPU Operator, which names all of them as one.
     Management,
 }
@@ -106,6 +108,10 @@ pub struct NodeSpec {
     pub container_runtime: RuntimeConfig,
     /// The vendor's CDI specs on it. Containers need the driver on a node that is to have some.
     pub driver: DriverSpecs,
+    /// The binary of its plugin if it is another version's; it gets the flags that its `--help` names.
+    pub plugin: Option<PathBuf>,
+    /// The program `cdi-injector`, if containerd's own code is to inject CDI devices in place of the testbed's model.
+    pub cdi_injector: Option<PathBuf>,
     /// Further flags of its plugin.
     pub plugin_args: Vec<String>,
     /// The value of `NVIDIA_VISIBLE_DEVICES` in its plugin's own container, which is unprivileged; none for a process that has
@@ -145,6 +151,8 @@ impl NodeSpec {
             // Most nodes: NVIDIA's runtime handles every pod, and the runtime before it takes CDI devices too.
             container_runtime: RuntimeConfig { nvidia: Some(NvidiaRuntime::of_mode(RuntimeMode::Legacy)), ..RuntimeConfig::default() },
             driver: DriverSpecs::default(),
+            plugin: None,
+            cdi_injector: None,
             plugin_args: Vec::new(),
             plugin_variable: None,
             others: Vec::new(),
@@ -185,6 +193,7 @@ pub struct SimulatedNode {
     vendor: Option<VendorPlugin>,
     vendor_minors: Vec<u32>,
     kubelet: Kubelet,
+    _cdi_injector: Option<Daemon>,
 }
 
 impl SimulatedNode {
@@ -214,15 +223,36 @@ impl SimulatedNode {
             ..KubeletConfig::new(&spec.name, &node_dir, client)
         };
         config.capacity.insert("pods".to_owned(), spec.max_pods.to_string());
+        let cdi_injector = match &spec.cdi_injector {
+            Some(program) => {
+                let socket = node_dir.join("cdi-injector.sock");
+                config.cdi_injector = Some(socket.clone());
+                Some(Daemon::start(injector_invocation(&spec.name, program, &socket, &config.cdi_dirs, &node_dir), crashes)?)
+            }
+            None => None,
+        };
         let plugin_dir = config.plugin_dir();
         let machine = Machine { dir: node_dir.clone(), gpus: config.gpus.clone() };
         machine.set(&spec)?;
         let kubelet = Kubelet::start(config).with_context(|| format!("cannot start the kubelet of {}", spec.name))?;
         let inventory = machine.inventory();
         let kubeconfig = user_kubeconfig(api, &node_dir, PLUGIN_USER, &[])?;
-        let invocation = plugin_invocation(&spec, binaries, &plugin_dir, &inventory, &kubeconfig, &node_dir);
+        let mut invocation = plugin_invocation(&spec, binaries, &plugin_dir, &inventory, &kubeconfig, &node_dir);
+        if let Some(program) = &spec.plugin {
+            invocation = of_another_version(invocation, program).await?;
+        }
         let plugin = if spec.has_plugin { Some(Daemon::start(invocation.clone(), crashes)?) } else { None };
-        Ok(Self { spec, machine, invocation, crashes: crashes.clone(), plugin, vendor: None, vendor_minors: Vec::new(), kubelet })
+        Ok(Self {
+            spec,
+            machine,
+            invocation,
+            crashes: crashes.clone(),
+            plugin,
+            vendor: None,
+            vendor_minors: Vec::new(),
+            kubelet,
+            _cdi_injector: cdi_injector,
+        })
     }
 
     /// Its name.
@@ -430,6 +460,33 @@ fn is_privileged() -> bool {
     effective.is_some_and(|mask| mask >> CAP_SYS_ADMIN & 1 == 1)
 }
 
+fn injector_invocation(node: &str, program: &Path, socket: &Path, dirs: &[PathBuf], node_dir: &Path) -> Invocation {
+    let dirs: Vec<String> = dirs.iter().map(|dir| dir.display().to_string()).collect();
+    let args = vec![socket.display().to_string(), dirs.join(",")];
+    Invocation { name: format!("cdi-injector of {node}"), program: program.to_owned(), args, log: node_dir.join("cdi-injector.log") }
+}
+
+/// The same with another version's binary, and the flags that it knows.
+async fn of_another_version(invocation: Invocation, program: &Path) -> Result<Invocation> {
+    let asked = tokio::process::Command::new(program).arg("--help").output().await;
+    let help = asked.with_context(|| format!("cannot run {} --help", program.display()))?.stdout;
+    let args = known_flags(&invocation.args, &String::from_utf8_lossy(&help));
+    Ok(Invocation { program: program.to_owned(), args, ..invocation })
+}
+
+/// The flags that a help text names, with their values.
+fn known_flags(args: &[String], help: &str) -> Vec<String> {
+    let words: HashSet<&str> = help.split_whitespace().collect();
+    let mut is_known = true;
+    let keeps = |arg: &&String| {
+        if arg.starts_with("--") {
+            is_known = words.contains(arg.as_str());
+        }
+        is_known
+    };
+    args.iter().filter(keeps).cloned().collect()
+}
+
 /// The files of a node's machine: the plugin's inventory, device nodes, and the vendor's CDI specs.
 #[derive(Debug)]
 struct Machine {
@@ -462,7 +519,8 @@ impl Machine {
     /// Writes what the vendor's services write when the machine starts, where they do it.
     fn write_vendor_specs(&self, spec: &NodeSpec) -> Result<()> {
         let (file, document) = match spec.driver {
-            DriverSpecs::Toolkit => ("nvidia.json", toolkit_spec(spec)),
+            DriverSpecs::Toolkit => ("nvidia.json", toolkit_spec(spec, &driver_edits())),
+            DriverSpecs::LongToolkit => ("nvidia.json", toolkit_spec(spec, &long_driver_edits())),
             DriverSpecs::Management => ("management.nvidia.com-gpu.json", management_spec(spec)),
             DriverSpecs::NotNeeded | DriverSpecs::Missing => return Ok(()),
         };
@@ -496,20 +554,22 @@ fn inventory(spec: &NodeSpec) -> Value {
         entry
     };
     let gpus: Vec<Value> = spec.gpus.iter().map(entry).collect();
-    let needs_driver = spec.driver != DriverSpecs::NotNeeded;
-    let mut document = json!({"driverVersion": DRIVER_VERSION, "needsDriver": needs_driver, "gpus": gpus, "devices": spec.others});
+    let mut document = json!({"driverVersion": DRIVER_VERSION, "gpus": gpus, "devices": spec.others});
+    // Versions that ask nothing of the node's driver do not know this field.
+    if spec.plugin.is_none() {
+        crate::pods::set(&mut document, "needsDriver", json!(spec.driver != DriverSpecs::NotNeeded));
+    }
     document.as_object_mut().into_iter().for_each(|document| document.extend(spec.machine.clone()));
     document
 }
 
 /// What nvidia-ctk writes of such a machine, as far as a recorded container shows it.
-fn toolkit_spec(spec: &NodeSpec) -> Value {
-    let gpu =
-        |name: String, minor: u32| json!({"name": name, "containerEdits": {"deviceNodes": [{"path": format!("/dev/nvidia{minor}")}]}});
+fn toolkit_spec(spec: &NodeSpec, driver: &Value) -> Value {
+    let gpu = |name: String, minor: u32| json!({"name": name, "containerEdits": {"deviceNodes": [character_device(&format!("/dev/nvidia{minor}"), minor)]}});
     let by_uuid = spec.gpus.iter().map(|own| gpu(own.uuid.clone(), own.minor));
     let by_index = spec.gpus.iter().enumerate().map(|(at, own)| gpu(at.to_string(), own.minor));
     let devices: Vec<Value> = by_uuid.chain(by_index).chain([all(spec)]).collect();
-    json!({"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "containerEdits": driver_edits(), "devices": devices})
+    json!({"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "containerEdits": driver, "devices": devices})
 }
 
 /// What GPU Operator writes.
@@ -531,4 +591,66 @@ fn driver_edits() -> Value {
         "mounts": [{"hostPath": library, "containerPath": library}],
         "hooks": [{"hookName": "createContainer", "path": "/usr/bin/nvidia-cdi-hook", "args": ["nvidia-cdi-hook", "update-ldcache"]}],
     })
+}
+
+/// A device node that need not be there to be injected.
+fn character_device(path: &str, minor: u32) -> Value {
+    json!({"path": path, "type": "c", "major": 195, "minor": minor})
+}
+
+/// What a driver with graphics brings to a container, so that a spec is as long as nvidia-ctk's: some 17 kB.
+fn long_driver_edits() -> Value {
+    const LIBRARIES: &str = "libEGL_nvidia libGLESv1_CM_nvidia libGLESv2_nvidia libGLX_nvidia libcuda libcudadebugger \
+        libnvcuvid libnvidia-allocator libnvidia-api libnvidia-cfg libnvidia-egl-gbm libnvidia-egl-wayland libnvidia-eglcore \
+        libnvidia-encode libnvidia-fbc libnvidia-glcore libnvidia-glsi libnvidia-glvkspirv libnvidia-gpucomp libnvidia-gtk3 \
+        libnvidia-ml libnvidia-ngx libnvidia-nscq libnvidia-nvvm libnvidia-opencl libnvidia-opticalflow libnvidia-pkcs11-openssl3 \
+        libnvidia-pkcs11 libnvidia-ptxjitcompiler libnvidia-rtcore libnvidia-sandboxutils libnvidia-tls libnvidia-vksc-core \
+        libnvidia-wayland-client libnvoptix libvdpau_nvidia libnvidia-present";
+    const FILES: &str = "/lib/firmware/nvidia/550.54.15/gsp_ga10x.bin /lib/firmware/nvidia/550.54.15/gsp_tu10x.bin \
+        /usr/bin/nvidia-cuda-mps-control /usr/bin/nvidia-cuda-mps-server /usr/bin/nvidia-debugdump /usr/bin/nvidia-persistenced \
+        /usr/bin/nvidia-smi /usr/share/nvidia/nvoptix.bin /etc/vulkan/icd.d/nvidia_icd.json \
+        /etc/vulkan/implicit_layer.d/nvidia_layers.json /usr/share/egl/egl_external_platform.d/10_nvidia_wayland.json \
+        /usr/share/egl/egl_external_platform.d/15_nvidia_gbm.json /usr/share/glvnd/egl_vendor.d/10_nvidia.json \
+        /usr/share/X11/xorg.conf.d/10-nvidia.conf /run/nvidia-persistenced/socket";
+    const DIR: &str = "/usr/lib/x86_64-linux-gnu";
+    let libraries = LIBRARIES.split_whitespace().map(|name| format!("{DIR}/{name}.so.{DRIVER_VERSION}"));
+    let files = libraries.chain(FILES.split_whitespace().map(str::to_owned));
+    let options = ["ro", "nosuid", "nodev", "rbind", "rprivate"];
+    let mounts: Vec<Value> = files.map(|path| json!({"hostPath": path, "containerPath": path, "options": options})).collect();
+    let hook = |arguments: &[&str]| {
+        let args: Vec<&str> = ["nvidia-cdi-hook"].iter().chain(arguments).copied().collect();
+        let env = ["NVIDIA_CTK_DEBUG=false"];
+        json!({"hookName": "createContainer", "path": "/usr/bin/nvidia-cdi-hook", "args": args, "env": env})
+    };
+    let links =
+        ["libcuda.so.1::libcuda.so", "libnvidia-opticalflow.so.1::libnvidia-opticalflow.so", "libGLX_nvidia.so.0::libGLX_indirect.so.0"];
+    let links: Vec<String> = links.iter().map(|link| link.replace("::", &format!("::{DIR}/"))).collect();
+    let links: Vec<&str> = links.iter().flat_map(|link| ["--link", link]).collect();
+    let hooks = [
+        hook(&[&["create-symlinks"], &links[..]].concat()),
+        hook(&["enable-cuda-compat", "--host-driver-version=550.54.15"]),
+        hook(&["update-ldcache", "--folder", DIR, "--folder", "/usr/lib/x86_64-linux-gnu/vdpau"]),
+        hook(&["disable-device-node-modification"]),
+    ];
+    let control = [("/dev/nvidia-modeset", 254), ("/dev/nvidia-uvm", 0), ("/dev/nvidia-uvm-tools", 1), ("/dev/nvidiactl", 255)];
+    let control: Vec<Value> = control.iter().map(|(path, minor)| character_device(path, *minor)).collect();
+    json!({"env": ["NVIDIA_VISIBLE_DEVICES=void"], "deviceNodes": control, "mounts": mounts, "hooks": hooks})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_spec_is_as_long_as_on_a_real_node() {
+        let n_bytes = format!("{:#}", long_driver_edits()).len();
+        assert!((15_000..20_000).contains(&n_bytes), "{n_bytes}");
+    }
+
+    #[test]
+    fn another_version_gets_the_flags_that_it_knows() {
+        let args = ["--node-name", "n1", "--host-root", "/root", "--wait", "--inject", "cdi"].map(str::to_owned);
+        let help = "Options:\n      --node-name <NODE_NAME>\n          Name\n      --inject <INJECT>\n";
+        assert_eq!(known_flags(&args, help), ["--node-name", "n1", "--inject", "cdi"]);
+    }
 }

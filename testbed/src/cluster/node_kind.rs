@@ -171,7 +171,7 @@ impl NodeKind {
     /// Whether a CDI spec of the node has this device, which is none of a single GPU.
     fn resolves(self, name: &str) -> bool {
         match self.driver() {
-            DriverSpecs::Toolkit => name == "nvidia.com/gpu=all",
+            DriverSpecs::Toolkit | DriverSpecs::LongToolkit => name == "nvidia.com/gpu=all",
             DriverSpecs::Management => name == "management.nvidia.com/gpu=all",
             DriverSpecs::NotNeeded | DriverSpecs::Missing => false,
         }

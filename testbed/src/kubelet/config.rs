@@ -27,6 +27,8 @@ pub struct KubeletConfig {
     pub dir: PathBuf,
     /// Directories of CDI specs, the later ones overriding the earlier.
     pub cdi_dirs: Vec<PathBuf>,
+    /// The socket of a `cdi-injector` on these directories, if containerd's own code is to inject in place of the model.
+    pub cdi_injector: Option<PathBuf>,
     /// The API server; the only way the kubelet speaks to it.
     pub client: Client,
     /// Told of every start of a container, at that moment.
@@ -116,6 +118,7 @@ impl KubeletConfig {
         Self {
             node: node.into(),
             cdi_dirs: vec![dir.join("cdi")],
+            cdi_injector: None,
             dir,
             client,
             started: StartHook::default(),
@@ -201,6 +204,10 @@ pub struct Start {
     pub refusals: Vec<String>,
     /// Time in calls to plugins and in the making of the container, all attempts together, without the pauses between.
     pub spent: Duration,
+    /// The part of it that `PreStartContainer` of plugins took.
+    pub pre_start: Duration,
+    /// The part of it that the injection of CDI devices took.
+    pub injection: Duration,
 }
 
 /// How pods that wait for admission are ordered.

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::config::Start;
 use super::pod::{ContainerKind, ContainerSpec, PodSpec};
 use super::process::Process;
-use super::runtime::{Attempts, Container, DEVICE_NODES, RunState};
+use super::runtime::{Attempts, Container, DEVICE_NODES, RunState, Spent};
 use super::start::StartError;
 
 /// Exit code of a container that is killed.
@@ -180,7 +180,8 @@ impl Process {
         let starts = self.runtime.of_pod(&pod.uid).get(&container.name).map_or(0, |before| before.starts) + 1;
         let container = Container { state, starts, ..started };
         let Attempts { refusals, spent } = attempts;
-        self.config.started.call(&Start { container: container.clone(), refusals, spent });
+        let Spent { total, pre_start, injection } = spent;
+        self.config.started.call(&Start { container: container.clone(), refusals, spent: total, pre_start, injection });
         self.runtime.put(container);
     }
 

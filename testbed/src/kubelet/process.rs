@@ -20,13 +20,13 @@ use tonic::transport::Server;
 
 use super::active::Pods;
 use super::admission::AdmissionLog;
-use super::cdi::CdiCache;
 use super::checkpoint;
 use super::claims::Claims;
 use super::config::{Hold, KubeletConfig};
 use super::devices::Devices;
 use super::fit::Amounts;
 use super::held::Held;
+use super::injector::Injector;
 use super::node;
 use super::nri::Nri;
 use super::pod_resources::PodResourcesService;
@@ -64,8 +64,8 @@ pub(crate) struct Lasting {
     pub(crate) counts: Arc<Counts>,
     /// The container runtime's plugins.
     pub(crate) nri: Option<Arc<Nri>>,
-    /// What the container runtime knows of CDI; a runtime whose CDI is off reads no spec.
-    pub(crate) specs: Option<Arc<CdiCache>>,
+    /// The container runtime's side of CDI; a runtime whose CDI is off reads no spec.
+    pub(crate) injector: Option<Arc<Injector>>,
     pub(crate) claims: Arc<Claims>,
 }
 
@@ -98,8 +98,8 @@ pub(crate) struct Process {
     pub(crate) hold: watch::Sender<Hold>,
     pub(crate) counts: Arc<Counts>,
     pub(crate) nri: Option<Arc<Nri>>,
-    /// What the container runtime knows of CDI, if its CDI is on.
-    pub(crate) specs: Option<Arc<CdiCache>>,
+    /// The container runtime's side of CDI, if its CDI is on.
+    pub(crate) injector: Option<Arc<Injector>>,
     pub(crate) claims: Arc<Claims>,
     changed: watch::Sender<()>,
     devices: Mutex<Devices>,
@@ -114,7 +114,7 @@ pub(crate) struct Process {
 impl Process {
     /// Clears the plugin directory of sockets, loads the checkpoint, opens the sockets, starts the tasks.
     pub(crate) fn start(lasting: Lasting) -> Result<Arc<Self>, StartupError> {
-        let Lasting { config, runtime, admissions, changed, hold, counts, nri, specs, claims } = lasting;
+        let Lasting { config, runtime, admissions, changed, hold, counts, nri, injector, claims } = lasting;
         let plugin_dir = config.plugin_dir();
         clear_sockets(&plugin_dir).map_err(|source| StartupError::Prepare { path: plugin_dir, source })?;
         let fresh = !config.checkpoint().exists();
@@ -129,7 +129,7 @@ impl Process {
             writer: Arc::new(StatusWriter::new(&config, cancel.clone(), tasks.clone())),
             allocatable: Mutex::new(Amounts::read(&config.capacity)),
             devices: Mutex::new(Devices::restore(Held::restore(entries), registered.into_keys())),
-            specs,
+            injector,
             claims,
             config,
             runtime,

@@ -80,7 +80,18 @@ pub struct Container {
 pub(crate) struct Attempts {
     /// Why it did not start, each time.
     pub(crate) refusals: Vec<String>,
-    pub(crate) spent: Duration,
+    pub(crate) spent: Spent,
+}
+
+/// What attempts to start a container have taken.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Spent {
+    /// All of it.
+    pub(crate) total: Duration,
+    /// `PreStartContainer` of plugins.
+    pub(crate) pre_start: Duration,
+    /// The injection of CDI devices.
+    pub(crate) injection: Duration,
 }
 
 /// All containers of the node.
@@ -141,10 +152,12 @@ impl Runtime {
     }
 
     /// Counts an attempt to start a container, with the error if it failed; all attempts so far.
-    pub(crate) fn attempt(&self, uid: &str, container: &str, spent: Duration, error: Option<String>) -> Attempts {
+    pub(crate) fn attempt(&self, uid: &str, container: &str, spent: Spent, error: Option<String>) -> Attempts {
         let mut attempts = self.attempts.lock().unwrap_or_else(PoisonError::into_inner);
         let attempt = attempts.entry((uid.to_owned(), container.to_owned())).or_default();
-        attempt.spent += spent;
+        attempt.spent.total += spent.total;
+        attempt.spent.pre_start += spent.pre_start;
+        attempt.spent.injection += spent.injection;
         let has_failed = error.is_some();
         attempt.refusals.extend(error);
         let all = attempt.clone();

@@ -10,15 +10,16 @@ use std::time::Instant;
 use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 
 use super::allocation::Reusable;
-use super::cdi::{Edits, Unresolvable, resolve_now};
+use super::cdi::{Edits, resolve_now};
 use super::config::{CdiSupport, RuntimeConfig};
 use super::devices::AllocationError;
 use super::held::Holder;
+use super::injector::InjectError;
 use super::nri::Unmade;
 use super::nvidia_runtime::{Created, Modification, VISIBLE_DEVICES, find_gpus};
 use super::pod::{ContainerSpec, PodSpec};
 use super::process::Process;
-use super::runtime::{Container, RunState};
+use super::runtime::{Container, RunState, Spent};
 
 /// The library that every CUDA program needs, as far as a recorded container shows it.
 const DRIVER_LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libcuda.so.1";
@@ -43,8 +44,8 @@ pub(crate) enum StartError {
     NoEndpoint(String),
     #[error(transparent)]
     Allocation(AllocationError),
-    #[error("failed to create containerd container: CDI device injection failed: {0}")]
-    Cdi(Unresolvable),
+    #[error("failed to create containerd container: {0}")]
+    Cdi(InjectError),
     #[error("failed to create containerd container: CDI devices are requested, and CDI is not enabled")]
     CdiDisabled,
     #[error("failed to create containerd container: {0}")]
@@ -68,20 +69,24 @@ impl Process {
     /// Starts a container, or says why not.
     pub(crate) async fn start_container(&self, pod: &PodSpec, container: &ContainerSpec) -> Result<(), StartError> {
         let began = Instant::now();
-        match self.prepare_container(pod, container).await {
+        let mut spent = Spent::default();
+        let prepared = self.prepare_container(pod, container, &mut spent).await;
+        spent.total = began.elapsed();
+        match prepared {
             Ok(started) => {
-                let attempts = self.runtime.attempt(&pod.uid, &container.name, began.elapsed(), None);
+                let attempts = self.runtime.attempt(&pod.uid, &container.name, spent, None);
                 self.record_start(pod, container, started, attempts);
                 Ok(())
             }
             Err(error) => {
-                self.runtime.attempt(&pod.uid, &container.name, began.elapsed(), Some(error.to_string()));
+                self.runtime.attempt(&pod.uid, &container.name, spent, Some(error.to_string()));
                 Err(error)
             }
         }
     }
 
-    async fn prepare_container(&self, pod: &PodSpec, container: &ContainerSpec) -> Result<Container, StartError> {
+    /// Notes in `spent` what the steps take, also the one that fails.
+    async fn prepare_container(&self, pod: &PodSpec, container: &ContainerSpec, spent: &mut Spent) -> Result<Container, StartError> {
         let holder = Holder { pod: pod.uid.clone(), container: container.name.clone() };
         let order = self.in_random_order(pod, container, self.turn(pod, container));
         let mut unallocated = false;
@@ -89,14 +94,21 @@ impl Process {
             if *amount == 0 || !self.devices().serves(resource) {
                 continue;
             }
-            self.pre_start(&holder, resource).await?;
+            let began = Instant::now();
+            let done = self.pre_start(&holder, resource).await;
+            spent.pre_start += began.elapsed();
+            done?;
             unallocated |= self.devices().held().grant(&holder, resource).is_none();
         }
         if unallocated {
             self.allocate_container(pod, container, &Reusable::new()).await.map_err(StartError::Allocation)?;
         }
         let (responses, held) = self.granted(&holder, &order);
-        let composed = self.compose(pod, container, &responses, held)?;
+        let cdi_devices = named_devices(&responses);
+        let began = Instant::now();
+        let edits = self.inject(&cdi_devices).await;
+        spent.injection += began.elapsed();
+        let composed = compose(pod, container, &responses, held, (cdi_devices, edits?));
         let made = match &self.nri {
             Some(nri) => nri.make(pod, composed).await.map_err(StartError::Nri)?,
             None => composed,
@@ -185,55 +197,64 @@ impl Process {
         endpoint.pre_start(ids, self.config.delays.pre_start).await.map_err(StartError::PreStart)
     }
 
-    fn compose(
-        &self,
-        pod: &PodSpec,
-        container: &ContainerSpec,
-        responses: &[Arc<ContainerAllocateResponse>],
-        devices: BTreeMap<String, Vec<String>>,
-    ) -> Result<Container, StartError> {
-        let mut env: BTreeMap<String, String> = BTreeMap::new();
-        let mut cdi_devices: Vec<String> = Vec::new();
-        for (name, value) in responses.iter().flat_map(|response| &response.envs) {
-            let first = env.entry(name.clone()).or_insert_with(|| value.clone());
-            if first != value {
-                tracing::error!(pod = pod.full_name(), name, first, value, "two resources set one variable, the first wins");
-            }
+    /// The runtime's edits of these CDI devices, and the names of those that are stale.
+    async fn inject(&self, devices: &[String]) -> Result<(Edits, Vec<String>), StartError> {
+        match &self.injector {
+            Some(injector) => injector.inject(devices).await.map_err(StartError::Cdi),
+            None if self.config.runtime.cdi == CdiSupport::Refused && !devices.is_empty() => Err(StartError::CdiDisabled),
+            None => Ok((Edits::default(), Vec::new())),
         }
-        for device in responses.iter().flat_map(|response| &response.cdi_devices) {
-            if !cdi_devices.contains(&device.name) {
-                cdi_devices.push(device.name.clone());
-            }
+    }
+}
+
+/// The CDI devices that answers name, each once.
+fn named_devices(responses: &[Arc<ContainerAllocateResponse>]) -> Vec<String> {
+    let mut devices: Vec<String> = Vec::new();
+    for device in responses.iter().flat_map(|response| &response.cdi_devices) {
+        if !devices.contains(&device.name) {
+            devices.push(device.name.clone());
         }
-        env.extend(container.env.iter().cloned());
-        for (name, value) in image_env(&container.image) {
-            env.entry((*name).to_owned()).or_insert_with(|| (*value).to_owned());
+    }
+    devices
+}
+
+fn compose(
+    pod: &PodSpec,
+    container: &ContainerSpec,
+    responses: &[Arc<ContainerAllocateResponse>],
+    devices: BTreeMap<String, Vec<String>>,
+    (cdi_devices, (edits, stale_devices)): (Vec<String>, (Edits, Vec<String>)),
+) -> Container {
+    let mut env: BTreeMap<String, String> = BTreeMap::new();
+    for (name, value) in responses.iter().flat_map(|response| &response.envs) {
+        let first = env.entry(name.clone()).or_insert_with(|| value.clone());
+        if first != value {
+            tracing::error!(pod = pod.full_name(), name, first, value, "two resources set one variable, the first wins");
         }
-        let (edits, stale_devices) = match &self.specs {
-            Some(specs) => specs.inject(&cdi_devices).map_err(StartError::Cdi)?,
-            None if self.config.runtime.cdi == CdiSupport::Refused && !cdi_devices.is_empty() => return Err(StartError::CdiDisabled),
-            None => (Edits::default(), Vec::new()),
-        };
-        let assigned = edits.env.iter().filter_map(|pair| pair.split_once('='));
-        env.extend(assigned.map(|(name, value)| (name.to_owned(), value.to_owned())));
-        let nodes = responses.iter().flat_map(|response| &response.devices).map(|device| device.container_path.clone());
-        let mounts = responses.iter().flat_map(|response| &response.mounts).map(|mount| mount.container_path.clone());
-        Ok(Container {
-            namespace: pod.namespace.clone(),
-            pod: pod.name.clone(),
-            pod_uid: pod.uid.clone(),
-            name: container.name.clone(),
-            kind: container.kind,
-            state: RunState::Waiting { reason: "ContainerCreating".to_owned(), message: String::new() },
-            starts: 0,
-            env,
-            devices,
-            cdi_devices,
-            stale_devices,
-            hooks: edits.hooks.into_iter().map(|hook| hook.args.join(" ")).collect(),
-            gpus: Vec::new(),
-            device_nodes: nodes.chain(edits.device_nodes.into_iter().map(|node| node.path)).collect(),
-            mounts: mounts.chain(edits.mounts.into_iter().map(|mount| mount.container_path)).collect(),
-        })
+    }
+    env.extend(container.env.iter().cloned());
+    for (name, value) in image_env(&container.image) {
+        env.entry((*name).to_owned()).or_insert_with(|| (*value).to_owned());
+    }
+    let assigned = edits.env.iter().filter_map(|pair| pair.split_once('='));
+    env.extend(assigned.map(|(name, value)| (name.to_owned(), value.to_owned())));
+    let nodes = responses.iter().flat_map(|response| &response.devices).map(|device| device.container_path.clone());
+    let mounts = responses.iter().flat_map(|response| &response.mounts).map(|mount| mount.container_path.clone());
+    Container {
+        namespace: pod.namespace.clone(),
+        pod: pod.name.clone(),
+        pod_uid: pod.uid.clone(),
+        name: container.name.clone(),
+        kind: container.kind,
+        state: RunState::Waiting { reason: "ContainerCreating".to_owned(), message: String::new() },
+        starts: 0,
+        env,
+        devices,
+        cdi_devices,
+        stale_devices,
+        hooks: edits.hooks.into_iter().map(|hook| hook.args.join(" ")).collect(),
+        gpus: Vec::new(),
+        device_nodes: nodes.chain(edits.device_nodes.into_iter().map(|node| node.path)).collect(),
+        mounts: mounts.chain(edits.mounts.into_iter().map(|mount| mount.container_path)).collect(),
     }
 }

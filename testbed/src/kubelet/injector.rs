@@ -1,0 +1,132 @@
+//! What makes the edits of CDI devices: the testbed's model of a runtime's cache, or containerd's own code in a process.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde_json::json;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
+
+use super::cdi::{CdiCache, DeviceNode, Edits, Hook, MountPoint, Unresolvable};
+use super::config::KubeletConfig;
+
+/// Why CDI devices are not injected.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum InjectError {
+    #[error("CDI device injection failed: {0}")]
+    Unresolvable(#[from] Unresolvable),
+    #[error("{0}")]
+    Refused(String),
+    #[error("the CDI injector at {} does not answer: {source}", socket.display())]
+    Silent { socket: PathBuf, source: io::Error },
+}
+
+/// The runtime's side of CDI.
+#[derive(Debug)]
+pub(crate) enum Injector {
+    /// The testbed's own model.
+    Modelled(CdiCache),
+    /// `cdi-injector`, which listens here.
+    Containerd(PathBuf),
+}
+
+/// An answer of `cdi-injector`.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Answer {
+    env: Option<Vec<String>>,
+    device_nodes: Option<Vec<String>>,
+    mounts: Option<Vec<String>>,
+    hooks: Option<Vec<Vec<String>>>,
+    #[serde(default)]
+    error: String,
+}
+
+impl From<Answer> for Edits {
+    fn from(answer: Answer) -> Self {
+        Self {
+            env: answer.env.unwrap_or_default(),
+            device_nodes: answer.device_nodes.into_iter().flatten().map(|path| DeviceNode { path }).collect(),
+            mounts: answer.mounts.into_iter().flatten().map(|container_path| MountPoint { container_path }).collect(),
+            hooks: answer.hooks.into_iter().flatten().map(|args| Hook { args }).collect(),
+        }
+    }
+}
+
+impl Injector {
+    /// The one of a runtime that starts now.
+    pub(crate) fn start(config: &KubeletConfig) -> io::Result<Self> {
+        match &config.cdi_injector {
+            Some(socket) => Ok(Self::Containerd(socket.clone())),
+            None => CdiCache::start(config.cdi_dirs.clone(), config.runtime.refresh, config.seed).map(Self::Modelled),
+        }
+    }
+
+    /// The edits of all `names` as far as the runtime knows, and those of `names` whose edits are not those of the specs as
+    /// they are now, which only the model tells.
+    pub(crate) async fn inject(&self, names: &[String]) -> Result<(Edits, Vec<String>), InjectError> {
+        match self {
+            Self::Modelled(cache) => Ok(cache.inject(names)?),
+            Self::Containerd(_) if names.is_empty() => Ok((Edits::default(), Vec::new())),
+            Self::Containerd(socket) => {
+                let answer = ask(socket, names).await.map_err(|source| InjectError::Silent { socket: socket.clone(), source })?;
+                if answer.error.is_empty() { Ok((answer.into(), Vec::new())) } else { Err(InjectError::Refused(answer.error)) }
+            }
+        }
+    }
+}
+
+async fn ask(socket: &Path, names: &[String]) -> io::Result<Answer> {
+    let mut stream = BufReader::new(UnixStream::connect(socket).await?);
+    stream.write_all(format!("{}\n", json!({"devices": names})).as_bytes()).await?;
+    let mut line = String::new();
+    stream.read_line(&mut line).await?;
+    Ok(serde_json::from_str(&line)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+    use tokio::net::UnixListener;
+
+    use super::*;
+
+    /// A socket that answers one question with this line.
+    fn answering(line: &'static str) -> (tempfile::TempDir, Injector, tokio::task::JoinHandle<String>) {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("injector.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let asked = tokio::spawn(async move {
+            let mut stream = BufReader::new(listener.accept().await.unwrap().0);
+            let mut question = String::new();
+            stream.read_line(&mut question).await.unwrap();
+            stream.write_all(line.as_bytes()).await.unwrap();
+            question
+        });
+        (dir, Injector::Containerd(socket), asked)
+    }
+
+    #[tokio::test]
+    async fn what_containerd_makes_is_taken_over() {
+        let (_dir, injector, asked) = answering(
+            "{\"env\":[\"A=1\"],\"deviceNodes\":[\"/dev/nvidia0\"],\"mounts\":null,\"hooks\":[[\"nvidia-cdi-hook\",\"update-ldcache\"]]}\n",
+        );
+        let (edits, _) = injector.inject(&["gpushare.dev/gpu=x".to_owned()]).await.unwrap();
+        assert_eq!(asked.await.unwrap(), "{\"devices\":[\"gpushare.dev/gpu=x\"]}\n");
+        assert_eq!((edits.env, edits.mounts), (vec!["A=1".to_owned()], Vec::new()));
+        assert_eq!(edits.device_nodes, [DeviceNode { path: "/dev/nvidia0".to_owned() }]);
+        assert_eq!(edits.hooks[0].args, ["nvidia-cdi-hook", "update-ldcache"]);
+        assert_eq!(injector.inject(&[]).await.unwrap().0, Edits::default(), "a container without devices asks nothing");
+    }
+
+    #[rstest]
+    #[case::unresolvable("{\"error\":\"unresolvable CDI devices x\"}\n", "unresolvable CDI devices x")]
+    #[case::it_ends_meanwhile("", "does not answer")]
+    #[tokio::test]
+    async fn an_error_is_passed_on(#[case] line: &'static str, #[case] expected: &str) {
+        let (_dir, injector, _asked) = answering(line);
+        let error = injector.inject(&["x".to_owned()]).await.unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}
