@@ -1,6 +1,11 @@
 //! The directory of this plugin's CDI specs: files appear and change in one step, and a name is reused only after the runtime
 //! has had time to forget its old content.
 //!
+//! A runtime reads all specs again for each file that is renamed, written or removed in the directory, and for none that is
+//! moved in from another one ([containerd's and CRI-O's package](https://github.com/cncf-tags/container-device-interface) asks
+//! for no event of files that appear). So specs of answers are moved in, and [`SpecDir::call`] has them read: once for all
+//! that start together.
+//!
 //! Nothing here waits for a disk. After a power cut a file may be missing or half written; no container has outlived that,
 //! and every start compares the text with what it must be before the runtime reads it.
 
@@ -26,6 +31,12 @@ pub const DRIVER_FILE: &str = "gpushare.dev-driver.json";
 
 /// The file of a spec that is written to see whether the runtime reads it.
 pub const PROBE_FILE: &str = "gpushare.dev-probe.json";
+
+/// The file whose replacement makes runtimes read all specs. They read it last of this plugin's, in the order of names.
+pub const CALL_FILE: &str = "gpushare.dev-read.json";
+
+/// Where specs of answers are written before they are moved in. Runtimes do not look into directories.
+const STAGING: &str = ".gpushare.dev-new";
 
 /// What every file of this plugin begins with.
 pub(super) const OWN_PREFIX: &str = "gpushare.dev-";
@@ -105,7 +116,7 @@ impl SpecDir {
         format!("{}{name}{}", CONTAINER_FILE.0, CONTAINER_FILE.1)
     }
 
-    /// Puts the spec of an answer in place.
+    /// Puts the spec of an answer in place; runtimes read it after the next [`SpecDir::call`].
     ///
     /// The same text is left alone. Other content is retired, which is an error until 5 s have passed.
     ///
@@ -128,7 +139,7 @@ impl SpecDir {
         if changed(&retired).is_some_and(|at| now.duration_since(at).is_ok_and(|age| age < RETIREMENT)) {
             return Err(SpecError::Retired { name: spec.name.clone() });
         }
-        self.replace(&path, &wanted).map_err(io_error)?;
+        self.replace(&path, &self.dir.join(STAGING), &wanted).map_err(io_error)?;
         self.remember(&path, wanted.into());
         // It is there only after a retirement; cleaning up removes it as well.
         let _ = fs::remove_file(retired);
@@ -145,7 +156,16 @@ impl SpecDir {
         if fs::read_to_string(&path).is_ok_and(|found| found == wanted) {
             return Ok(false);
         }
-        self.replace(&path, &wanted).map(|()| true)
+        self.replace(&path, &self.dir, &wanted).map(|()| true)
+    }
+
+    /// Makes runtimes read all specs that are in place now.
+    ///
+    /// # Errors
+    /// The directory cannot be written.
+    pub fn call(&self) -> io::Result<()> {
+        let edits = Edits { env: [("GPUSHARE_READ".to_owned(), String::new())].into(), ..Edits::default() };
+        self.replace(&self.dir.join(CALL_FILE), &self.dir, &text("gpushare.dev/read", "read", &edits))
     }
 
     /// Removes the driver's spec.
@@ -160,7 +180,7 @@ impl SpecDir {
     /// The directory cannot be written.
     pub fn write_probe(&self) -> io::Result<()> {
         let edits = Edits { env: [("GPUSHARE_PROBE".to_owned(), String::new())].into(), ..Edits::default() };
-        self.replace(&self.dir.join(PROBE_FILE), &text("gpushare.dev/probe", "probe", &edits))
+        self.replace(&self.dir.join(PROBE_FILE), &self.dir, &text("gpushare.dev/probe", "probe", &edits))
     }
 
     /// Removes the spec that no container uses.
@@ -187,7 +207,8 @@ impl SpecDir {
     /// The directory cannot be read.
     pub fn clean(&self, kept: &BTreeSet<String>, now: SystemTime) -> io::Result<usize> {
         let mut n_removed = 0;
-        for entry in fs::read_dir(&self.dir)? {
+        let staged = fs::read_dir(self.dir.join(STAGING)).into_iter().flatten();
+        for entry in fs::read_dir(&self.dir)?.chain(staged) {
             let entry = entry?;
             let file = entry.file_name().to_string_lossy().into_owned();
             let is_unused = || {
@@ -228,14 +249,14 @@ impl SpecDir {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A reader sees the old text or the new. The temporary file lies in the same directory: runtimes do not notice a file
-    /// that is moved in from elsewhere.
-    fn replace(&self, path: &Path, text: &str) -> io::Result<()> {
+    /// A reader sees the old text or the new. Where the temporary file lies decides whether runtimes notice: of a file that
+    /// is moved in from elsewhere they do not.
+    fn replace(&self, path: &Path, staging: &Path, text: &str) -> io::Result<()> {
         let file = path.file_name().unwrap_or_default().to_string_lossy();
-        let temporary = self.dir.join(format!(".{file}.tmp"));
+        let temporary = staging.join(format!(".{file}.tmp"));
         let mut written = fs::write(&temporary, text);
         if written.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
-            fs::create_dir_all(&self.dir)?;
+            fs::create_dir_all(staging)?;
             written = fs::write(&temporary, text);
         }
         let written = written.and_then(|()| fs::rename(&temporary, path));
@@ -265,6 +286,7 @@ mod tests {
 
     fn files(dir: &SpecDir) -> Vec<String> {
         let mut files: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        files.retain(|file| file != STAGING);
         files.sort();
         files
     }

@@ -15,11 +15,12 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use inotify::{EventMask, EventOwned, Inotify, WatchMask};
-use tokio::sync::watch;
+use tokio::sync::{Mutex, watch};
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
-use super::dir::OWN_PREFIX;
+use super::SpecDir;
+use super::dir::{CALL_FILE, OWN_PREFIX};
 
 /// How soon a watch that has failed begins again.
 const RETRY: Duration = Duration::from_secs(1);
@@ -80,11 +81,13 @@ impl State {
 #[derive(Clone, Debug)]
 pub struct Readers {
     state: Arc<watch::Sender<State>>,
+    /// Held by the start that has called the runtime, until the runtime has read what was there.
+    turn: Arc<Mutex<()>>,
 }
 
 impl Default for Readers {
     fn default() -> Self {
-        Self { state: Arc::new(watch::Sender::new(State::default())) }
+        Self { state: Arc::new(watch::Sender::new(State::default())), turn: Arc::default() }
     }
 }
 
@@ -134,15 +137,40 @@ impl Readers {
         self.state.send_if_modified(|state| state.files.remove(file).is_some());
     }
 
-    /// Waits until all of these files have been read since they were written; whether they were in time.
-    pub async fn until_read(&self, files: &[String], limit: Duration) -> bool {
-        let mut state = self.state.subscribe();
-        let are_read = |state: &State| files.iter().all(|file| state.files.get(file) == Some(&Progress::Read));
-        let is_read = timeout(limit, state.wait_for(are_read)).await.is_ok_and(|found| found.is_ok());
+    /// Notes that a file which this process has not written need not be waited for.
+    pub fn assume_read(&self, file: &str) {
+        self.state.send_modify(|state| {
+            state.files.insert(file.to_owned(), Progress::Read);
+        });
+    }
+
+    /// Has the runtime read all specs, and waits until these have been read since they were written; whether they were in
+    /// time. Of starts that wait together one calls for all: the runtime reads every spec for each call, and lets none be
+    /// injected meanwhile.
+    pub async fn until_read(&self, specs: &SpecDir, files: &[String], limit: Duration) -> bool {
+        let is_read = timeout(limit, self.call_until_read(specs, files)).await.is_ok();
         if !is_read {
             self.state.send_modify(|state| state.n_missed = state.n_missed.saturating_add(1));
+            // The last call may have been before these files were there.
+            call(specs);
         }
         is_read
+    }
+
+    async fn call_until_read(&self, specs: &SpecDir, files: &[String]) {
+        loop {
+            let _turn = self.turn.lock().await;
+            let are_read = |state: &State| files.iter().all(|file| state.files.get(file) == Some(&Progress::Read));
+            if are_read(&self.state.borrow()) {
+                return;
+            }
+            self.expect(CALL_FILE);
+            call(specs);
+            // Files that have come after the runtime listed the directory are read at the next call.
+            let is_answered = |state: &State| state.files.get(CALL_FILE) == Some(&Progress::Read);
+            // The sender lives as long as this value.
+            let _ = self.state.subscribe().wait_for(is_answered).await;
+        }
     }
 
     /// Whether the runtime reads specs when they are written, as far as has been seen lately.
@@ -174,6 +202,12 @@ impl Readers {
         let before = state.borrow_and_update().n_reads;
         // The sender lives as long as this value.
         let _ = state.wait_for(|state| state.n_reads != before).await;
+    }
+}
+
+fn call(specs: &SpecDir) {
+    if let Err(error) = specs.call() {
+        warn!(dir = %specs.path().display(), %error, "cannot have the container runtime read CDI specs");
     }
 }
 
@@ -285,14 +319,65 @@ mod tests {
         while readers.was_read(&file).is_none() {
             tokio::task::yield_now().await;
         }
-        assert!(!readers.until_read(std::slice::from_ref(&file), Duration::from_millis(50)).await);
+        assert!(!readers.until_read(&dir, std::slice::from_ref(&file), Duration::from_millis(50)).await);
         assert!(!readers.has_reader());
         std::fs::read(root.path().join(&file)).unwrap();
-        assert!(readers.until_read(&[file], Duration::from_secs(10)).await && readers.has_reader());
+        while readers.was_read(&file) != Some(true) {
+            tokio::task::yield_now().await;
+        }
+        assert!(readers.until_read(&dir, &[file], Duration::from_secs(10)).await && readers.has_reader());
         for n_missed in 1..=MOST_MISSED {
-            assert!(!readers.until_read(&["never-written".to_owned()], Duration::from_millis(1)).await);
+            assert!(!readers.until_read(&dir, &["never-written".to_owned()], Duration::from_millis(1)).await);
             assert_eq!(readers.has_reader(), n_missed < MOST_MISSED);
         }
         watching.abort();
+    }
+
+    /// As containerd: after each event but the appearance of a file, all specs are read in the order of their names.
+    async fn runtime(dir: PathBuf, n_refreshes: Arc<std::sync::atomic::AtomicUsize>) {
+        let inotify = Inotify::init().unwrap();
+        inotify.watches().add(&dir, WatchMask::MODIFY | WatchMask::MOVED_FROM | WatchMask::DELETE).unwrap();
+        let mut events = inotify.into_event_stream(vec![0; BUFFER]).unwrap();
+        while let Some(Ok(event)) = events.next().await {
+            let is_spec = event.name.as_deref().is_some_and(|name| Path::new(name).extension().is_some_and(|end| end == "json"));
+            if event.mask.contains(EventMask::MODIFY) && !is_spec {
+                continue;
+            }
+            n_refreshes.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            let mut paths: Vec<PathBuf> = std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path()).collect();
+            paths.sort();
+            for path in paths.iter().filter(|path| path.is_file()) {
+                let _ = std::fs::read(path);
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+
+    /// Each reading of all specs makes every injection wait.
+    #[tokio::test]
+    async fn starts_that_wait_together_are_read_together() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = SpecDir::new(root.path().to_owned());
+        let readers = Readers::default();
+        let n_refreshes = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let watching = tokio::spawn(readers.clone().watch(root.path().to_owned()));
+        let runtime = tokio::spawn(runtime(root.path().to_owned(), Arc::clone(&n_refreshes)));
+        while !readers.until_read(&dir, &[CALL_FILE.to_owned()], Duration::from_millis(20)).await {}
+        let before = n_refreshes.load(std::sync::atomic::Ordering::SeqCst);
+        let starts = (0..30).map(|number| {
+            let (dir, readers) = (dir.clone(), readers.clone());
+            async move {
+                let spec = ContainerSpec { name: format!("s{number}"), edits: crate::cdi::Edits::default() };
+                let file = SpecDir::file(&spec.name);
+                readers.expect(&file);
+                dir.write(&spec, std::time::SystemTime::now()).unwrap();
+                readers.until_read(&dir, &[file], Duration::from_secs(30)).await
+            }
+        });
+        assert!(futures::future::join_all(starts).await.into_iter().all(|is_read| is_read));
+        let n_refreshes = n_refreshes.load(std::sync::atomic::Ordering::SeqCst) - before;
+        assert!((1..=5).contains(&n_refreshes), "{n_refreshes} readings for 30 starts");
+        watching.abort();
+        runtime.abort();
     }
 }

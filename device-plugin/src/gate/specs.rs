@@ -70,7 +70,7 @@ pub(super) async fn until_resolved(node: &NodeState, files: &[String]) {
         return;
     }
     let limit = if node.readers.has_reader() { READ_LIMIT } else { FIRST_READ_LIMIT };
-    if !node.readers.until_read(files, limit).await {
+    if !node.readers.until_read(&node.settings.injection.specs, files, limit).await {
         info!(files = files.join(","), "the container runtime was not seen reading a new CDI spec; the container starts all the same");
     }
 }
@@ -91,7 +91,22 @@ fn write(
         node.readers.expect(&file);
     }
     let written = specs.write(&ContainerSpec { name: name.to_owned(), edits }, SystemTime::now())?;
-    Ok((written == Written::New).then_some(file))
+    if written == Written::New {
+        return Ok(Some(file));
+    }
+    match node.readers.was_read(&file) {
+        Some(true) => Ok(None),
+        // A start that was cancelled may not have called the runtime.
+        Some(false) => Ok(Some(file)),
+        // An earlier process wrote it, and may have been killed before it called the runtime.
+        None => {
+            if let Err(source) = specs.call() {
+                return Err(SpecError::Io { path: specs.path().to_owned(), source });
+            }
+            node.readers.assume_read(&file);
+            Ok(None)
+        }
+    }
 }
 
 /// What the spec that this answer names must say; none if the pod has no record, or no device of it is on this node.
@@ -157,15 +172,20 @@ pub(super) fn rebuild(node: &NodeState, pods: &Pods, written: &[Allocated]) {
     for (name, entry) in by_spec().filter(|(_, entry)| pods.get(&entry.pod).is_none_or(|pod| pod.stage != Stage::Terminal)) {
         pods_of_name.entry(name).or_default().insert(&entry.pod);
     }
+    let mut is_new = false;
     for (name, entry) in by_spec().filter(|(name, _)| !specs.has(name)) {
         // Versions before gave the same name to the same device IDs, which kubelet may have handed out twice.
         let is_sole = pods_of_name.get(name).is_some_and(|pods| pods.len() == 1 && pods.contains(&entry.pod));
         let Some(pod) = pods.get(&entry.pod).filter(|_| is_sole) else { continue };
         let Some(container) = container(pod, &entry.container) else { continue };
         match write(node, pod, container, entry.resource, &entry.answer) {
-            Ok(_) | Err(SpecError::Retired { .. }) => {}
+            Ok(file) => is_new |= file.is_some(),
+            Err(SpecError::Retired { .. }) => {}
             Err(error) => warn!(pod = pod.display_name(), error = one_line(&error), "a CDI spec is not in place"),
         }
+    }
+    if is_new && let Err(error) = specs.call() {
+        warn!(dir = %specs.path().display(), %error, "cannot have the container runtime read CDI specs");
     }
     let kept: BTreeSet<String> = by_spec().map(|(name, _)| name.to_owned()).collect();
     match specs.clean(&kept, SystemTime::now()) {
