@@ -139,7 +139,7 @@ impl SpecDir {
         if changed(&retired).is_some_and(|at| now.duration_since(at).is_ok_and(|age| age < RETIREMENT)) {
             return Err(SpecError::Retired { name: spec.name.clone() });
         }
-        self.replace(&path, &self.dir.join(STAGING), &wanted).map_err(io_error)?;
+        replace(&path, &self.dir.join(STAGING), &wanted).map_err(io_error)?;
         self.remember(&path, wanted.into());
         // It is there only after a retirement; cleaning up removes it as well.
         let _ = fs::remove_file(retired);
@@ -156,7 +156,7 @@ impl SpecDir {
         if fs::read_to_string(&path).is_ok_and(|found| found == wanted) {
             return Ok(false);
         }
-        self.replace(&path, &self.dir, &wanted).map(|()| true)
+        replace(&path, &self.dir, &wanted).map(|()| true)
     }
 
     /// Makes runtimes read all specs that are in place now.
@@ -165,7 +165,7 @@ impl SpecDir {
     /// The directory cannot be written.
     pub fn call(&self) -> io::Result<()> {
         let edits = Edits { env: [("GPUSHARE_READ".to_owned(), String::new())].into(), ..Edits::default() };
-        self.replace(&self.dir.join(CALL_FILE), &self.dir, &text("gpushare.dev/read", "read", &edits))
+        replace(&self.dir.join(CALL_FILE), &self.dir, &text("gpushare.dev/read", "read", &edits))
     }
 
     /// Removes the driver's spec.
@@ -180,7 +180,7 @@ impl SpecDir {
     /// The directory cannot be written.
     pub fn write_probe(&self) -> io::Result<()> {
         let edits = Edits { env: [("GPUSHARE_PROBE".to_owned(), String::new())].into(), ..Edits::default() };
-        self.replace(&self.dir.join(PROBE_FILE), &self.dir, &text("gpushare.dev/probe", "probe", &edits))
+        replace(&self.dir.join(PROBE_FILE), &self.dir, &text("gpushare.dev/probe", "probe", &edits))
     }
 
     /// Removes the spec that no container uses.
@@ -248,24 +248,24 @@ impl SpecDir {
         // Each change is one insertion or removal, so a panic elsewhere leaves it whole.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    /// A reader sees the old text or the new. Where the temporary file lies decides whether runtimes notice: of a file that
-    /// is moved in from elsewhere they do not.
-    fn replace(&self, path: &Path, staging: &Path, text: &str) -> io::Result<()> {
-        let file = path.file_name().unwrap_or_default().to_string_lossy();
-        let temporary = staging.join(format!(".{file}.tmp"));
-        let mut written = fs::write(&temporary, text);
-        if written.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
-            fs::create_dir_all(staging)?;
-            written = fs::write(&temporary, text);
-        }
-        let written = written.and_then(|()| fs::rename(&temporary, path));
-        if written.is_err() {
-            // On a full disk it would only take more room.
-            let _ = fs::remove_file(&temporary);
-        }
-        written
+/// A reader sees the old text or the new. Where the temporary file lies decides whether runtimes notice: of a file that
+/// is moved in from elsewhere they do not.
+fn replace(path: &Path, staging: &Path, text: &str) -> io::Result<()> {
+    let file = path.file_name().unwrap_or_default().to_string_lossy();
+    let temporary = staging.join(format!(".{file}.tmp"));
+    let mut written = fs::write(&temporary, text);
+    if written.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+        fs::create_dir_all(staging)?;
+        written = fs::write(&temporary, text);
     }
+    let written = written.and_then(|()| fs::rename(&temporary, path));
+    if written.is_err() {
+        // On a full disk it would only take more room.
+        let _ = fs::remove_file(&temporary);
+    }
+    written
 }
 
 /// When a file was last written or renamed.

@@ -297,7 +297,7 @@ fn own_specs(dir: &Path) -> Result<Vec<u64>> {
     for entry in std::fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))? {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        if name.starts_with("gpushare.dev-gpu_") && name.ends_with(".json") {
+        if name.strip_prefix("gpushare.dev-gpu_").is_some_and(|rest| rest.strip_suffix(".json").is_some()) {
             // The plugin may remove it meanwhile.
             sizes.extend(entry.metadata().ok().map(|found| found.len()));
         }
