@@ -191,7 +191,6 @@ impl Readers {
     }
 
     /// Whether a file that this process has written was read since; none if that is not known.
-    #[cfg(test)]
     pub fn was_read(&self, file: &str) -> Option<bool> {
         self.state.borrow().files.get(file).map(|progress| *progress == Progress::Read)
     }
