@@ -8,10 +8,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::OsStr;
-use std::io;
+use std::fs::{File, Metadata};
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use futures::StreamExt;
 use inotify::{EventMask, Inotify, WatchDescriptor, WatchMask};
@@ -65,6 +67,28 @@ struct Spec {
     #[serde(default)]
     container_edits: Edits,
     devices: Vec<SpecDevice>,
+    #[serde(skip)]
+    file: SpecFile,
+}
+
+/// The file that a spec was read from, as it was then.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct SpecFile {
+    path: PathBuf,
+    inode: u64,
+    modified: Option<SystemTime>,
+    size: u64,
+}
+
+impl SpecFile {
+    fn of(path: &Path, metadata: &Metadata) -> Self {
+        Self { path: path.to_owned(), inode: metadata.ino(), modified: metadata.modified().ok(), size: metadata.len() }
+    }
+
+    /// Whether nothing has replaced or changed it.
+    fn is_unchanged(&self) -> bool {
+        std::fs::metadata(&self.path).is_ok_and(|now| Self::of(&self.path, &now) == *self)
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -101,6 +125,23 @@ fn resolve(devices: &Devices, names: &[String]) -> Result<Edits, Unresolvable> {
         }
     }
     Ok(edits)
+}
+
+/// Whether the file that defines a device says something else by now.
+///
+/// Opens the file only if it was changed: a plugin may watch who opens specs, and takes that for the runtime's reading. A
+/// file that has come since and defines the device in its place is not noticed.
+fn is_stale(known: &Devices, name: &str) -> bool {
+    let Some((spec, at)) = known.get(name) else { return true };
+    if spec.file.is_unchanged() {
+        return false;
+    }
+    let Some(now) = read_spec(&spec.file.path) else { return true };
+    let before = spec.devices.get(*at);
+    let device = now.devices.iter().find(|device| before.is_some_and(|before| before.name == device.name));
+    now.kind != spec.kind
+        || now.container_edits != spec.container_edits
+        || device.map(|device| &device.container_edits) != before.map(|device| &device.container_edits)
 }
 
 /// Reads every spec of these directories.
@@ -191,9 +232,7 @@ impl CdiCache {
         if names.is_empty() {
             return Ok((edits, Vec::new()));
         }
-        let now = read(&self.shared.dirs);
-        let own = |devices: &Devices, name: &String| resolve(devices, std::slice::from_ref(name)).ok();
-        Ok((edits, names.iter().filter(|name| own(&known, name) != own(&now, name)).cloned().collect()))
+        Ok((edits, names.iter().filter(|name| is_stale(&known, name)).cloned().collect()))
     }
 
     /// Everything as far as is known at an injection.
@@ -270,11 +309,15 @@ fn is_spec_name(name: &OsStr) -> bool {
 }
 
 fn read_spec(path: &Path) -> Option<Spec> {
-    let text = std::fs::read_to_string(path).ok()?;
+    let mut opened = File::open(path).ok()?;
+    let file = SpecFile::of(path, &opened.metadata().ok()?);
+    let mut text = String::new();
+    opened.read_to_string(&mut text).ok()?;
     // JSON is YAML, but its own parser is much faster.
     let parsed = serde_json::from_str(&text).map_err(|error| error.to_string());
     let parsed = parsed.or_else(|_| serde_yaml_ng::from_str(&text).map_err(|error| error.to_string()));
-    parsed.inspect_err(|error| tracing::warn!(path = %path.display(), error, "CDI spec does not parse")).ok()
+    let spec: Spec = parsed.inspect_err(|error| tracing::warn!(path = %path.display(), error, "CDI spec does not parse")).ok()?;
+    Some(Spec { file, ..spec })
 }
 
 #[cfg(test)]
