@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Parser;
+use proto::admission::UNRESTRICTED_NAMESPACES;
 use proto::memory_unit::MemoryUnit;
 use proto::resource::{GPU_MEM, ResourceNames};
 use proto::topology::GpuPartitionPolicy;
@@ -80,11 +81,11 @@ pub struct Args {
     #[arg(long, env = "GPUSHARE_GPU_PARTITION_POLICY", value_enum)]
     gpu_partition_policy: Option<PartitionPolicy>,
 
-    /// Memory of a GPU whose driver does not tell it, such as one that shares its processor's memory: a quantity such as 96Gi
+    /// Memory of a GPU whose driver does not report it, such as one that shares its processor's memory: a quantity such as 96Gi
     #[arg(long, env = "GPUSHARE_GPU_MEMORY", value_name = "QUANTITY")]
     gpu_memory: Option<GpuMemory>,
 
-    /// Whether pods may share the memory that the driver reserves for itself, which no pod can allocate
+    /// Treatment of the memory that the driver reserves for itself, which no pod can allocate
     #[arg(long, env = "GPUSHARE_RESERVED_MEMORY", default_value = "share", value_enum)]
     reserved_memory: ReservedMemory,
 
@@ -134,7 +135,7 @@ pub struct Args {
     #[arg(long, env = "GPUSHARE_ALLOCATE_WAIT", default_value = "2s", value_parser = duration, value_name = "DURATION")]
     allocate_wait: Duration,
 
-    /// How containers get their devices: by CDI, by the vendor's variable, or whichever is seen to work on this node
+    /// The way in which containers get their devices: CDI, the vendor's variable, or the one that is seen to work on this node
     #[arg(long, env = "GPUSHARE_INJECT", default_value = "auto", value_enum)]
     inject: Inject,
 
@@ -171,7 +172,7 @@ pub struct Args {
     #[arg(
         long,
         env = "GPUSHARE_UNRESTRICTED_NAMESPACES",
-        default_value = "kube-system,gpu-operator,gpushare-system",
+        default_value = UNRESTRICTED_NAMESPACES,
         value_delimiter = ',',
         value_name = "NAMESPACES"
     )]

@@ -1,4 +1,4 @@
-//! `AdmissionReview` v1: what the API server asks a webhook, and what it is answered.
+//! `AdmissionReview` v1, the question of the API server to a webhook and its answer; and the namespaces that are exempt.
 //!
 //! Objects stay JSON, as a patch has to name places in them. Decides nothing.
 
@@ -10,6 +10,10 @@ use serde_json::Value;
 pub const API_VERSION: &str = "admission.k8s.io/v1";
 /// `kind` of question and answer.
 pub const KIND: &str = "AdmissionReview";
+
+/// Default namespaces, separated by commas, whose pods may choose themselves which GPUs they see. The scheduler's webhook and
+/// the plugin's runtime hook must agree on them.
+pub const UNRESTRICTED_NAMESPACES: &str = "kube-system,gpu-operator,gpushare-system";
 
 /// A question.
 #[derive(Clone, Debug, PartialEq, Deserialize)]

@@ -23,35 +23,32 @@ use crate::file_version::FileVersion;
 
 use super::spec::{ContainerSpec, Edits, driver_text, text};
 
-/// What the files of answers' specs begin and end with.
+/// Prefix and suffix of the files of answers' specs.
 const CONTAINER_FILE: (&str, &str) = ("gpushare.dev-gpu_", ".json");
 
 /// The file of the driver's spec.
 pub const DRIVER_FILE: &str = "gpushare.dev-driver.json";
 
-/// The file of a spec that is written to see whether the runtime reads it.
-pub const PROBE_FILE: &str = "gpushare.dev-probe.json";
-
 /// The file whose replacement makes runtimes read all specs. They read it last of this plugin's, in the order of names.
 pub const CALL_FILE: &str = "gpushare.dev-read.json";
 
-/// Where specs of answers are written before they are moved in. Runtimes do not look into directories.
+/// The directory in which specs of answers are written before they are moved in. Runtimes read no directories.
 const STAGING: &str = ".gpushare.dev-new";
 
-/// What every file of this plugin begins with.
+/// Prefix of every file of this plugin.
 pub(super) const OWN_PREFIX: &str = "gpushare.dev-";
 
 /// The ending of a file whose content was retired. Runtimes read `.json` and `.yaml` alone.
 const RETIRED: &str = "retired";
 
-/// How long a name is not used again after its content was retired. A runtime reads a changed directory within a second,
-/// on a loaded machine.
+/// Time in which a name is not used again after its content was retired. A runtime reads a changed directory within a
+/// second, on a loaded machine.
 const RETIREMENT: Duration = Duration::from_secs(5);
 
 /// Specs younger than this are not cleaned up: kubelet may not have written its checkpoint yet.
 const YOUNG: Duration = Duration::from_secs(60);
 
-/// Whether a write changed anything.
+/// The outcome of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Written {
     /// The file was there with this text.
@@ -80,7 +77,7 @@ pub enum SpecError {
     },
 }
 
-/// A directory of specs; clones share what they remember of it.
+/// A directory of specs; clones share the cache of its content.
 #[derive(Clone, Debug)]
 pub struct SpecDir {
     dir: PathBuf,
@@ -146,7 +143,7 @@ impl SpecDir {
         Ok(Written::New)
     }
 
-    /// Replaces the driver's spec if it has other content; whether it had.
+    /// Replaces the driver's spec if it has other content, and returns true if it had.
     ///
     /// # Errors
     /// The directory cannot be written.
@@ -164,32 +161,12 @@ impl SpecDir {
     /// # Errors
     /// The directory cannot be written.
     pub fn call(&self) -> io::Result<()> {
+        // A spec without any edit is invalid.
         let edits = Edits { env: [("GPUSHARE_READ".to_owned(), String::new())].into(), ..Edits::default() };
         replace(&self.dir.join(CALL_FILE), &self.dir, &text("gpushare.dev/read", "read", &edits))
     }
 
-    /// Removes the driver's spec.
-    pub fn remove_driver(&self) {
-        // It may not be there.
-        let _ = fs::remove_file(self.dir.join(DRIVER_FILE));
-    }
-
-    /// Writes a spec that no container uses, for the runtime to read.
-    ///
-    /// # Errors
-    /// The directory cannot be written.
-    pub fn write_probe(&self) -> io::Result<()> {
-        let edits = Edits { env: [("GPUSHARE_PROBE".to_owned(), String::new())].into(), ..Edits::default() };
-        replace(&self.dir.join(PROBE_FILE), &self.dir, &text("gpushare.dev/probe", "probe", &edits))
-    }
-
-    /// Removes the spec that no container uses.
-    pub fn remove_probe(&self) {
-        // It may not be there.
-        let _ = fs::remove_file(self.dir.join(PROBE_FILE));
-    }
-
-    /// Whether the spec of an answer is there.
+    /// Returns true if the spec of an answer is there.
     pub fn has(&self, name: &str) -> bool {
         self.dir.join(Self::file(name)).exists()
     }
@@ -201,7 +178,8 @@ impl SpecDir {
         Some(pairs.filter_map(|pair| pair.as_str()?.split_once('=')).map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
     }
 
-    /// Removes specs of answers that are not among `kept`, and what interrupted writes left, except young files; how many.
+    /// Removes specs of answers that are not among `kept`, and files that interrupted writes left, except those younger than
+    /// 60 s. Returns the number of removed files.
     ///
     /// # Errors
     /// The directory cannot be read.
@@ -250,8 +228,8 @@ impl SpecDir {
     }
 }
 
-/// A reader sees the old text or the new. Where the temporary file lies decides whether runtimes notice: of a file that
-/// is moved in from elsewhere they do not.
+/// Replaces a file in one step: a reader sees the old text or the new. Runtimes notice the change only if the temporary file
+/// lies in the same directory.
 fn replace(path: &Path, staging: &Path, text: &str) -> io::Result<()> {
     let file = path.file_name().unwrap_or_default().to_string_lossy();
     let temporary = staging.join(format!(".{file}.tmp"));
@@ -268,7 +246,7 @@ fn replace(path: &Path, staging: &Path, text: &str) -> io::Result<()> {
     written
 }
 
-/// When a file was last written or renamed.
+/// The time at which a file was last written or renamed.
 fn changed(path: &Path) -> Option<SystemTime> {
     let found = fs::metadata(path).ok()?;
     let (seconds, nanos) = (u64::try_from(found.ctime()).ok()?, u32::try_from(found.ctime_nsec()).ok()?);
@@ -319,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_power_cut_has_left_is_no_content() {
+    fn a_file_torn_by_a_power_cut_counts_as_no_content() {
         let root = tempfile::tempdir().unwrap();
         let dir = SpecDir::new(root.path().to_owned());
         dir.write(&spec("one", "a"), SystemTime::now()).unwrap();

@@ -1,10 +1,10 @@
-//! Sees when a container runtime reads the spec directory.
+//! Detects that a container runtime reads the spec directory.
 //!
 //! A runtime with CDI watches its spec directories, and reads all specs again when one changes, under the lock that an
 //! injection needs too. So once a spec has been opened after it was written, every later injection resolves it. A runtime
-//! whose CDI is off opens nothing. What this cannot tell is who reads: another program with a CDI cache of its own, such as
-//! NVIDIA's DRA driver, looks the same; and a runtime that started before the directory existed reads it at its first
-//! injection alone.
+//! whose CDI is off opens nothing. Two things stay unknown here: another program with a CDI cache of its own, such as
+//! NVIDIA's DRA driver, looks like the runtime; and a runtime that started before the directory existed reads it at its
+//! first injection alone.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
@@ -22,16 +22,16 @@ use tracing::warn;
 use super::SpecDir;
 use super::dir::{CALL_FILE, OWN_PREFIX};
 
-/// How soon a watch that has failed begins again.
+/// Pause before a watch that has failed begins again.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// So many waits in a row without a read mean that the runtime does not read any more.
+/// Waits in a row without a read after which the runtime counts as no longer reading.
 const MOST_MISSED: u32 = 3;
 
 /// Size of the buffer for events: some hundreds of them.
 const BUFFER: usize = 32 << 10;
 
-/// What is known of one file.
+/// The last event seen of one file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
     /// It was moved into place.
@@ -45,14 +45,14 @@ struct State {
     files: HashMap<String, Progress>,
     /// Those of them that the runtime cannot leave unread once their pods run.
     needed: HashSet<String>,
-    /// How many files of this plugin have been opened for the first time since they were written.
+    /// Number of first openings of this plugin's files since they were written.
     n_reads: u64,
-    /// How many waits in a row have ended without a read.
+    /// Number of waits in a row that have ended without a read.
     n_missed: u32,
 }
 
 impl State {
-    /// Takes in an event; whether it changed anything.
+    /// Applies an event, and returns true if it changed anything.
     fn apply(&mut self, file: &str, mask: EventMask) -> bool {
         if !file.starts_with(OWN_PREFIX) {
             return false;
@@ -144,9 +144,9 @@ impl Readers {
         });
     }
 
-    /// Has the runtime read all specs, and waits until these have been read since they were written; whether they were in
-    /// time. Of starts that wait together one calls for all: the runtime reads every spec for each call, and lets none be
-    /// injected meanwhile.
+    /// Has the runtime read all specs, and waits until these have been read since they were written. Returns false at the
+    /// limit. Of starts that wait together one calls for all: the runtime reads every spec for each call, and injects none
+    /// meanwhile.
     pub async fn until_read(&self, specs: &SpecDir, files: &[String], limit: Duration) -> bool {
         let is_read = timeout(limit, self.call_until_read(specs, files)).await.is_ok();
         if !is_read {
@@ -173,7 +173,7 @@ impl Readers {
         }
     }
 
-    /// Whether the runtime reads specs when they are written, as far as has been seen lately.
+    /// Returns true if the runtime has been seen reading a spec and has not missed the last waits.
     pub fn has_reader(&self) -> bool {
         let state = self.state.borrow();
         state.n_reads > 0 && state.n_missed < MOST_MISSED
@@ -184,13 +184,13 @@ impl Readers {
         self.state.send_if_modified(|state| state.needed.insert(file.to_owned()));
     }
 
-    /// Whether a file that a pod has started with was not read since it was written, as far as is known.
+    /// Returns true if a pod has started with this file and no read has been seen since it was written.
     pub fn is_unread_by_start(&self, file: &str) -> bool {
         let state = self.state.borrow();
         state.needed.contains(file) && state.files.get(file) == Some(&Progress::Written)
     }
 
-    /// Whether a file that this process has written was read since; none if that is not known.
+    /// Returns true if a file that this process has written was read since; none if no event of it has been seen.
     pub fn was_read(&self, file: &str) -> Option<bool> {
         self.state.borrow().files.get(file).map(|progress| *progress == Progress::Read)
     }
@@ -215,7 +215,6 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::cdi::dir::PROBE_FILE;
     use crate::cdi::{ContainerSpec, SpecDir};
 
     #[rstest]
@@ -226,7 +225,7 @@ mod tests {
     #[case::written_again("to open to", Some(false), 1)]
     #[case::retired("to open from", None, 1)]
     #[case::removed("to delete open", None, 0)]
-    fn what_events_tell(#[case] events: &str, #[case] was_read: Option<bool>, #[case] n_reads: u64) {
+    fn a_read_counts_after_the_last_write(#[case] events: &str, #[case] was_read: Option<bool>, #[case] n_reads: u64) {
         let readers = Readers::default();
         for event in events.split(' ') {
             let mask = match event {
@@ -243,8 +242,8 @@ mod tests {
         assert_eq!(readers.was_read("nvidia.json"), None);
     }
 
-    /// A reboot, an operator or a tool of the vendor may make the directory again: what is written from then on is seen, long
-    /// before the pause after a failure has passed.
+    /// A reboot, an operator or a tool of the vendor may make the directory again: writes from then on are seen, long before
+    /// the pause after a failure has passed.
     #[rstest]
     #[case::removed(|dir: &Path| std::fs::remove_dir_all(dir))]
     #[case::renamed(|dir: &Path| std::fs::rename(dir, dir.with_extension("aside")))]
@@ -256,15 +255,15 @@ mod tests {
         let watching = tokio::spawn(readers.clone().watch(path.clone()));
         let dir = SpecDir::new(path.clone());
         let write_until_seen = async || {
-            while readers.was_read(PROBE_FILE).is_none() {
-                dir.write_probe().unwrap();
+            while readers.was_read(CALL_FILE).is_none() {
+                dir.call().unwrap();
                 tokio::task::yield_now().await;
             }
         };
         write_until_seen().await;
         take_away(&path).unwrap();
         let forgotten = async {
-            while readers.was_read(PROBE_FILE).is_some() {
+            while readers.was_read(CALL_FILE).is_some() {
                 tokio::task::yield_now().await;
             }
             write_until_seen().await;
@@ -273,14 +272,14 @@ mod tests {
         watching.abort();
     }
 
-    /// A pod that ran before its spec was written, as after a reboot or in an emptied directory, tells nothing of the runtime.
+    /// A pod that ran before its spec was written, as after a reboot or in an emptied directory, proves nothing.
     #[rstest]
     #[case::never_read("to need", true)]
     #[case::read("to need open", false)]
     #[case::ran_before("to", false)]
     #[case::removed_and_written_again("to need delete to", false)]
     #[case::not_written_here("need", false)]
-    fn what_a_start_tells(#[case] events: &str, #[case] expected: bool) {
+    fn a_start_proves_cdi_off_if_its_spec_was_never_read(#[case] events: &str, #[case] expected: bool) {
         const FILE: &str = "gpushare.dev-gpu_a.json";
         let readers = Readers::default();
         for event in events.split(' ') {
@@ -308,8 +307,8 @@ mod tests {
         let spec = ContainerSpec { name: "one".to_owned(), edits: crate::cdi::Edits::default() };
         let file = SpecDir::file("one");
         // The watch may begin after the first write.
-        while readers.was_read(PROBE_FILE).is_none() {
-            dir.write_probe().unwrap();
+        while readers.was_read(CALL_FILE).is_none() {
+            dir.call().unwrap();
             tokio::task::yield_now().await;
         }
         dir.write(&spec, std::time::SystemTime::now()).unwrap();

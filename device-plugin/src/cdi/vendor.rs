@@ -3,7 +3,7 @@
 //! Read again when they change, as the vendor's tools rewrite them with each driver. What does not parse is left out, with
 //! a warning.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
@@ -198,10 +198,12 @@ impl VendorSpecs {
         own.map(|node| vec![node.clone()])
     }
 
-    /// Whether a spec of this kind names the device.
-    pub fn names(&self, kind: VendorKind, device: &str) -> bool {
+    /// Returns true if a spec of this kind names one of the devices.
+    pub fn names_any<'a>(&self, kind: VendorKind, devices: impl IntoIterator<Item = &'a str>) -> bool {
         let specs = self.read();
-        specs.iter().filter(|spec| spec.kind == kind).any(|spec| spec.file.devices.iter().any(|known| known.name == device))
+        let of_kind = specs.iter().filter(|spec| spec.kind == kind);
+        let named: HashSet<&str> = of_kind.flat_map(|spec| &spec.file.devices).map(|device| device.name.as_str()).collect();
+        devices.into_iter().any(|device| named.contains(device))
     }
 
     /// Whether there is a spec of this kind.
@@ -370,7 +372,7 @@ devices:
         let own = specs.nodes(&gpu(1)).unwrap();
         assert_eq!((own.len(), &own[0]["hostPath"]), (1, &Value::from("/run/nvidia/driver/dev/nvidia1")));
         assert_eq!(specs.nodes(&gpu(2)), None, "it is not among all");
-        assert!(specs.names(VendorKind::Management, "all") && !specs.has(VendorKind::Toolkit));
+        assert!(specs.names_any(VendorKind::Management, ["all"]) && !specs.has(VendorKind::Toolkit));
     }
 
     #[rstest]

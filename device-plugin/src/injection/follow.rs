@@ -1,4 +1,5 @@
-//! Finds out what works on this node, again and again, and keeps the driver's CDI device in step with the vendor's specs.
+//! Repeats the decision how containers get devices on this node, and keeps the driver's CDI device in step with the vendor's
+//! specs.
 
 use std::io;
 use std::sync::Arc;
@@ -21,33 +22,33 @@ use crate::pods::Stage;
 use super::decide::{Cdi, Driver, Facts, OwnContainer, VariableFacts, decide, exposure, variable};
 use super::{CDI_OFF, Certainty, Injection, Mode};
 
-/// How often the vendor's specs and the runtime's reads are looked at.
+/// Interval at which the vendor's specs and the runtime's reads are looked at.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long the first decision waits for the runtime to read a spec.
+/// Longest wait of the first decision for the runtime to read a spec.
 const FIRST_READ: Duration = Duration::from_secs(1);
 
-/// How often a spec is written for the runtime to read while it has not been seen reading.
-const PROBE_INTERVAL: Duration = Duration::from_secs(30);
+/// Interval at which the runtime is made to read the specs while it has not been seen reading.
+const CALL_INTERVAL: Duration = Duration::from_secs(30);
 
-/// How long a node goes on with CDI when specs cannot be written or the driver's is gone. The vendor's services replace their
-/// specs while pods come, and kubelet turns a pod away for good whose devices are unhealthy at that moment; a start that
-/// needs what is missing is refused, and tried again.
+/// Time for which a node goes on with CDI when specs cannot be written or the driver's is gone. The vendor's services replace
+/// their specs while pods come, and kubelet turns a pod away for good whose devices are unhealthy at that moment; a start
+/// that needs a missing spec is refused, and tried again.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// What does not change while the process runs.
+/// Facts that do not change while the process runs.
 #[derive(Clone, Debug)]
 pub struct NodeFacts {
-    /// How this plugin's own container got NVML.
+    /// The way in which this plugin's own container got NVML.
     pub own: OwnContainer,
-    /// Whether the runtime hook is on.
+    /// True if the runtime hook is on.
     pub has_hook: bool,
 }
 
-/// Who learns what holds.
+/// The receivers of each new decision.
 #[derive(Debug)]
 pub struct Listeners {
-    /// Everything in this process that depends on the mode; none until the first decision.
+    /// For everything in this process that depends on the mode; none until the first decision.
     pub injection: watch::Sender<Option<Injection>>,
     /// The node's events.
     pub recorder: Recorder,
@@ -58,7 +59,7 @@ pub struct Listeners {
 /// Decides until the task is dropped.
 pub async fn follow(node: Arc<NodeState>, facts: NodeFacts, listeners: Listeners) {
     let readers = node.readers.clone();
-    let mut follower = Follower { node, facts, driver: None, probed: None, has_management_spec: false };
+    let mut follower = Follower { node, facts, driver: None, called: None, has_management_spec: false };
     let mut without_cdi: Option<Instant> = None;
     // The runtime reads the specs that this writes.
     follower.look();
@@ -68,9 +69,9 @@ pub async fn follow(node: Arc<NodeState>, facts: NodeFacts, listeners: Listeners
         let decided = decide(follower.node.settings.injection.mode, &facts);
         without_cdi = if is_by_cdi(&decided) { None } else { Some(without_cdi.unwrap_or_else(Instant::now)) };
         let lasted = without_cdi.map_or(Duration::ZERO, |since| since.elapsed());
-        let is_told = is_due(listeners.injection.borrow().as_ref(), &decided, lasted);
-        if is_told {
-            listeners.tell(decided);
+        let takes_effect = is_due(listeners.injection.borrow().as_ref(), &decided, lasted);
+        if takes_effect {
+            listeners.publish(decided);
         }
         tokio::select! {
             () = sleep(INTERVAL) => {}
@@ -83,14 +84,14 @@ fn is_by_cdi(injection: &Injection) -> bool {
     injection.mode == Mode::Cdi && injection.is_possible()
 }
 
-/// Whether a decision counts from now on; CDI has not been possible for as long as `lasted`.
+/// Returns true if a decision takes effect now; `lasted` is the time since CDI was last possible.
 fn is_due(before: Option<&Injection>, decided: &Injection, lasted: Duration) -> bool {
-    // A runtime that ignores CDI devices lets containers start without any, so that does not wait.
+    // A runtime that ignores CDI devices starts containers without any, so `CDI_OFF` takes effect at once.
     !before.is_some_and(is_by_cdi) || is_by_cdi(decided) || decided.reason == CDI_OFF || lasted >= GRACE
 }
 
 impl Listeners {
-    fn tell(&self, decided: Injection) {
+    fn publish(&self, decided: Injection) {
         let before = self.injection.borrow().clone();
         if before.as_ref() == Some(&decided) {
             return;
@@ -120,17 +121,17 @@ struct Follower {
     facts: NodeFacts,
     /// The edits of the driver's device as they were last written.
     driver: Option<Edits>,
-    /// When a spec was last written for the runtime to read.
-    probed: Option<Instant>,
-    /// Whether GPU Operator's spec has been seen.
+    /// The time at which the runtime was last made to read the specs.
+    called: Option<Instant>,
+    /// True once GPU Operator's spec has been seen.
     has_management_spec: bool,
 }
 
 impl Follower {
-    /// What is on the node now. Writes the driver's spec where it has to change.
+    /// Collects the facts of this moment, and writes the driver's spec where it has to change.
     fn look(&mut self) -> Facts {
         let (driver, edits) = self.driver();
-        let written = self.write_driver(edits).and_then(|()| self.probe());
+        let written = self.write_driver(edits).and_then(|()| self.call());
         let readers = &self.node.readers;
         let cdi = match written {
             Err(error) => Cdi::Unwritable(format!("cannot write {}: {error}", self.specs().path().display())),
@@ -141,9 +142,10 @@ impl Follower {
         let vendor_specs = &self.node.settings.injection.vendor_specs;
         self.has_management_spec |= vendor_specs.has(VendorKind::Management);
         let fleet = self.node.fleet.borrow();
+        let uuids = fleet.gpus.iter().map(|entry| entry.gpu.uuid.as_str());
         let of_variable = VariableFacts {
             is_simulated: !fleet.needs_driver,
-            toolkit_names_uuid: fleet.gpus.iter().any(|entry| vendor_specs.names(VendorKind::Toolkit, entry.gpu.uuid.as_str())),
+            toolkit_names_uuid: vendor_specs.names_any(VendorKind::Toolkit, uuids),
             has_management_spec: self.has_management_spec,
             own: self.facts.own.clone(),
         };
@@ -155,7 +157,7 @@ impl Follower {
         &self.node.settings.injection.specs
     }
 
-    /// Where the driver comes from, and the edits of its device, if a container can have any.
+    /// The source of the driver, and the edits of its device, if a container can have any.
     fn driver(&self) -> (Driver, Option<Edits>) {
         let settings = &self.node.settings;
         let (version, needs_driver) = {
@@ -171,7 +173,8 @@ impl Follower {
         }
     }
 
-    /// The spec of a driver that is gone stays: no container starts meanwhile, and it is replaced with the next driver's.
+    /// Writes the driver's spec. That of a driver that is gone stays: no container starts meanwhile, and the next driver's
+    /// replaces it.
     fn write_driver(&mut self, edits: Option<Edits>) -> io::Result<()> {
         let Some(edits) = edits else { return Ok(()) };
         let is_there = self.specs().path().join(DRIVER_FILE).exists();
@@ -185,17 +188,16 @@ impl Follower {
         Ok(())
     }
 
-    /// Writes a spec for the runtime to read, as long as it has not been seen reading.
-    fn probe(&mut self) -> io::Result<()> {
-        if self.node.readers.has_reader() || self.probed.is_some_and(|at| at.elapsed() < PROBE_INTERVAL) {
-            self.specs().remove_probe();
+    /// Makes the runtime read the specs, as long as it has not been seen reading.
+    fn call(&mut self) -> io::Result<()> {
+        if self.node.readers.has_reader() || self.called.is_some_and(|at| at.elapsed() < CALL_INTERVAL) {
             return Ok(());
         }
-        self.probed = Some(Instant::now());
-        self.specs().write_probe()
+        self.called = Some(Instant::now());
+        self.specs().call()
     }
 
-    /// Whether a pod has come to run whose first container this process let start, with a spec that the runtime has not read.
+    /// Returns true if a pod runs whose first container this process let start with a spec that the runtime has not read.
     fn has_unread_start(&self) -> bool {
         let Some(written) = self.node.checkpoint().and_then(Checkpoint::read) else { return false };
         let pods = self.node.pods.borrow();
@@ -217,7 +219,7 @@ mod tests {
         Injection { mode, certainty, reason, message: String::new(), exposure: None }
     }
 
-    /// After CDI was proven: kubelet is told at once of what does not pass by itself, and of the rest when it has lasted.
+    /// After CDI was proven, a state that does not pass by itself takes effect at once, any other when it has lasted.
     #[rstest]
     #[case::spec_replaced(injection(Mode::Cdi, Certainty::Impossible, "NoDriverSpec"), 0, false)]
     #[case::spec_gone(injection(Mode::Cdi, Certainty::Impossible, "NoDriverSpec"), 10, true)]
@@ -226,7 +228,7 @@ mod tests {
     #[case::variable_from_now_on(injection(Mode::Envvar, Certainty::Proven, "Variable"), 10, true)]
     #[case::cdi_is_off(injection(Mode::Cdi, Certainty::Impossible, "CdiOff"), 0, true)]
     #[case::unsure(injection(Mode::Cdi, Certainty::Assumed, "CdiAssumed"), 0, true)]
-    fn what_is_told_at_once(#[case] decided: Injection, #[case] seconds: u64, #[case] expected: bool) {
+    fn a_passing_state_takes_effect_when_it_has_lasted(#[case] decided: Injection, #[case] seconds: u64, #[case] expected: bool) {
         let lasted = Duration::from_secs(seconds);
         let proven = injection(Mode::Cdi, Certainty::Proven, "Cdi");
         assert_eq!(is_due(Some(&proven), &decided, lasted), expected);

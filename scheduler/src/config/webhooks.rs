@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::{Args, Subcommand};
+use proto::admission::UNRESTRICTED_NAMESPACES;
 use proto::resource::ResourceNames;
 
 use super::TlsFiles;
@@ -41,7 +42,7 @@ pub(super) struct WebhookArgs {
     #[arg(
         long,
         env = "GPUSHARE_UNRESTRICTED_NAMESPACES",
-        default_value = "kube-system,gpu-operator,gpushare-system",
+        default_value = UNRESTRICTED_NAMESPACES,
         value_delimiter = ',',
         value_name = "NAMESPACES"
     )]

@@ -3,7 +3,6 @@
 //! Starting a container asks plugins for `PreStartContainer` and holds no lock meanwhile; what cannot be started
 //! is tried again after a pause.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::jiff::Timestamp;
@@ -128,7 +127,7 @@ impl Process {
             self.publish_event(pod, "Failed", &format!("Error: {error}"));
         }
         if !self.runtime.set_state(&pod.uid, &container.name, state.clone()) {
-            self.runtime.put(never_started(pod, container, state));
+            self.runtime.put(Container::never_started(pod, container, state));
         }
     }
 
@@ -143,26 +142,6 @@ impl Process {
             self.publish_deletion(pod);
         }
         self.changed();
-    }
-}
-
-fn never_started(pod: &PodSpec, container: &ContainerSpec, state: RunState) -> Container {
-    Container {
-        namespace: pod.namespace.clone(),
-        pod: pod.name.clone(),
-        pod_uid: pod.uid.clone(),
-        name: container.name.clone(),
-        kind: container.kind,
-        state,
-        starts: 0,
-        env: BTreeMap::new(),
-        devices: BTreeMap::new(),
-        cdi_devices: Vec::new(),
-        stale_devices: Vec::new(),
-        hooks: Vec::new(),
-        gpus: Vec::new(),
-        device_nodes: Vec::new(),
-        mounts: Vec::new(),
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 use tokio::sync::watch;
 
-use super::pod::ContainerKind;
+use super::pod::{ContainerKind, ContainerSpec, PodSpec};
 
 /// Where a container on a machine with GPUs prints its device nodes, separated by commas.
 pub const DEVICE_NODES: &str = "DEVICE_NODES";
@@ -73,6 +73,29 @@ pub struct Container {
     pub hooks: Vec<String>,
     /// UUIDs of the GPUs whose device nodes it has, sorted.
     pub gpus: Vec<String>,
+}
+
+impl Container {
+    /// A container of this pod that was not started yet.
+    pub(crate) fn never_started(pod: &PodSpec, container: &ContainerSpec, state: RunState) -> Self {
+        Self {
+            namespace: pod.namespace.clone(),
+            pod: pod.name.clone(),
+            pod_uid: pod.uid.clone(),
+            name: container.name.clone(),
+            kind: container.kind,
+            state,
+            starts: 0,
+            env: BTreeMap::new(),
+            devices: BTreeMap::new(),
+            cdi_devices: Vec::new(),
+            stale_devices: Vec::new(),
+            device_nodes: Vec::new(),
+            mounts: Vec::new(),
+            hooks: Vec::new(),
+            gpus: Vec::new(),
+        }
+    }
 }
 
 /// What has been tried to start a container.

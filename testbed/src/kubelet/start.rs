@@ -240,21 +240,15 @@ fn compose(
     env.extend(assigned.map(|(name, value)| (name.to_owned(), value.to_owned())));
     let nodes = responses.iter().flat_map(|response| &response.devices).map(|device| device.container_path.clone());
     let mounts = responses.iter().flat_map(|response| &response.mounts).map(|mount| mount.container_path.clone());
+    let waiting = RunState::Waiting { reason: "ContainerCreating".to_owned(), message: String::new() };
     Container {
-        namespace: pod.namespace.clone(),
-        pod: pod.name.clone(),
-        pod_uid: pod.uid.clone(),
-        name: container.name.clone(),
-        kind: container.kind,
-        state: RunState::Waiting { reason: "ContainerCreating".to_owned(), message: String::new() },
-        starts: 0,
         env,
         devices,
         cdi_devices,
         stale_devices,
         hooks: edits.hooks.into_iter().map(|hook| hook.args.join(" ")).collect(),
-        gpus: Vec::new(),
         device_nodes: nodes.chain(edits.device_nodes.into_iter().map(|node| node.path)).collect(),
         mounts: mounts.chain(edits.mounts.into_iter().map(|mount| mount.container_path)).collect(),
+        ..Container::never_started(pod, container, waiting)
     }
 }
