@@ -60,7 +60,7 @@ pub struct Fleet {
     pub partitions: Option<GpuPartitionTable>,
     /// What they are for, if the source tells.
     pub partition_policy: Option<GpuPartitionPolicy>,
-    /// Whether containers need the vendor's driver to use the GPUs.
+    /// True if containers need the vendor's driver to use the GPUs.
     pub needs_driver: bool,
     /// Version of the driver, if known.
     pub driver_version: Option<String>,

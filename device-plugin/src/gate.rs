@@ -127,7 +127,7 @@ pub enum Held {
     Spec {
         /// The pod.
         pod: String,
-        /// Why.
+        /// The reason.
         #[source]
         source: SpecError,
     },
@@ -136,7 +136,7 @@ pub enum Held {
     NoInjection {
         /// The pod.
         pod: String,
-        /// Which setting to change.
+        /// The reason, with the setting to change.
         problem: String,
     },
     /// A record cannot be written for it.

@@ -51,7 +51,7 @@ pub struct Observation {
 pub enum ObservationKind {
     /// The driver reported a critical error with this number; 999 stands for one it cannot name.
     Xid(u64),
-    /// The device answered a probe; nothing tells whether it needs a reset.
+    /// The device answered a probe; it is unknown whether it needs a reset.
     Answered,
     /// The device answered a probe, and needs no reset: its driver says so, or a reset has been seen.
     Sound,
@@ -200,7 +200,7 @@ impl Course {
 #[derive(Clone, Copy, Debug)]
 struct Illness {
     reason: Reason,
-    /// Whether probes do not count until a reset is seen.
+    /// True if probes do not count until a reset is seen.
     needs_reset: bool,
     /// When the last trouble was seen.
     since: Duration,
@@ -323,7 +323,7 @@ impl Policy {
         }
     }
 
-    /// Whether time does not heal this.
+    /// Returns true if a device does not recover from this with time.
     fn needs_reset(&self, reason: Reason) -> bool {
         match reason {
             Reason::Xid(xid) => self.reset_xids.contains(xid),

@@ -1,7 +1,7 @@
-//! What an answer to Allocate and a CDI spec say to a container: variables and device nodes.
+//! The content of an answer to Allocate and of a CDI spec: a container's variables and device nodes.
 //!
-//! Pure except that it looks which device nodes and vendor's specs are there. Which container it is, and which devices its
-//! pod has, is decided elsewhere.
+//! Pure except that it looks which device nodes and vendor's specs are there. The callers choose the container and the
+//! devices of its pod.
 //!
 //! With CDI the answer names a spec that no answer named before, and says `void` in the vendor's variable: where the runtime does not
 //! act on CDI devices, the container gets no GPU rather than those that the variable of its image names. The UUIDs are in a
@@ -115,7 +115,7 @@ pub fn cdi_answer(visible: &str, resource: Served, ids: &[String], fresh: u64) -
     }
 }
 
-/// What the device that brings the driver does: `edits` of a vendor's spec, and the control nodes that are there.
+/// The edits of the device that brings the driver: `edits` of a vendor's spec, and the control nodes that are there.
 pub fn driver_edits(settings: &Settings, mut edits: Edits) -> Edits {
     edits.env.insert(settings.visible_devices_env.clone(), VOID.to_owned());
     let has_node = |edits: &Edits, path: &str| edits.device_nodes.iter().any(|node| node.get("path").is_some_and(|own| own == path));
@@ -220,7 +220,7 @@ fn device_nodes(settings: &Settings, known: Option<&Known<'_>>, resource: Served
     paths
 }
 
-/// Whether the host has this file. Answers and specs name paths of the host, wherever this process sees them.
+/// Returns true if the host has this file. Answers and specs name paths of the host, wherever this process sees them.
 fn is_on_host(settings: &Settings, path: &Path) -> bool {
     settings.injection.host_root.join(path.strip_prefix("/").unwrap_or(path)).exists()
 }

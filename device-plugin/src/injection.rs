@@ -1,4 +1,4 @@
-//! Which way devices get into containers on this node: by CDI or by the vendor's environment variable, or not at all.
+//! The way in which devices get into containers on this node: by CDI or by the vendor's environment variable, or not at all.
 //!
 //! Nothing is guessed from a version. [`decide()`] is a pure function of what was found on the node; [`follow`] finds it, keeps
 //! the driver's CDI device in step with the vendor's specs, and reports what holds. The decision may change while the process
@@ -43,7 +43,7 @@ const NO_DRIVER_SPEC: &str = "NoDriverSpec";
 /// The reason when the runtime ignores CDI devices.
 const CDI_OFF: &str = "CdiOff";
 
-/// How sure it is that a mode works here.
+/// The evidence that a mode works on this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Certainty {
     /// It was seen to work.
@@ -74,29 +74,29 @@ pub enum Exposure {
     RuntimeClass(String),
 }
 
-/// How containers of this node get their devices, and why so.
+/// The way in which containers of this node get their devices, and the reason for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Injection {
     /// The mode.
     pub mode: Mode,
-    /// How sure that is.
+    /// The evidence that the mode works.
     pub certainty: Certainty,
     /// One word, for a condition.
     pub reason: &'static str,
     /// The same for a person; where it is impossible, with the setting to change.
     pub message: String,
-    /// Which containers that ask for no GPU see all of them if their image sets the variable; none if a runtime hook takes the
-    /// variable away, or nothing tells that the runtime acts on it.
+    /// The pods whose containers see all GPUs without asking for one if their image sets the variable; none if a runtime hook
+    /// takes the variable away, or the runtime is not known to act on it.
     pub exposure: Option<Exposure>,
 }
 
 impl Injection {
-    /// Whether a container can get its devices.
+    /// Returns true if a container can get its devices.
     pub fn is_possible(&self) -> bool {
         self.certainty != Certainty::Impossible
     }
 
-    /// Whether a container can get a device of this type: the driver is for GPUs alone.
+    /// Returns true if a container can get a device of this type: only GPUs need the driver.
     pub fn is_possible_for(&self, device_type: &str) -> bool {
         self.is_possible() || (self.reason == NO_DRIVER_SPEC && device_type != TYPE_GPU)
     }
@@ -108,7 +108,7 @@ impl fmt::Display for Injection {
     }
 }
 
-/// What the operator chooses, and where things are.
+/// The operator's settings for injection, and the paths that it uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InjectionSettings {
     /// The mode; none to find out what works on this node.
@@ -117,7 +117,7 @@ pub struct InjectionSettings {
     pub specs: SpecDir,
     /// The vendor's specs.
     pub vendor_specs: VendorSpecs,
-    /// Whether device nodes are handed over too where the variable is used.
+    /// True if answers that use the variable pass device nodes too.
     pub pass_device_specs: bool,
     /// Where the node's root directory is seen from here.
     pub host_root: PathBuf,

@@ -149,7 +149,7 @@ pub struct Inventory {
     pub partitions: Option<GpuPartitionTable>,
     /// What the partitions are for, if the source tells.
     pub partition_policy: Option<GpuPartitionPolicy>,
-    /// Whether containers need the vendor's driver to use the GPUs: not those of a file, unless it says so.
+    /// True if containers need the vendor's driver to use the GPUs; false for those of a file unless it says so.
     pub needs_driver: bool,
     /// Version of the driver, if the source knows one.
     pub driver_version: Option<String>,

@@ -42,9 +42,9 @@ pub struct Settings {
     pub visible_devices_env: String,
     /// How long a call waits for its pod to show up.
     pub allocate_wait: Duration,
-    /// How containers get their devices.
+    /// The operator's settings for the way in which containers get their devices.
     pub injection: InjectionSettings,
-    /// Whether pods may see all GPUs of this node and be charged for none.
+    /// True if pods may see all GPUs of this node and be charged for none.
     pub allows_all_devices: bool,
 }
 
@@ -81,7 +81,7 @@ pub struct NodeState {
     ledger: Mutex<Ledger>,
     /// kubelet's checkpoint, if it is to be read again.
     checkpoint: Option<Checkpoint>,
-    /// How containers get their devices; none until that is decided.
+    /// The way in which containers get their devices; none until that is decided.
     pub injection: watch::Receiver<Option<Injection>>,
     /// The runtime's reads of the spec directory.
     pub readers: Readers,
@@ -123,19 +123,19 @@ impl NodeState {
         Self { injection, readers, ..self }
     }
 
-    /// How containers get their devices: as decided, else as the operator says.
+    /// The way in which containers get their devices: as decided, else as the operator says.
     pub fn mode(&self) -> Mode {
         let decided = self.injection.borrow().as_ref().map(|injection| injection.mode);
         decided.or(self.settings.injection.mode).unwrap_or(Mode::Cdi)
     }
 
-    /// Why no container of this node can get a device of this type, if that is so.
+    /// The reason that no container of this node can get a device of this type, if that is so.
     pub fn no_injection(&self, device_type: &str) -> Option<String> {
         let injection = self.injection.borrow();
         injection.as_ref().filter(|injection| !injection.is_possible_for(device_type)).map(|injection| injection.message.clone())
     }
 
-    /// Whether the runtime has been seen to act on CDI.
+    /// Returns true if the runtime has been seen to act on CDI.
     pub fn is_cdi_proven(&self) -> bool {
         let is_proven = |injection: &Injection| injection.mode == Mode::Cdi && injection.certainty == Certainty::Proven;
         self.injection.borrow().as_ref().is_some_and(is_proven)

@@ -219,7 +219,7 @@ pub struct Claimant {
     pub namespace: String,
     /// Its name.
     pub name: String,
-    /// How far kubelet has come with it.
+    /// kubelet's progress with it.
     pub stage: Stage,
 }
 
@@ -294,12 +294,12 @@ impl Pods {
         self.claimants.remove(uid);
     }
 
-    /// Notes a pod of this node that asks for nothing of ours; whether it was not known before.
+    /// Notes a pod of this node that asks for nothing of ours; returns true if it was not known before.
     pub fn note_idle(&mut self, uid: PodUid) -> bool {
         self.idle.insert(uid)
     }
 
-    /// Notes a pod that uses resource claims; whether that is news.
+    /// Notes a pod that uses resource claims; returns true if it is new or has changed.
     pub fn note_claimant(&mut self, claimant: Claimant) -> bool {
         if self.claimants.get(&claimant.uid) == Some(&claimant) {
             return false;
@@ -318,7 +318,7 @@ impl Pods {
         self.claimants.get(uid)
     }
 
-    /// Whether the pod is known to ask for nothing of ours.
+    /// Returns true if the pod is known to ask for none of this plugin's resources.
     pub fn asks_for_nothing(&self, uid: &PodUid) -> bool {
         self.idle.contains(uid)
     }

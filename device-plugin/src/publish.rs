@@ -109,7 +109,7 @@ pub struct Sources {
     pub checkpoints: watch::Receiver<Option<DevicesCheckpoints>>,
     /// What the operator says of the devices.
     pub additions: watch::Receiver<Arc<Additions>>,
-    /// How containers get their devices; none until that is decided.
+    /// The way in which containers get their devices; none until that is decided.
     pub injection: watch::Receiver<Option<Injection>>,
 }
 

@@ -144,7 +144,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
 /// Everything that runs.
 #[derive(Default)]
 struct Parts {
-    /// What follows the devices, and ends when only another process can.
+    /// The task that follows the devices, and ends when only another process can.
     devices: JoinSet<DriverReplaced>,
     /// Tasks that are simply dropped at the end.
     watches: JoinSet<()>,
@@ -393,7 +393,7 @@ async fn client(config: &Config) -> anyhow::Result<Client> {
     Ok(builder.with_layer(&TimeoutLayer::new(ANSWER_LIMIT)).build())
 }
 
-/// What tells how this process got NVML, and so whether the container runtime acts on the vendor's variable.
+/// The facts that show how this process got NVML, and so if the container runtime acts on the vendor's variable.
 fn node_facts(config: &Config) -> NodeFacts {
     let own = OwnContainer {
         has_driver_root: !config.driver_roots.is_empty(),
@@ -410,7 +410,7 @@ fn boot_id() -> Option<String> {
     Some(id.trim().to_owned())
 }
 
-/// Whether this process may do what only privileged containers may (`CAP_SYS_ADMIN`).
+/// Returns true if this process has the rights of a privileged container (`CAP_SYS_ADMIN`).
 fn is_privileged() -> bool {
     const CAP_SYS_ADMIN: u32 = 21;
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

@@ -67,7 +67,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Whether nothing is to be read.
+    /// Returns true if nothing is to be read.
     fn is_idle(&self) -> bool {
         self.resources.is_empty() && self.ours.is_none() && self.dra_drivers.is_empty() && !self.has_hook
     }
@@ -160,7 +160,7 @@ pub fn uid_of<'a>(pods: &'a Pods, name: &PodName) -> Option<&'a PodUid> {
     }
 }
 
-/// Whether the pod of an allocation has ended. What the pod-resources API lists is of pods that are there, known or not.
+/// Returns true if the pod of an allocation has ended. The pod-resources API lists only pods that are there, known or not.
 fn has_ended(allocation: &Allocation, pods: &Pods) -> bool {
     let Some(uid) = uid_of(pods, &allocation.pod) else { return matches!(allocation.pod, PodName::Uid(_)) };
     let stage = pods.get(uid).map(|pod| pod.stage).or_else(|| pods.claimant(uid).map(|claimant| claimant.stage));
@@ -204,7 +204,7 @@ pub struct Sources {
 /// Where what was found goes.
 #[derive(Debug)]
 pub struct Sinks {
-    /// What the scheduler is to count.
+    /// The devices that the scheduler is to count.
     pub checkpoints: watch::Sender<Option<DevicesCheckpoints>>,
     /// Events on claims.
     pub recorder: Recorder,
@@ -266,7 +266,7 @@ fn publish(now: DevicesCheckpoints, checkpoints: &watch::Sender<Option<DevicesCh
     });
 }
 
-/// What kubelet allocated of the vendors' resources, and what DRA drivers have prepared of their devices.
+/// Reads the devices that kubelet allocated of the vendors' resources, and those that DRA drivers have prepared.
 async fn read(
     settings: &Settings,
     fleet: &Fleet,
@@ -289,7 +289,7 @@ async fn read(
     Ok(found)
 }
 
-/// What kubelet's pods hold. A kubelet without the API has a checkpoint, and no claims.
+/// The devices that kubelet's pods hold. A kubelet without the API has a checkpoint, and no claims.
 async fn list(settings: &Settings, needs_ids: bool) -> Result<Listed, VendorError> {
     match pod_resources::list(&settings.socket).await {
         Ok(listed) => Ok(listed),
@@ -333,7 +333,7 @@ fn of_entry(entry: kubelet_checkpoint::Entry) -> Allocation {
     }
 }
 
-/// How far the pods have come that ask for whole devices or use claims: what must have changed for kubelet to tell something new.
+/// The stages and records of the pods that ask for whole devices or use claims: kubelet reports nothing new before they change.
 fn progress(pods: &Pods) -> Vec<(PodUid, Stage, Option<String>)> {
     let asks = |pod: &&NodePod| pod.containers.iter().any(|container| container.whole > 0);
     let record = |pod: &NodePod| pod.placement.as_ref().ok().map(ToString::to_string);

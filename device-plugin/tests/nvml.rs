@@ -505,7 +505,7 @@ fn known_memory_is_not_replaced() {
     assert_eq!(source.discover().unwrap().gpus[0].memory_bytes, 16 << 30);
 }
 
-/// What the driver reserves changes now and then, which is no other device.
+/// The memory that the driver reserves changes now and then, and the device stays the same.
 #[tokio::test]
 async fn reserved_memory_is_left_out_on_request() {
     let machine = Machine::new(&[card(0)]);
@@ -613,14 +613,14 @@ async fn a_call_that_hangs_is_silence() {
     let mut watched = Watched::start(&eager(&machine));
     watched.take(3).await;
     machine.set("hang", Some(""));
-    // What was said before may still be read.
+    // Observations from before may still be read.
     let quiet = async { while tokio::time::timeout(Duration::from_millis(300), watched.observations.recv()).await.is_ok() {} };
     tokio::time::timeout(DEADLINE, quiet).await.unwrap();
     machine.set("hang", None);
     watched.until(&seen(0, ObservationKind::Answered)).await;
 }
 
-/// The driver was replaced below the container's library: only a container that is made anew gets the right one.
+/// The driver was replaced below the container's library: only a newly created container gets the right one.
 #[rstest]
 #[case::mismatch(18, None, "of another version than the library")]
 #[case::installed_later(0, Some("module/nvidia"), "installed after this container was made")]

@@ -10,7 +10,7 @@ use super::{CONTAINER_KIND, DRIVER_DEVICE};
 /// The version of specs that say no more than device nodes and variables.
 const VERSION: &str = "0.5.0";
 
-/// What a spec does to a container.
+/// The changes that a CDI spec makes to a container.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Edits {
     /// Version of the vendor's spec that they come from, if they do.
@@ -73,7 +73,7 @@ impl Edits {
 pub struct ContainerSpec {
     /// The name of the device, without its kind.
     pub name: String,
-    /// What it does.
+    /// Its container edits.
     pub edits: Edits,
 }
 

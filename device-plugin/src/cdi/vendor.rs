@@ -1,7 +1,7 @@
-//! NVIDIA's own CDI specs on this node: what a container needs of the driver, and the device nodes of each GPU.
+//! NVIDIA's own CDI specs on this node: a container's edits for the driver, and the device nodes of each GPU.
 //!
-//! Read again when they change, as the vendor's tools rewrite them with each driver. What does not parse is left out, with
-//! a warning.
+//! Read again when they change, as the vendor's tools rewrite them with each driver. Files that do not parse are left out,
+//! with a warning.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
@@ -29,7 +29,7 @@ const CONTROL_NODES: [&str; 5] = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvi
 /// Libraries of the driver whose file name ends with its version.
 const VERSIONED_LIBRARIES: [&str; 2] = ["libcuda.so.", "libnvidia-ml.so."];
 
-/// Who wrote a spec; the ones that say most about a GPU come first.
+/// The tool that wrote a spec; the tools whose specs say most about a GPU come first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum VendorKind {
     /// nvidia-ctk or `nvidia-cdi-refresh.service`.
@@ -84,7 +84,7 @@ impl Device {
         nodes(&self.container_edits)
     }
 
-    /// Whether it brings the GPU's own device node if it brings any of a GPU: a spec that is older than the last start of the
+    /// Returns true if each GPU node that the device brings is this GPU's own: a spec that is older than the last start of the
     /// driver may mean another GPU by a name or an index.
     fn is_of(&self, gpu: &Gpu) -> bool {
         let is_of_gpu = |path: &&str| path.strip_prefix("/dev/nvidia").is_some_and(|rest| rest.parse::<u32>().is_ok());
@@ -101,7 +101,7 @@ struct Spec {
     file: SpecFile,
 }
 
-/// What a container needs of the driver, whichever GPUs it sees.
+/// A container's edits for the driver, which are the same for all GPUs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DriverEdits {
     /// The kind of the spec that it comes from.
@@ -112,7 +112,7 @@ pub struct DriverEdits {
     pub edits: Edits,
 }
 
-/// Why no spec of the node can be used for the driver.
+/// The reason that no spec of the node can be used for the driver.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoDriver {
     /// There is none.
@@ -131,7 +131,7 @@ pub enum NoDriver {
         path: PathBuf,
         /// The version of its libraries.
         found: String,
-        /// The version that NVML tells.
+        /// The version that NVML reports.
         running: String,
     },
 }
@@ -160,9 +160,9 @@ impl VendorSpecs {
         Self { dirs, read: Arc::default() }
     }
 
-    /// What a container needs of the driver: from the first kind of which there is a spec for the running driver.
+    /// Returns a container's edits for the driver, from the first kind that has a spec for the running driver.
     ///
-    /// `running` is the version that NVML tells, if it does. `variable` is left out of the edits: the caller sets it.
+    /// `running` is the version that NVML reports, if it does. `variable` is left out of the edits: the caller sets it.
     ///
     /// # Errors
     /// There is no spec, or only one of another driver version.
@@ -206,7 +206,7 @@ impl VendorSpecs {
         devices.into_iter().any(|device| named.contains(device))
     }
 
-    /// Whether there is a spec of this kind.
+    /// Returns true if there is a spec of this kind.
     pub fn has(&self, kind: VendorKind) -> bool {
         self.read().iter().any(|spec| spec.kind == kind)
     }
@@ -230,7 +230,7 @@ impl VendorSpecs {
     }
 }
 
-/// What the spec says for all its devices, and of a device that stands for all GPUs the nodes that are no GPU's.
+/// Returns the spec's edits for all its devices; of device nodes only the control nodes, also from a device `all`.
 fn driver_edits(file: &SpecFile, variable: &str) -> Edits {
     let mut edits = Edits { version: Some(file.cdi_version.clone()), ..Edits::default() };
     for (field, value) in &file.container_edits {
@@ -253,7 +253,7 @@ fn driver_edits(file: &SpecFile, variable: &str) -> Edits {
     edits
 }
 
-/// The version of the driver whose libraries the edits mount, if a file name tells.
+/// The version of the driver whose libraries the edits mount, if a file name contains it.
 fn library_version(edits: &Edits) -> Option<String> {
     let mounts = edits.others.get("mounts")?.as_array()?.iter();
     let files = mounts.filter_map(|mount| Path::new(mount.get("containerPath")?.as_str()?).file_name()?.to_str());
@@ -413,7 +413,7 @@ devices:
         assert_eq!(paths(&renumbered), ["/dev/nvidia2"], "its own among all");
     }
 
-    /// The driver changes, in place or by another file, and nothing tells this process.
+    /// The driver changes, in place or by another file, and this process gets no event.
     #[test]
     fn a_changed_file_is_read_again() {
         let (dir, specs) = specs(&[]);

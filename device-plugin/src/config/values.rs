@@ -205,8 +205,8 @@ pub enum NoGpu {
 }
 
 impl NoGpu {
-    /// Whether the daemon waits after this error. It does in any case where an operator has left out every GPU, as with MIG
-    /// mode: ending would be tried again and again.
+    /// Returns true if the daemon waits after this error. It always waits where an operator has left out every GPU, as with
+    /// MIG mode: kubelet would restart it again and again.
     pub fn waits_after(self, error: &InventoryError) -> bool {
         error.is_by_choice() || self == Self::Wait && error.is_absence()
     }

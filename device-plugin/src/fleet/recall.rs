@@ -1,6 +1,6 @@
-//! Health of before: the XIDs in the node's Device object, which no probe tells.
+//! Restores health from before this process: the XIDs in the node's Device object, which no probe finds.
 //!
-//! Reads it once, when the process starts. Loss and failed probes are not taken over: the probes will tell. A boot resets
+//! Reads it once, when the process starts. Loss and failed probes are not taken over: probes find them again. A boot resets
 //! devices, so XIDs of an earlier boot are not taken over either.
 
 use std::time::Duration;

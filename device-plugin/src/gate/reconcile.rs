@@ -44,7 +44,7 @@ struct Memory {
     told: BTreeMap<PodUid, String>,
     /// Pods whose flag was stale at the last look.
     suspects: BTreeSet<PodUid>,
-    /// How many containers had answers of an earlier version.
+    /// The number of containers that had answers of an earlier version.
     n_admitted_before: Option<usize>,
 }
 

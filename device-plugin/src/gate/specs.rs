@@ -23,10 +23,10 @@ use crate::watching::one_line;
 
 use super::{Held, Start, containers_of};
 
-/// How long a start waits for a runtime that reads specs: it parses all of them, on a machine that may be busy.
+/// Longest wait of a start for a runtime that reads specs: it parses all of them, on a machine that may be busy.
 const READ_LIMIT: Duration = Duration::from_secs(2);
 
-/// How long a start waits for a runtime that has not been seen reading, which may be none with CDI.
+/// Longest wait of a start for a runtime that has not been seen reading specs, and may have CDI off.
 const FIRST_READ_LIMIT: Duration = Duration::from_millis(200);
 
 /// The file names of specs that were written for a start, and that the runtime has to read.
@@ -109,7 +109,7 @@ fn write(
     }
 }
 
-/// What the spec that this answer names must say; none if the pod has no record, or no device of it is on this node.
+/// The edits for the spec that this answer names; none if the pod has no record, or no device of it is on this node.
 fn edits(
     node: &NodeState,
     pod: &NodePod,
@@ -154,7 +154,7 @@ pub(super) fn is_by_spec(entry: &Allocated) -> bool {
     device_of(&entry.answer).is_some()
 }
 
-/// Whether an answer names the device that brings the driver. Answers of versions before do not.
+/// Returns true if an answer names the device that brings the driver. Answers of earlier versions do not.
 fn has_driver(answer: &ContainerAllocateResponse) -> bool {
     answer.cdi_devices.iter().any(|device| device.name == DRIVER_DEVICE)
 }
@@ -263,7 +263,7 @@ mod tests {
         cdi_answer(&node.settings.visible_devices_env, Served::Memory, &ids.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>(), fresh)
     }
 
-    /// What the spec of an answer says of the container's memory units.
+    /// The container's memory units in the spec of an answer.
     fn units_in(node: &NodeState, answer: &ContainerAllocateResponse) -> Option<String> {
         node.settings.injection.specs.env(device_of(answer)?)?.remove("ALIYUN_COM_GPU_MEM_CONTAINER")
     }

@@ -280,7 +280,7 @@ fn the_mark_for_all_gpus(#[case] is_allowed: bool, #[case] pod: NodePod, #[case]
     }
 }
 
-/// What it asks for besides, no GPU being involved, is not held up by the mark.
+/// The mark does not hold up the pod's requests for devices other than GPUs.
 #[test]
 fn the_mark_is_about_gpus() {
     let marked = NodePod { sees_all: true, ..pod("a", 1, [rdma(50)]) };

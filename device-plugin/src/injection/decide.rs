@@ -1,8 +1,8 @@
-//! Which mode works, from what was found on the node. Pure.
+//! Decides the mode that works, from the findings on the node. Pure.
 
 use super::{CDI_OFF, Certainty, Exposure, Injection, Mode, NO_DRIVER_SPEC};
 
-/// What is known of the runtime's CDI.
+/// The runtime's support for CDI, as far as this plugin has seen it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cdi {
     /// A spec was read soon after it was written.
@@ -15,7 +15,7 @@ pub enum Cdi {
     Unwritable(String),
 }
 
-/// Whether a CDI device can bring the driver's libraries into a container.
+/// The source from which a CDI device brings the driver's libraries into a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Driver {
     /// The devices are simulated.
@@ -26,18 +26,18 @@ pub enum Driver {
     Missing(String),
 }
 
-/// Whether the runtime gives unprivileged containers the devices that the variable names.
+/// The runtime's support for giving unprivileged containers the devices that the variable names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Variable {
     /// It gave this plugin's own container its GPUs.
     Works,
     /// It does not; the text says why.
     Fails(String),
-    /// Nothing tells.
+    /// Neither has been shown.
     Unknown,
 }
 
-/// What was found on the node.
+/// The findings on the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
     /// The runtime's CDI.
@@ -48,16 +48,16 @@ pub struct Facts {
     pub variable: Variable,
     /// The pods in which the runtime acts on the variable of an image, as far as is known.
     pub exposure: Option<Exposure>,
-    /// Whether the runtime hook is on, which takes the variable away from containers that ask for nothing.
+    /// True if the runtime hook is on, which takes the variable away from containers that ask for no GPU.
     pub has_hook: bool,
 }
 
-/// How this plugin's own container got NVML.
+/// The facts that show from where this plugin's own container got NVML.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OwnContainer {
-    /// Whether this process loaded NVML from a directory of the host, so that the runtime need not have given it.
+    /// True if this process loaded NVML from a directory of the host, so that the runtime need not have given it.
     pub has_driver_root: bool,
-    /// Whether this container is privileged: a hardened runtime accepts the variable of privileged containers alone.
+    /// True if this container is privileged: a hardened runtime accepts the variable of privileged containers alone.
     pub is_privileged: bool,
     /// The `RuntimeClass` of this plugin's pod, if it has one.
     pub runtime_class: Option<String>,
@@ -65,21 +65,21 @@ pub struct OwnContainer {
     pub value: Option<String>,
 }
 
-/// What tells whether the runtime acts on the variable.
+/// The facts that show if the runtime acts on the variable.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VariableFacts {
-    /// Whether the devices are simulated, so that no runtime has to act.
+    /// True if the devices are simulated, so that no runtime has to act.
     pub is_simulated: bool,
     /// This plugin's own container.
     pub own: OwnContainer,
-    /// Whether a spec of NVIDIA's toolkit names one of this node's GPUs by UUID.
+    /// True if a spec of NVIDIA's toolkit names one of this node's GPUs by UUID.
     pub toolkit_names_uuid: bool,
-    /// Whether GPU Operator's spec is there, or was since this process started; it names `all` alone. The runtime that resolved
+    /// True if GPU Operator's spec is there, or was since this process started; it names `all` alone. The runtime that resolved
     /// this container's variable by it goes on using it when the file comes back.
     pub has_management_spec: bool,
 }
 
-/// Whether the variable works for pods of others, by what it did for this one.
+/// Infers the variable's effect in pods of others from its effect in this plugin's own.
 pub fn variable(facts: &VariableFacts) -> Variable {
     if facts.is_simulated {
         return Variable::Works;

@@ -33,7 +33,7 @@ pub enum InventoryError {
     /// The container was made for another driver, or for none, and only a container that is made now gets its library.
     #[error("the NVIDIA driver of this node is not the one that this container was made with: {how}")]
     DriverReplaced {
-        /// What shows it.
+        /// The evidence of it.
         how: String,
     },
     /// The library of a driver root is of another version than the kernel driver.
@@ -126,8 +126,8 @@ pub enum InventoryError {
 }
 
 impl InventoryError {
-    /// Whether there are GPUs, each of which is left out for a reason of its own, such as MIG mode. Only an operator changes
-    /// that, so the daemon waits: ending would be tried again and again.
+    /// Returns true if there are GPUs, each of which is left out for a reason of its own, such as MIG mode. Only an operator
+    /// changes that, so the daemon waits: kubelet would restart it again and again.
     pub fn is_by_choice(&self) -> bool {
         matches!(self, Self::NothingToShare { .. })
     }

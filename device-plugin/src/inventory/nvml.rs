@@ -1,6 +1,6 @@
 //! NVIDIA GPUs through NVML, which is loaded at run time. Only this module uses NVML.
 //!
-//! Devices are told apart by UUID; NVML's order is neither that of the minor numbers nor stable. GPUs in MIG mode are listed
+//! Devices are identified by UUID; NVML's order is neither that of the minor numbers nor stable. GPUs in MIG mode are listed
 //! as excluded: sharing their instances is not supported.
 
 mod library;
@@ -23,7 +23,7 @@ use watch::Watch;
 /// `NVML_DEVICE_MIG_ENABLE`.
 const MIG_ENABLED: u32 = 1;
 
-/// Why a GPU in MIG mode is left out.
+/// The reason that a GPU in MIG mode is left out.
 pub(super) const MIG: &str = "it is in MIG mode, and sharing MIG instances is not supported";
 
 /// More links than any GPU has.
@@ -45,7 +45,7 @@ pub struct NvmlSource {
     pub procfs: PathBuf,
     /// Bytes of a GPU whose memory NVML does not know, such as one that shares the memory of its processor.
     pub unknown_memory: Option<u64>,
-    /// Whether the memory that the driver reserves for itself is left out of what can be shared.
+    /// True if the memory that the driver reserves for itself is left out of what can be shared.
     pub withholds_reserved: bool,
     /// How often a watch probes each device.
     pub probe_interval: Duration,
@@ -179,7 +179,7 @@ impl NvmlSource {
     }
 }
 
-/// Whether the GPU is in MIG mode. One that cannot do MIG answers with an error.
+/// Returns true if the GPU is in MIG mode. One that cannot do MIG answers with an error.
 fn is_mig(device: &Device<'_>) -> bool {
     device.mig_mode().is_ok_and(|mode| mode.current == MIG_ENABLED)
 }

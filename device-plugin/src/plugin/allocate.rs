@@ -3,7 +3,7 @@
 //!
 //! By CDI the answer needs no pod: it names a spec that is written before the container starts. By variable it stands as long
 //! as the container lives, so the pod that it is for is waited for a little, if kubelet knows it before we do; then it is the
-//! devices of the IDs. Asks nobody: kubelet admits no other pod meanwhile and sets no deadline.
+//! devices of the IDs. Makes no remote call: kubelet admits no other pod meanwhile and sets no deadline.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;

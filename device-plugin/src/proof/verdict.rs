@@ -86,13 +86,13 @@ pub enum Refusal {
          annotation out and ask for amounts, or turn it on for the scheduler and its device plugins"
     )]
     AllDevicesForbidden,
-    /// It is marked to see all GPUs, and its record names fewer: whoever wrote that, it would have those for nothing.
+    /// It is marked to see all GPUs, and its record names fewer: it would see the others without being charged for them.
     #[error(
         "annotation {ALL_DEVICES} counts only where the record names every healthy GPU of the node: {recorded} is recorded, {unnamed} is not; \
          delete it to have it placed anew"
     )]
     NotAllDevices {
-        /// What its record says.
+        /// The devices that its record names.
         recorded: String,
         /// The first GPU that it does not name.
         unnamed: GpuUuid,
@@ -117,11 +117,11 @@ impl Refusal {
     }
 }
 
-/// Whether a pod that is marked to see all GPUs of its node may, by what the operator has allowed and what its record names. Both
-/// mark and record are annotations, which its author may have written.
+/// Checks that a pod may see all GPUs of its node if it is marked so, by the operator's setting and the GPUs that its record
+/// names. Both mark and record are annotations, which its author may have written.
 ///
 /// # Errors
-/// Why it may not.
+/// The pod may not see all GPUs.
 pub fn check_all_devices(pod: &NodePod, fleet: &Fleet, is_allowed: bool) -> Result<(), Refusal> {
     if !pod.sees_all {
         return Ok(());

@@ -41,7 +41,7 @@ pub struct Remarks {
     pub additions: Arc<Additions>,
     /// What partitions of GPUs are for, if the operator says it.
     pub partition_policy: Option<GpuPartitionPolicy>,
-    /// How containers get their devices; none until that is decided.
+    /// The way in which containers get their devices; none until that is decided.
     pub injection: Option<Injection>,
     /// The boot of this node, if the kernel names it.
     pub boot_id: Option<String>,
@@ -188,13 +188,12 @@ impl History<'_> {
         Some(self.condition(id, CONDITION_HEALTHY, status(is_healthy), &reason, message))
     }
 
-    /// Whether a container can get a device of this type, and in which way.
+    /// The condition that shows if a container can get a device of this type, and in which way.
     fn injection(&self, id: &str, device_type: &str, injection: Option<&Injection>) -> Option<DeviceCondition> {
         let injection = injection?;
         let is_possible = injection.is_possible_for(device_type);
-        // What keeps GPUs from containers need not keep other devices.
+        // A missing CDI spec of the driver blocks GPUs alone.
         if is_possible && !injection.is_possible() {
-            // What keeps GPUs from containers need not keep other devices.
             return Some(self.condition(id, CONDITION_INJECTABLE, status(true), "Cdi", "devices of this type need no driver"));
         }
         let status = match injection.certainty {

@@ -196,7 +196,8 @@ impl View<'_> {
     }
 }
 
-/// Whether the answer to Allocate named CDI devices of which the container has nothing: their spec sets a variable of ours.
+/// Returns true if the container has nothing of the CDI devices in its answer to Allocate, whose spec sets this project's
+/// variable.
 fn is_without_cdi(container: &Container, variable: &str) -> bool {
     seen::value_of(container, variable) == Some(VOID) && seen::value_of(container, GPU_DEVICES).is_none()
 }

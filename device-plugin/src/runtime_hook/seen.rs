@@ -63,8 +63,8 @@ impl Seen {
         true
     }
 
-    /// What kubelet has allocated, corrected by what containers really see; and what containers see whose pods have no
-    /// record, of which kubelet does not tell. A claim holds its devices whatever a container sees of them.
+    /// Corrects kubelet's allocations by what containers really see, and adds what containers see whose pods have no record,
+    /// as kubelet does not report that. A claim holds its devices whatever a container sees of them.
     pub fn correct(&self, allocations: Vec<Allocation>, pods: &Pods, fleet: &Fleet) -> Vec<Allocation> {
         let mut told = BTreeSet::new();
         let mut corrected: Vec<Allocation> = Vec::with_capacity(allocations.len());
@@ -144,7 +144,7 @@ impl Telling {
 }
 
 /// The GPUs that a container sees: those that the vendor's variable names, else those whose device nodes it has, else those
-/// that a CDI spec of this plugin names; none if nothing that is understood tells.
+/// that a CDI spec of this plugin names; none if these do not resolve to GPUs of this node.
 pub(super) fn of_container(container: &Container, variable: &str, fleet: &Fleet) -> Option<BTreeSet<GpuUuid>> {
     match value_of(container, variable).filter(|value| !NAMELESS.contains(value)) {
         Some(value) => sight::named(Served::Shared, value, fleet),

@@ -23,7 +23,7 @@ use crate::stop::Stop;
 /// How long the first registration waits for the pods of this node to be known.
 const SYNC_WAIT: Duration = Duration::from_secs(5);
 
-/// How long the first registration waits until it is decided how containers get their devices.
+/// Longest wait of the first registration for the decision on how containers get their devices.
 const INJECTION_WAIT: Duration = Duration::from_secs(5);
 
 /// What the API server holds of this node, and which devices of others it is to be told of.

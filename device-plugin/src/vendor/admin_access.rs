@@ -1,7 +1,7 @@
-//! Which devices of a claim are allocated for administration only: a monitor sees them, and others may have them meanwhile.
+//! Finds devices of a claim that are allocated for administration only: a monitor sees them, and others may have them meanwhile.
 //!
-//! kubelet does not tell, so the `ResourceClaim` is read from the API server, once for each that kubelet has prepared. As long as
-//! it cannot be read its devices count as used.
+//! kubelet does not report it, so the `ResourceClaim` is read from the API server, once for each that kubelet has prepared. As long
+//! as it cannot be read its devices count as used.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -16,27 +16,27 @@ use crate::watching::one_line;
 
 use super::claims::{ClaimName, ClaimedDevice, DraDevice};
 
-/// How long one request may take.
+/// Time limit of one request.
 const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 
 /// Reads claims.
 #[expect(missing_debug_implementations, reason = "a client has none")]
 pub struct AdminAccess {
     api: Client,
-    /// What is known of the claims that were in use at the last look.
+    /// The claims that were in use at the last look.
     known: BTreeMap<ClaimName, Known>,
 }
 
-/// What is known of a claim.
+/// A claim that a container uses, as last read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Known {
-    /// Which object it is: claims of one name may follow one another.
+    /// Its CDI devices, which identify the object: claims of one name may follow one another.
     cdi_names: BTreeSet<String>,
     /// Its devices that are allocated for administration only; none as long as it could not be read.
     devices: Option<BTreeSet<DraDevice>>,
 }
 
-/// Why it is not known how a claim's devices are allocated.
+/// The reason that it is not known how a claim's devices are allocated.
 #[derive(Debug, thiserror::Error)]
 enum ClaimError {
     /// The API server does not give it.

@@ -59,11 +59,11 @@ pub struct Claim {
     pub name: ClaimName,
     /// The device.
     pub device: DraDevice,
-    /// Whether the device is known to be of one certain GPU. If not, every GPU counts as allocated.
+    /// True if the device is known to be of one certain GPU. If not, every GPU counts as allocated.
     pub is_mapped: bool,
 }
 
-/// What a device's name says.
+/// The GPU or GPU instance that a device's name stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Named {
     /// The GPU of this minor number.
@@ -87,7 +87,7 @@ impl Named {
     }
 }
 
-/// What a container holds by a claim; none if that is no GPU which this plugin shares.
+/// The allocation that a container holds by a claim; none if that is no GPU which this plugin shares.
 pub(super) fn allocation(claimed: ClaimedDevice, fleet: &Fleet) -> Option<Allocation> {
     let ClaimedDevice { pod, container, claim, device, .. } = claimed;
     let with = |minor: u32| fleet.gpus.iter().map(|entry| &entry.gpu).find(|gpu| gpu.minor == minor).map(|gpu| &gpu.uuid);

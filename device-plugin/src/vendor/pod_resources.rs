@@ -1,7 +1,7 @@
 //! kubelet's pod-resources API: which devices the containers of its pods hold, by device plugins and by DRA drivers.
 //!
 //! Ordinary init containers are not in it. The devices that plugins gave them are those of the containers that follow; a claim
-//! that they alone use is not told.
+//! that they alone use is not listed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;

@@ -335,7 +335,7 @@ async fn nobody_to_watch_is_known_at_once() {
     assert_eq!(seen.wait_for(Option::is_some).await.unwrap().clone(), Some(DevicesCheckpoints::default()));
 }
 
-/// A claim's GPU counts from when kubelet has prepared it until its pod has ended, whoever else is on the GPU.
+/// A claim's GPU counts from when kubelet has prepared it until its pod has ended, also while other pods are on the GPU.
 #[tokio::test]
 async fn follows_the_claims_of_a_driver() {
     let dir = tempfile::tempdir().unwrap();

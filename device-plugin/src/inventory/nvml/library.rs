@@ -59,7 +59,7 @@ impl NvmlSource {
         all.next().ok_or_else(|| InventoryError::NoDriverRoot { roots: self.driver_roots.clone(), library: name.to_owned() })
     }
 
-    /// Whether a driver is loaded although this container has no library, which it got or not when it was made.
+    /// Returns true if a driver is loaded although this container has no library: it gets one only when it is created.
     fn is_stale_container(&self) -> bool {
         self.driver_roots.is_empty() && self.sysfs.join("module/nvidia").exists()
     }

@@ -32,7 +32,7 @@ const GPU_NOT_FOUND: u32 = 28;
 /// The XID that NVML reports when it does not know which.
 const UNKNOWN_XID: u64 = 999;
 
-/// How much rarer new sessions become while they find nothing.
+/// Highest factor by which new sessions become rarer while they find nothing.
 const MAX_PATIENCE: u32 = 16;
 
 /// Longest wait inside NVML, and so the longest a stopped watch goes on.
@@ -43,9 +43,9 @@ pub(super) struct Watch {
     source: NvmlSource,
     /// The devices that are watched.
     known: Inventory,
-    /// Whether the reader has been told that the devices are others now.
+    /// True once the watch has reported that the devices have changed.
     announced: bool,
-    /// How many of the source's intervals a session lasts in which a device is missing.
+    /// The number of the source's intervals that a session lasts in which a device is missing.
     patience: u32,
     /// The last failure that was logged.
     complaint: Option<String>,
@@ -89,8 +89,8 @@ impl Watch {
 
     /// Watches until a new session is wanted because this one misses a device.
     ///
-    /// An XID that is reported between two sessions is not seen; what it does to the device is, by
-    /// the probes.
+    /// The watch misses an XID that is reported between two sessions; its probes see the effect on
+    /// the device.
     fn session(&mut self, nvml: &Nvml, outbox: &Outbox) -> Result<(), Over> {
         self.complaint = None;
         self.compare(nvml, outbox)?;
@@ -117,8 +117,8 @@ impl Watch {
         }
     }
 
-    /// Whether to look for a missing device in a new session. As events can be missed meanwhile and
-    /// a dead device makes it slow, it becomes rarer while that does not help.
+    /// Returns true if it is time to look for a missing device in a new session. As events can be
+    /// missed meanwhile and a dead device makes it slow, it becomes rarer while that does not help.
     fn wants_other_session(&mut self, is_missing: bool, age: Duration) -> bool {
         let unreadable = |excluded: &ExcludedGpu| matches!(excluded.exclusion, Exclusion::Unreadable(_));
         if !is_missing && !self.known.excluded.iter().any(unreadable) {
@@ -143,7 +143,7 @@ impl Watch {
         outbox.send(None, ObservationKind::InventoryChanged)
     }
 
-    /// Asks for critical XIDs of every physical device, once; `None` if no device can tell.
+    /// Asks for critical XIDs of every physical device, once; `None` if no device can report them.
     ///
     /// NVML frees the set with a failed registration, so it begins again without that device.
     fn register<'nvml>(&self, nvml: &'nvml Nvml) -> Option<EventSet<'nvml>> {
@@ -226,10 +226,10 @@ fn with_events<'nvml>(nvml: &'nvml Nvml, uuid: &GpuUuid) -> Option<(GpuUuid, Dev
     }
 }
 
-/// How a device answers a probe.
+/// A device's answer to a probe.
 struct Checkup {
     kind: ObservationKind,
-    /// Whether rows of its memory wait for a reset to be remapped. It can be used meanwhile.
+    /// True if rows of its memory wait for a reset to be remapped. It can be used meanwhile.
     has_pending_rows: bool,
 }
 
@@ -262,8 +262,8 @@ fn trouble(error: &NvmlError) -> ObservationKind {
     }
 }
 
-/// Whether the driver says that the device must be reset. Drivers before 565 name no recovery action; with those, only rows
-/// of memory that could not be remapped tell.
+/// Asks the driver if the device must be reset. Drivers before 565 name no recovery action; with those, only rows of memory
+/// that could not be remapped show it.
 fn recovery(device: &Device<'_>) -> Checkup {
     let fields = [NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, NVML_FI_DEV_REMAPPED_FAILURE, NVML_FI_DEV_REMAPPED_PENDING];
     let samples = device.field_values_for(&fields.map(FieldId)).unwrap_or_default();

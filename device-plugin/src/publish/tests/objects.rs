@@ -154,7 +154,7 @@ fn labels_links_and_partitions() {
     assert_eq!(policy(object(&sick(0))), None, "there is nothing to honour");
 }
 
-/// What the conditions of a node's first GPU say of the way in which containers get it: type, status and reason of each.
+/// The conditions of a node's first GPU about the way in which containers get it: type, status and reason of each.
 fn conditions_of(injection: Injection) -> (Vec<String>, String) {
     let remarks = Remarks { injection: Some(injection), ..Remarks::default() };
     let device = device_object::device(&fleet(1), &node(&json!({})), &remarks, None, at(0));
@@ -163,7 +163,7 @@ fn conditions_of(injection: Injection) -> (Vec<String>, String) {
     (conditions.iter().map(text).collect(), conditions.last().unwrap().message.clone())
 }
 
-/// What nothing has shown is neither true nor false.
+/// The status is Unknown as long as nothing has shown that the mode works.
 #[test]
 fn conditions_say_how_sure_it_is_that_containers_get_a_gpu() {
     let injection = |certainty, reason| Injection { mode: Mode::Cdi, certainty, reason, message: "why".to_owned(), exposure: None };
