@@ -183,7 +183,7 @@ impl Pod {
         matches!(self.status.phase.as_deref(), Some("Succeeded" | "Failed"))
     }
 
-    /// Whether it may hold devices of DRA drivers, which kubelet prepares before its containers start.
+    /// Returns true if it may hold devices of DRA drivers, which kubelet prepares before its containers start.
     pub fn uses_claims(&self) -> bool {
         !self.spec.resource_claims.is_empty() || self.status.extended_resource_claim_status.is_some()
     }

@@ -131,7 +131,7 @@ pub struct Surroundings<'a> {
     pub kinds: &'a Kinds,
     /// The devices that kubelet has given it, where somebody else placed it.
     pub given: &'a [Given],
-    /// Whether pods may see all devices of their node and be charged for none.
+    /// True if pods may see all devices of their node and be charged for none.
     pub allows_all_devices: bool,
 }
 

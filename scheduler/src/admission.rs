@@ -28,7 +28,7 @@ pub struct Rules {
     pub names: ResourceNames,
     /// Scheduler that pods asking for devices are sent to, if they name none of their own.
     pub scheduler_name: Option<String>,
-    /// Whether pods may see all devices of their node and be charged for none.
+    /// True if pods may see all devices of their node and be charged for none.
     pub allow_all_devices: bool,
     /// Namespaces whose containers may decide for themselves which devices they see.
     pub unrestricted_namespaces: Vec<String>,
@@ -126,13 +126,14 @@ impl Rules {
         validate::verdict(self, request)
     }
 
-    /// Why the filter finds no node for a pod that may be asked for, as the validating webhook would put it; `body` is a JSON
-    /// object that has the pod in it as the filter's request has. `None` if its containers decide nothing for themselves.
+    /// Returns the reason why the filter finds no node for a pod whose request is valid, in the validating webhook's words;
+    /// `body` is a JSON object that has the pod in it as the filter's request has. `None` if its containers decide nothing
+    /// for themselves.
     pub(crate) fn refusal_of_filter(&self, body: &[u8], pod: &Pod) -> Option<String> {
         validate::refusal_of_filter(self, body, pod)
     }
 
-    /// Whether containers in this namespace may decide for themselves which devices they see.
+    /// Returns true if containers in this namespace may decide for themselves which devices they see.
     fn is_unrestricted(&self, namespace: &str) -> bool {
         self.unrestricted_namespaces.iter().any(|unrestricted| unrestricted == namespace)
     }

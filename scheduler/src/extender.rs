@@ -74,7 +74,7 @@ pub struct Extender {
     /// Binds in work: they wait for the API server, and must not hold up the others.
     binding: Semaphore,
     limits: Limits,
-    /// What is refused of pods that decide for themselves which devices they see.
+    /// Rules by which the filter refuses pods that decide for themselves which devices they see.
     rules: Rules,
     answer_nodes: AnswerNodes,
 }

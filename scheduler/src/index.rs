@@ -77,7 +77,7 @@ pub struct Index {
     given_on: FxHashMap<Box<str>, Vec<Box<str>>>,
     /// Pods that have ended and are still listed, by UID, with the number of the list that named them last.
     ended: FxHashMap<OwnerId, u32>,
-    /// Whether pods may see all devices of their node and be charged for none.
+    /// True if pods may see all devices of their node and be charged for none.
     allows_all_devices: bool,
     /// Whether somebody rehearses what is learnt.
     rehearses: bool,

@@ -71,7 +71,7 @@ impl Mode {
         }
     }
 
-    /// How many nodes there are.
+    /// The number of nodes.
     pub(crate) fn n_nodes(self) -> usize {
         match self {
             Self::Cdi | Self::Envvar | Self::Timestamp => 2,

@@ -357,7 +357,7 @@ pub async fn sights(client: &Client, snapshot: &Snapshot) -> kube::Result<Vec<Si
     Ok(sights)
 }
 
-/// What shows that the content of a started container's CDI specs was not written for this start; none if nothing does.
+/// Returns evidence that the content of a started container's CDI specs was not written for this start, if there is any.
 ///
 /// The runtime resolves names by what it has read before: a name that had other content, or whose spec is gone, is stale.
 /// And a spec of the right name must say how many memory units this container has.

@@ -25,7 +25,7 @@ const IMAGE: &str = "nvidia/cuda:12.4.1-base-ubuntu22.04";
 const SIDECAR: &str = "sidecar";
 const MODES: [&str; 3] = ["auto", "cdi", "envvar"];
 
-/// What comes of a pod with a GPU.
+/// The outcome of a pod with a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Outcome {
     /// It sees the GPU of its record, with the driver, and is given it in this way.
@@ -34,7 +34,7 @@ enum Outcome {
     Refused(&'static str),
     /// The first container starts without a GPU, by which the node finds out, and offers nothing from then on.
     FirstWithout(&'static str),
-    /// It starts without a GPU: nobody has seen the chosen mode work, as the condition says with this reason.
+    /// It starts without a GPU: the plugin has not seen the chosen mode work, as the condition says with this reason.
     Without(&'static str),
     /// The container runtime makes no container, in these words.
     NotMade(&'static str),
@@ -192,7 +192,7 @@ impl Scene {
         node.kubelet().container("default", pod, container)
     }
 
-    /// What has come of a pod with a GPU, as far as can be told by now, in the words of an [`Outcome`].
+    /// Returns the outcome of a pod with a GPU by now, in the words of an [`Outcome`].
     fn observed(&self, snapshot: &Snapshot, node: &str, name: &str, second: Option<&str>) -> Result<String, String> {
         let pod = snapshot.pod(name).ok_or_else(|| format!("{name} is not there"))?;
         let injectable = condition(snapshot, node, CONDITION_INJECTABLE).ok_or_else(|| format!("{node} has no condition"))?;
@@ -337,7 +337,7 @@ async fn every_kind_of_node_gives_the_gpu_of_the_record_or_a_reason() -> Result<
 
 impl Scene {
     /// Pods that ask for nothing: on each node with `--inject=auto`, with and without the hook, and of the `RuntimeClass` too.
-    /// By name: the row, whether the node has the hook, whether the pod has the class. Pods with a GPU on nodes with the hook
+    /// By name: the row, true if the node has the hook, true if the pod has the class. Pods with a GPU on nodes with the hook
     /// come too, whose sidecars count.
     async fn create_bare(&self) -> Result<BTreeMap<String, (NodeKind, bool, bool)>> {
         let mut bare = BTreeMap::new();

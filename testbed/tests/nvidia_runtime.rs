@@ -50,7 +50,7 @@ impl Case {
         }
     }
 
-    /// What the model says, in the words of the recording.
+    /// The model's outcome, in the words of the recording.
     fn modelled(&self, uuids: &[String]) -> Value {
         let unchanged = || self.env.get(VISIBLE_DEVICES).cloned();
         let injected = |gpus: Vec<usize>| serde_json::json!({"gpus": gpus, "driver": true, "visible": "void"});

@@ -128,7 +128,7 @@ fn whole(request: &GpuRequest, record: &Recorded, around: Surroundings<'_>) -> (
     (holdings, account.problem.or(contradiction))
 }
 
-/// Why a pod that is marked to see all devices of its node is not taken at its word; `None` if it is.
+/// Returns the reason why the mark of a pod to see all devices of its node does not count; `None` if it counts.
 ///
 /// The mark and the record stand in annotations that an author may have written, so both count only where the operator lets
 /// pods see everything, and where the record names everything: a pod whose record names one GPU and no amounts would hold
@@ -153,7 +153,7 @@ fn all_devices_doubt(record: &Recorded, around: Surroundings<'_>) -> Option<Stri
     Some(format!("annotation {ALL_DEVICES} counts only where the record names every GPU of the node, and GPU {uuid} is not in it"))
 }
 
-/// Whether a reference is to the GPU of this UUID.
+/// Returns true if a reference is to the GPU of this UUID.
 fn names_gpu(gpu: &GpuRef, uuid: &GpuUuid, inventory: &Inventory) -> bool {
     position(gpu, Some(inventory)).and_then(|at| inventory.gpus.get(at)).is_some_and(|named| named.uuid == *uuid)
 }

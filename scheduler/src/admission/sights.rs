@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::asks::Asks;
 
-/// Which devices NVIDIA's container runtime shows; a pod's own value wins over the plugin's.
+/// The variable that selects the devices NVIDIA's container runtime shows; a pod's own value wins over the plugin's.
 pub(super) const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 /// Values by which a container says that it wants no device; an empty one counts as set.
 const NONE: [&str; 3] = ["", "none", "void"];
@@ -107,17 +107,17 @@ impl Container {
         self.env.iter().flatten()
     }
 
-    /// Whether it runs privileged.
+    /// Returns true if it runs privileged.
     pub(super) fn is_privileged(&self) -> bool {
         self.security_context.as_ref().and_then(|context| context.privileged) == Some(true)
     }
 
-    /// Which of our resources it names.
+    /// Our resources that it names.
     pub(super) fn asks(&self, names: &ResourceNames) -> Asks {
         Asks::of_container(&self.request(), names)
     }
 
-    /// What it asks for; nothing if that cannot be read.
+    /// The resources that it asks for; none if they cannot be read.
     pub(super) fn request(&self) -> proto::pod::Container {
         let resources = Deserialize::deserialize(&self.resources).unwrap_or_default();
         proto::pod::Container { resources, ..proto::pod::Container::default() }
@@ -125,7 +125,7 @@ impl Container {
 }
 
 impl Variable {
-    /// Whether it says that no device is to be shown. A value from elsewhere may be anything.
+    /// Returns true if it says that no device is to be shown. A value from elsewhere may be anything.
     pub(super) fn says_none(&self) -> bool {
         self.value_from.is_none() && NONE.contains(&self.value.as_deref().unwrap_or_default())
     }

@@ -18,7 +18,7 @@ const CDI_PREFIX: &str = "cdi.k8s.io/";
 /// Most characters of a value that a message repeats.
 const MOST_SHOWN: usize = 64;
 
-/// Whether there may be anything to refuse, by what is read of a pod anyway.
+/// Returns true if there may be anything to refuse, by the fields that are read of every pod.
 pub(super) fn may_concern(pod: &Pod) -> bool {
     let mut containers = pod.spec.init_containers.iter().chain(&pod.spec.containers);
     let mut annotations = pod.metadata.annotations.iter().flatten();
@@ -94,7 +94,7 @@ fn names_devices(key: &str) -> bool {
     key.starts_with(CDI_PREFIX) || key.strip_prefix(NRI_DOMAIN).is_some_and(is_below)
 }
 
-/// What an operator does for a `DaemonSet` that has to see every GPU, such as an exporter of metrics.
+/// Names the flag by which an operator exempts a `DaemonSet` that has to see every GPU, such as an exporter of metrics.
 fn exemption(namespace: &str) -> String {
     format!(
         "an operator lets daemons in namespace {namespace:?} see every GPU by --unrestricted-namespaces of scheduler and device plugins"

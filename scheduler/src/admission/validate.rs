@@ -67,7 +67,8 @@ struct Filter {
     pod: Sights,
 }
 
-/// What [`judge_sights`] says of a pod that kube-scheduler asks about. Little is read twice of a pod without anything of the kind.
+/// Returns the refusal by [`judge_sights`] of a pod in a filter request. Parses the body a second time only for pods that
+/// it could refuse.
 pub(super) fn refusal_of_filter(rules: &Rules, body: &[u8], pod: &Pod) -> Option<String> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
     let asks = if rules.deny_overrides { Asks::of(pod, &rules.names) } else { Asks::default() };

@@ -146,7 +146,7 @@ impl Book {
 }
 
 impl Pages {
-    /// Whether nothing is wrong.
+    /// Returns true if nothing is wrong.
     pub fn is_clean(&self) -> bool {
         self.violations.is_empty() && self.wrong.is_empty() && self.stale.is_empty()
     }

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 
 use crate::kubelet::KubeletConfig;
 
-/// How often a change is tried: the plugin makes the directory as soon as nothing is in its way.
+/// The number of times a change is tried: the plugin makes the directory as soon as nothing is in its way.
 const TRIES: usize = 1000;
 
 /// The directory in memory, where the plugin writes.

@@ -452,7 +452,7 @@ fn script(spec: &NodeSpec) -> Option<String> {
     Some(format!(r#"{}{}exec {rights}"$0" "$@""#, trap.unwrap_or_default(), variable.unwrap_or_default()))
 }
 
-/// Whether this process may do what only privileged containers may (`CAP_SYS_ADMIN`).
+/// Returns true if this process has `CAP_SYS_ADMIN`, which only privileged containers have.
 fn is_privileged() -> bool {
     const CAP_SYS_ADMIN: u32 = 21;
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -491,7 +491,7 @@ fn known_flags(args: &[String], help: &str) -> Vec<String> {
 #[derive(Debug)]
 struct Machine {
     dir: PathBuf,
-    /// What the driver lists to the container runtime.
+    /// The GPUs that the driver lists to the container runtime.
     gpus: MachineGpus,
 }
 
@@ -563,7 +563,7 @@ fn inventory(spec: &NodeSpec) -> Value {
     document
 }
 
-/// What nvidia-ctk writes of such a machine, as far as a recorded container shows it.
+/// The CDI spec that nvidia-ctk writes for such a machine, as far as a recorded container shows it.
 fn toolkit_spec(spec: &NodeSpec, driver: &Value) -> Value {
     let gpu = |name: String, minor: u32| json!({"name": name, "containerEdits": {"deviceNodes": [character_device(&format!("/dev/nvidia{minor}"), minor)]}});
     let by_uuid = spec.gpus.iter().map(|own| gpu(own.uuid.clone(), own.minor));
@@ -572,7 +572,7 @@ fn toolkit_spec(spec: &NodeSpec, driver: &Value) -> Value {
     json!({"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "containerEdits": driver, "devices": devices})
 }
 
-/// What GPU Operator writes.
+/// The CDI spec that GPU Operator writes.
 fn management_spec(spec: &NodeSpec) -> Value {
     json!({"cdiVersion": "0.5.0", "kind": "management.nvidia.com/gpu", "containerEdits": driver_edits(), "devices": [all(spec)]})
 }
@@ -598,7 +598,7 @@ fn character_device(path: &str, minor: u32) -> Value {
     json!({"path": path, "type": "c", "major": 195, "minor": minor})
 }
 
-/// What a driver with graphics brings to a container, so that a spec is as long as nvidia-ctk's: some 17 kB.
+/// The edits that a driver with graphics brings to a container, so that a spec is as long as nvidia-ctk's: some 17 kB.
 fn long_driver_edits() -> Value {
     const LIBRARIES: &str = "libEGL_nvidia libGLESv1_CM_nvidia libGLESv2_nvidia libGLX_nvidia libcuda libcudadebugger \
         libnvcuvid libnvidia-allocator libnvidia-api libnvidia-cfg libnvidia-egl-gbm libnvidia-egl-wayland libnvidia-eglcore \

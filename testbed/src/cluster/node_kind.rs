@@ -65,12 +65,12 @@ impl Deployment {
     }
 }
 
-/// What the container runtime makes of the plugin's own container.
+/// The plugin's own container, as the container runtime makes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnContainer {
     /// The value of `NVIDIA_VISIBLE_DEVICES` in it.
     pub variable: Option<String>,
-    /// Whether NVML is in it.
+    /// True if NVML is in it.
     pub has_nvml: bool,
 }
 
@@ -141,7 +141,7 @@ impl NodeKind {
         }
     }
 
-    /// How the plugin is deployed there.
+    /// The plugin's deployment there.
     pub fn deployment(self) -> Deployment {
         match self {
             Self::RuntimeClass | Self::Operator => Deployment::RuntimeClass,
@@ -152,7 +152,7 @@ impl NodeKind {
         }
     }
 
-    /// What the runtime makes of the plugin's own container there.
+    /// The plugin's own container there, as the runtime makes it.
     pub fn own_container(self) -> OwnContainer {
         let RuntimeConfig { nvidia, nvidia_class, .. } = self.container_runtime();
         let is_handled = nvidia_class.is_none() || self.deployment() == Deployment::RuntimeClass;
@@ -168,7 +168,7 @@ impl NodeKind {
         OwnContainer { variable: Some(value.to_owned()), has_nvml: has_driver || self.deployment() == Deployment::DriverRoot }
     }
 
-    /// Whether a CDI spec of the node has this device, which is none of a single GPU.
+    /// Returns true if a CDI spec of the node has this device, which is none of a single GPU.
     fn resolves(self, name: &str) -> bool {
         match self.driver() {
             DriverSpecs::Toolkit | DriverSpecs::LongToolkit => name == "nvidia.com/gpu=all",

@@ -85,7 +85,7 @@ impl SpecFile {
         Self { path: path.to_owned(), inode: metadata.ino(), modified: metadata.modified().ok(), size: metadata.len() }
     }
 
-    /// Whether nothing has replaced or changed it.
+    /// Returns true if nothing has replaced or changed it.
     fn is_unchanged(&self) -> bool {
         std::fs::metadata(&self.path).is_ok_and(|now| Self::of(&self.path, &now) == *self)
     }
@@ -127,7 +127,7 @@ fn resolve(devices: &Devices, names: &[String]) -> Result<Edits, Unresolvable> {
     Ok(edits)
 }
 
-/// Whether the file that defines a device says something else by now.
+/// Returns true if the file that defines a device defines it differently by now, or no longer.
 ///
 /// Opens the file only if it was changed: a plugin may watch who opens specs, and takes that for the runtime's reading. A
 /// file that has come since and defines the device in its place is not noticed.
@@ -169,7 +169,7 @@ pub(crate) fn resolve_now(dirs: &[PathBuf], names: &[String]) -> Result<Edits, U
     resolve(&read(dirs), names)
 }
 
-/// How long after a change the specs are read again.
+/// The delay after a change until the specs are read again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RefreshDelay {
     /// The longest time; each is decided by the seed.
@@ -253,7 +253,7 @@ impl Shared {
 }
 
 impl State {
-    /// Watches the directories that have appeared; whether there were any.
+    /// Watches the directories that have appeared; returns true if there were any.
     fn track_new(&mut self, dirs: &[PathBuf]) -> bool {
         let mask = WatchMask::MODIFY | WatchMask::MOVED_FROM | WatchMask::DELETE | WatchMask::DELETE_SELF | WatchMask::MOVE_SELF;
         let mut has_new = false;

@@ -34,7 +34,7 @@ impl Claims {
         claims.insert((namespace.to_owned(), name.to_owned()), devices);
     }
 
-    /// What a container uses. As in kubelet, all is missing of a container one of whose claims is not known.
+    /// The claims that a container uses, with their devices. As in kubelet, the list is empty if one of them is not known.
     pub(crate) fn of(&self, pod: &PodSpec, container: &ContainerSpec) -> Vec<DynamicResource> {
         let claims = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let used = pod.claims.iter().filter(|(alias, _)| container.claims.contains(alias));

@@ -55,7 +55,7 @@ pub struct KubeletConfig {
     pub allocated_resources_status: bool,
     /// Whether the container runtime has plugins of its own, which are asked before it makes a container.
     pub has_nri: bool,
-    /// Whether the container runtime makes no container while none of them is there.
+    /// True if the container runtime makes no container while none of its plugins is there.
     pub needs_nri: bool,
     /// The container runtime.
     pub runtime: RuntimeConfig,
@@ -66,9 +66,9 @@ pub struct KubeletConfig {
 /// A node's container runtime.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuntimeConfig {
-    /// What it does with CDI devices.
+    /// Its treatment of CDI devices.
     pub cdi: CdiSupport,
-    /// How long after a change it reads CDI specs again.
+    /// The delay after a change until it reads CDI specs again.
     pub refresh: RefreshDelay,
     /// NVIDIA's runtime, if it is installed.
     pub nvidia: Option<NvidiaRuntime>,
@@ -76,7 +76,7 @@ pub struct RuntimeConfig {
     pub nvidia_class: Option<&'static str>,
 }
 
-/// What a container runtime does with the CDI devices of a request.
+/// A container runtime's treatment of the CDI devices of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CdiSupport {
     /// It injects them.

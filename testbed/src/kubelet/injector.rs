@@ -1,4 +1,4 @@
-//! What makes the edits of CDI devices: the testbed's model of a runtime's cache, or containerd's own code in a process.
+//! Edits of CDI devices, from the testbed's model of a runtime's cache or from containerd's own code in a process.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use tokio::net::UnixStream;
 use super::cdi::{CdiCache, DeviceNode, Edits, Hook, MountPoint, Unresolvable};
 use super::config::KubeletConfig;
 
-/// Why CDI devices are not injected.
+/// The runtime does not inject CDI devices.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum InjectError {
     #[error("CDI device injection failed: {0}")]
@@ -64,7 +64,7 @@ impl Injector {
     }
 
     /// The edits of all `names` as far as the runtime knows, and those of `names` whose edits are not those of the specs as
-    /// they are now, which only the model tells.
+    /// they are now, which only the model detects.
     pub(crate) async fn inject(&self, names: &[String]) -> Result<(Edits, Vec<String>), InjectError> {
         match self {
             Self::Modelled(cache) => Ok(cache.inject(names)?),

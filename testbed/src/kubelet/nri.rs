@@ -48,7 +48,7 @@ pub(crate) enum Unmade {
 pub(crate) struct Nri {
     plugins: Arc<Mutex<Vec<Plugin>>>,
     n_registered: watch::Receiver<usize>,
-    /// Whether no container is made while no plugin is there.
+    /// True if no container is made while no plugin is there.
     is_required: bool,
     _accepting: AbortOnDropHandle<()>,
 }

@@ -1,5 +1,5 @@
-//! What NVIDIA's container runtime makes of a container, by its configuration, the container's variables and annotations,
-//! and the CDI specs of the node.
+//! The changes of NVIDIA's container runtime to a container, by its configuration, the container's variables and
+//! annotations, and the CDI specs of the node.
 //!
 //! A model of nvidia-container-runtime 1.20, compared case by case with recordings of the real program
 //! (`tests/recorded/nvidia_container_runtime.py`). Left out: the mode `csv` (Jetson), device lists as volume mounts, MIG
@@ -21,7 +21,7 @@ const OWN_KIND: &str = "runtime.nvidia.com/gpu";
 pub enum RuntimeMode {
     /// A hook asks nvidia-container-cli for the devices when the container starts.
     Legacy,
-    /// A spec is made in memory from what NVML tells.
+    /// A spec is made in memory from the devices that NVML lists.
     JitCdi,
     /// The devices come from the node's specs.
     Cdi,
@@ -59,11 +59,11 @@ pub struct Created<'a> {
     pub env: &'a BTreeMap<String, String>,
     /// Its annotations, which come from kubelet and device plugins.
     pub annotations: &'a BTreeMap<String, String>,
-    /// Whether it is privileged.
+    /// True if it is privileged.
     pub is_privileged: bool,
 }
 
-/// What the runtime does with a container.
+/// The runtime's change to a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Modification {
     /// Nothing.
@@ -76,13 +76,13 @@ pub enum Modification {
     Specs(Vec<String>),
 }
 
-/// Why the runtime refuses a container.
+/// The runtime refuses a container.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("requesting a CDI device with vendor 'runtime.nvidia.com' is not supported when requesting other CDI devices")]
 pub struct MixedDevices;
 
 impl NvidiaRuntime {
-    /// What becomes of a container.
+    /// Returns the runtime's change to a container.
     ///
     /// # Errors
     /// It asks for devices by their fully qualified names and by others at once.

@@ -69,7 +69,7 @@ pub struct Container {
     pub device_nodes: Vec<String>,
     /// Container paths of mounts, from plugins and CDI specs.
     pub mounts: Vec<String>,
-    /// What the hooks of CDI specs are called with.
+    /// Command lines of the hooks of CDI specs.
     pub hooks: Vec<String>,
     /// UUIDs of the GPUs whose device nodes it has, sorted.
     pub gpus: Vec<String>,
@@ -106,7 +106,7 @@ pub(crate) struct Attempts {
     pub(crate) spent: Spent,
 }
 
-/// What attempts to start a container have taken.
+/// The time that attempts to start a container have taken.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Spent {
     /// All of it.

@@ -1,4 +1,4 @@
-//! What a container gets when it starts: `PreStartContainer` of its plugins, then its final environment and devices.
+//! Starts a container: `PreStartContainer` of its plugins, then its final environment and devices.
 //!
 //! Of two values of a variable the later wins: those of the image, of the device plugins, of the pod, of CDI specs, of the
 //! runtime's plugins, and of NVIDIA's runtime.
@@ -121,7 +121,7 @@ impl Process {
         Ok(made)
     }
 
-    /// What NVIDIA's runtime makes of a container, where it handles the pod.
+    /// Applies the changes of NVIDIA's runtime to a container, where it handles the pod.
     fn through_nvidia(
         &self,
         pod: &PodSpec,

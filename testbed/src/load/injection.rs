@@ -56,10 +56,10 @@ pub struct InjectionArgs {
     pub starts: u32,
 }
 
-/// What was measured of one plugin.
+/// Measurements of one plugin.
 #[derive(Clone, Debug, Serialize)]
 pub struct Injected {
-    /// Which plugin.
+    /// `current` for the plugin beside this program, else `former`.
     pub plugin: &'static str,
     /// Starts in bursts.
     pub starts: usize,
@@ -83,7 +83,7 @@ pub struct Injected {
     pub wrong: Vec<String>,
 }
 
-/// Runs it and prints what was measured; whether the plugin beside this program had nothing stale and nothing wrong.
+/// Runs it and prints the measurements. Returns true if nothing was stale or wrong with the plugin beside this program.
 pub(super) async fn run(console: &Console, args: &InjectionArgs) -> Result<bool> {
     let measured = injection(console, args).await;
     console.finish();
@@ -117,7 +117,7 @@ struct Watched {
     seen: Seen,
 }
 
-/// What was seen in bursts.
+/// Observations in bursts.
 #[derive(Clone, Debug, Default)]
 struct Seen {
     starts: Vec<Start>,
@@ -258,7 +258,7 @@ fn look(cluster: &mut Cluster, watched: &mut Watched) -> Result<()> {
     Ok(())
 }
 
-/// Whether a container got what its spec says: all of it, and no GPU besides.
+/// Returns true if a container got the edits of its spec: all of it, and no GPU besides.
 fn is_as_written(dir: &Path, container: &Container) -> Result<bool> {
     let names = container.cdi_devices.iter().filter_map(|name| name.strip_prefix(KIND)?.strip_prefix('='));
     let mut is_written = false;
@@ -347,7 +347,7 @@ fn quantiles(durations: impl Iterator<Item = Duration>) -> [f64; 3] {
     })
 }
 
-/// Of the last minute; zero if the kernel does not tell.
+/// Returns the load average of the last minute; zero if `/proc/loadavg` cannot be read.
 fn load_average() -> f64 {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split_whitespace().next().and_then(|first| first.parse().ok()).unwrap_or_default()

@@ -24,7 +24,7 @@ pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
     ),
 ];
 
-/// What allows it, of the scheduler and of a node's plugin.
+/// Flag of the scheduler and of a node's plugin that allows pods to see all devices.
 const FLAG: &str = "--allow-all-devices";
 
 /// A pod that is marked; with webhooks it need not say more.

@@ -135,7 +135,7 @@ impl Scene {
         Ok(())
     }
 
-    /// `/var/run/cdi` is empty, the runtime knows nothing, and kubelet keeps its answers: it asks for none anew.
+    /// `/var/run/cdi` is empty, the runtime knows nothing, and kubelet keeps its answers: it asks for none again.
     async fn reboot(&mut self, names: &[&str]) -> Result<()> {
         let gpus = names.iter().map(|name| seen(self.kubelet()?, name)).collect::<Result<Vec<_>>>()?;
         let devices = names.iter().map(|name| Ok(self.container(name, "main")?.cdi_devices)).collect::<Result<Vec<_>>>()?;

@@ -106,7 +106,7 @@ fn neither_refuses(#[case] pod: Value) {
     assert_eq!(filter_refusal(&world(&rules()), &pod), None);
 }
 
-/// What decides for itself which devices it sees is for the operator's namespaces, with webhooks and without.
+/// Webhook and filter admit pods that decide for themselves which devices they see only in the operator's namespaces.
 #[rstest]
 #[case::privileged(json!({"securityContext": {"privileged": true}}), false)]
 #[case::sees_all(json!({"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}), true)]

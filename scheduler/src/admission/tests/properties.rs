@@ -99,7 +99,7 @@ fn modest_pod() -> impl Strategy<Value = Value> {
     })
 }
 
-/// Whether a pod says itself which devices it sees, read from the JSON without any of the types that decide.
+/// Returns true if a pod says itself which devices it sees, read from the JSON without any of the types that decide.
 fn says_what_it_sees(pod: &Value) -> bool {
     let annotations = pod["metadata"]["annotations"].as_object().into_iter().flatten();
     let mut annotations = annotations.map(|(key, value)| (key.as_str(), value.as_str().unwrap()));

@@ -1,4 +1,4 @@
-//! Which pods are refused because their containers could see GPUs that nobody counts.
+//! Pods are refused if their containers could see GPUs that the scheduler does not count for them.
 
 use rstest::rstest;
 use serde_json::{Value, json};

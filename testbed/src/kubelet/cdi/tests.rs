@@ -63,7 +63,7 @@ fn cache(dir: &Path) -> CdiCache {
     CdiCache::start(vec![dir.to_owned()], RefreshDelay::default(), 0).unwrap()
 }
 
-/// What an injection of `name` brings.
+/// The edits that an injection of `name` brings.
 fn known(cache: &CdiCache, name: &str) -> Result<super::Edits, Unresolvable> {
     cache.inject(&names(&[name])).map(|(edits, _)| edits)
 }
