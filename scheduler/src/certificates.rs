@@ -108,7 +108,7 @@ impl Keeper {
         let material = self.agree(now).await?;
         let is_new = self.held.as_ref().is_none_or(|held| held.data() != material.data());
         if is_new {
-            for shown in &self.shown {
+            for shown in &mut self.shown {
                 shown.show(&material)?;
             }
             self.metrics.show(&material);
@@ -116,9 +116,23 @@ impl Keeper {
                 self.metrics.rotated();
             }
         }
+        self.show_other_authorities();
         let (Some(name), Some(held)) = (&self.settings.configuration, &self.held) else { return Ok(()) };
         let told = publish::publish(&self.client, name, &held.authorities()).await;
         told.context("cannot tell the API server whom webhooks are trusted by")
+    }
+
+    /// Takes in files of authorities that have changed; one that cannot be used is tried again, and the old ones stay.
+    fn show_other_authorities(&mut self) {
+        let Some(held) = &self.held else { return };
+        for shown in self.shown.iter_mut().filter(|shown| shown.has_other_authorities()) {
+            match shown.show(held) {
+                Ok(()) => info!("authorities of clients have changed, new connections meet the new ones"),
+                Err(error) => {
+                    warn!(error = format!("{error:#}"), "authorities of clients have changed and cannot be used, the old ones stay")
+                }
+            }
+        }
     }
 
     /// Reads the Secret and writes what is due, until all replicas agree.

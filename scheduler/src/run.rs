@@ -69,6 +69,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         None => None,
         Some((webhooks, tls)) => {
             let judge = Webhooks::new(config.admission.rules.clone(), index.clone(), &mut registry);
+            let judge = judge.demanding_certificates(webhooks.client_ca.is_some());
             Some((listen(webhooks.listen).await?, webhook::router(Arc::new(judge), &config.serving.prefix), tls))
         }
     };

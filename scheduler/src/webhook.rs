@@ -1,7 +1,8 @@
 //! The webhooks' HTTP routes: reads `AdmissionReview`s, asks [`crate::admission`], answers.
 //!
-//! On an address of their own: the API server shows webhooks no certificate, while filter, prioritize and bind may demand
-//! one. Here are no verbs, so nobody who gets in here can bind a pod. Decides nothing itself.
+//! On an address of their own: the API server shows webhooks no certificate unless it is configured to, while filter,
+//! prioritize and bind demand one of kube-scheduler's authority. No verb is served here, so a client of this address binds no
+//! pod. Decides nothing itself.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +12,6 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
-use bytes::Bytes;
 use http::{Request, StatusCode, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use prometheus_client::encoding::EncodeLabelSet;
@@ -19,17 +19,23 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 use proto::admission::{API_VERSION, AdmissionAnswer, AdmissionQuestion, KIND};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tracing::{debug, warn};
 
 use crate::admission::{Rules, Unreadable, Verdict};
 use crate::bind::shorten;
 use crate::index::{Index, Shared};
+use crate::serve::ClientCertificate;
 
 /// Largest review: the API server takes objects of 3 MiB, and a change holds the old one and the new one.
 const MAX_BODY: usize = 7 << 20;
-/// Most reviews in work at one time, so that they cannot fill the memory.
+/// Most reviews that are judged at one time. A review counts from when its body is complete: clients that send slowly, or
+/// nothing, hold up no other review.
 const CONCURRENCY: usize = 32;
+/// Bytes of a body that every request may have in memory at any time: ten times a usual pod.
+const SMALL_BODY: usize = 64 << 10;
+/// Most bodies longer than [`SMALL_BODY`] in memory at one time: together they stay below 56 MiB.
+const LARGE_BODIES: usize = 8;
 /// Longest time in which a review must have come in: the API server itself waits no longer.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -39,7 +45,10 @@ pub struct Webhooks {
     rules: Rules,
     index: Shared<Index>,
     reviews: Family<ReviewLabels, Counter>,
-    working: Semaphore,
+    judging: Semaphore,
+    large_bodies: Semaphore,
+    /// Whether a review is answered only to a client with a certificate of the configured authorities.
+    demands_certificate: bool,
 }
 
 /// Which webhook is asked.
@@ -66,6 +75,17 @@ enum ReviewFailure {
     TooLarge,
     #[error("the review did not arrive: {0}")]
     Broken(String),
+    #[error(
+        "the client showed no certificate that --webhook-client-ca-file signed; name one for this webhook in the API server's \
+         --admission-control-config-file"
+    )]
+    NoCertificate,
+}
+
+impl ReviewFailure {
+    fn of_body(error: Box<dyn std::error::Error + Send + Sync>) -> Self {
+        if error.is::<LengthLimitError>() { Self::TooLarge } else { Self::Broken(error.to_string()) }
+    }
 }
 
 impl IntoResponse for ReviewFailure {
@@ -74,6 +94,7 @@ impl IntoResponse for ReviewFailure {
             Self::Malformed(_) | Self::Unreadable(_) => StatusCode::BAD_REQUEST,
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Broken(_) => StatusCode::REQUEST_TIMEOUT,
+            Self::NoCertificate => StatusCode::FORBIDDEN,
         };
         warn!(status = status.as_u16(), error = %self, "review not answered");
         (status, format!("{self}\n")).into_response()
@@ -91,13 +112,22 @@ impl Webhooks {
     pub fn new(rules: Rules, index: Shared<Index>, registry: &mut Registry) -> Self {
         let reviews = Family::default();
         registry.register("admission_reviews", "Reviews by webhook and verdict", reviews.clone());
-        Self { rules, index, reviews, working: Semaphore::new(CONCURRENCY) }
+        let (judging, large_bodies) = (Semaphore::new(CONCURRENCY), Semaphore::new(LARGE_BODIES));
+        Self { rules, index, reviews, judging, large_bodies, demands_certificate: false }
+    }
+
+    /// The same webhooks, which answer only clients that show a certificate of the configured authorities.
+    #[must_use]
+    pub fn demanding_certificates(self, demands_certificate: bool) -> Self {
+        Self { demands_certificate, ..self }
     }
 
     async fn review(&self, webhook: Webhook, request: Request<Body>) -> Response {
-        let _permit = self.working.acquire().await;
-        let judged = match receive(request).await {
-            Ok(body) => self.judge(webhook, &body),
+        let judged = match self.receive(request).await {
+            Ok((body, _large)) => {
+                let _permit = self.judging.acquire().await;
+                self.judge(webhook, &body)
+            }
             Err(failure) => Err(failure),
         };
         let (verdict, response) = match judged {
@@ -106,6 +136,31 @@ impl Webhooks {
         };
         self.reviews.get_or_create(&ReviewLabels { webhook: webhook.label(), verdict }).inc();
         response
+    }
+
+    /// Reads the body; one that is long comes with the permit that it needs as long as it is in memory.
+    async fn receive(&self, request: Request<Body>) -> Result<(Vec<u8>, Option<SemaphorePermit<'_>>), ReviewFailure> {
+        if self.demands_certificate && request.extensions().get::<ClientCertificate>().is_none() {
+            return Err(ReviewFailure::NoCertificate);
+        }
+        match tokio::time::timeout(READ_TIMEOUT, self.collect(request.into_body())).await {
+            Ok(received) => received,
+            Err(_) => Err(ReviewFailure::Broken(format!("it took longer than {READ_TIMEOUT:?}"))),
+        }
+    }
+
+    async fn collect(&self, body: Body) -> Result<(Vec<u8>, Option<SemaphorePermit<'_>>), ReviewFailure> {
+        let mut body = Limited::new(body, MAX_BODY);
+        let (mut bytes, mut permit) = (Vec::new(), None);
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(ReviewFailure::of_body)?;
+            let Ok(data) = frame.into_data() else { continue };
+            if permit.is_none() && bytes.len() + data.len() > SMALL_BODY {
+                permit = self.large_bodies.acquire().await.ok();
+            }
+            bytes.extend_from_slice(&data);
+        }
+        Ok((bytes, permit))
     }
 
     fn judge(&self, webhook: Webhook, body: &[u8]) -> Result<(&'static str, AdmissionAnswer), ReviewFailure> {
@@ -140,15 +195,6 @@ fn label(verdict: &Verdict) -> &'static str {
         Verdict::Refused(_) => "refused",
         Verdict::Allowed { patch, .. } if patch.is_empty() => "allowed",
         Verdict::Allowed { .. } => "patched",
-    }
-}
-
-async fn receive(request: Request<Body>) -> Result<Bytes, ReviewFailure> {
-    match tokio::time::timeout(READ_TIMEOUT, Limited::new(request.into_body(), MAX_BODY).collect()).await {
-        Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(ReviewFailure::TooLarge),
-        Ok(Err(error)) => Err(ReviewFailure::Broken(error.to_string())),
-        Err(_) => Err(ReviewFailure::Broken(format!("it took longer than {READ_TIMEOUT:?}"))),
     }
 }
 

@@ -1,5 +1,6 @@
 //! What TLS servers show and accept, and how it is counted. New connections meet the newest; those that stand keep theirs.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -10,21 +11,24 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 use rustls::ServerConfig;
+use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
 use rustls::sign::CertifiedKey;
 use tokio::sync::watch;
 
 use super::material::Material;
 use crate::serve::H2;
-use crate::serve::tls::Current;
+use crate::serve::tls::{Current, client_verifier};
 
 /// Whom a server lets in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Clients {
     /// Everybody, without a certificate.
     Anybody,
     /// Those with a certificate of our authority; others are let in and marked as having none.
     Known,
+    /// The same with the authorities in this file (PEM), which is read again when it changes.
+    SignedBy(PathBuf),
 }
 
 /// Gauges and counters about certificates.
@@ -66,37 +70,60 @@ impl Metrics {
 #[derive(Debug)]
 pub(super) struct Shown {
     clients: Clients,
+    /// The file of authorities as it was read last, if there is one.
+    authorities: Option<Vec<u8>>,
     settings: watch::Sender<Arc<ServerConfig>>,
 }
 
 impl Shown {
     /// Nothing yet: until there is a certificate, handshakes fail.
     pub(super) fn nothing(clients: Clients) -> anyhow::Result<Self> {
+        if let Clients::SignedBy(path) = &clients {
+            client_verifier(path)?;
+        }
         let settings = settings(Arc::new(Nothing), None)?;
-        Ok(Self { clients, settings: watch::Sender::new(settings) })
+        Ok(Self { clients, authorities: None, settings: watch::Sender::new(settings) })
     }
 
     pub(super) fn current(&self) -> Current {
         Current::new(self.settings.subscribe())
     }
 
-    pub(super) fn show(&self, material: &Material) -> anyhow::Result<()> {
+    pub(super) fn show(&mut self, material: &Material) -> anyhow::Result<()> {
         let key = Arc::new(Always(Arc::new(material.certified_key()?)));
-        let authorities = (self.clients == Clients::Known).then_some(material);
-        self.settings.send_replace(settings(key, authorities)?);
+        let verifier = match &self.clients {
+            Clients::Anybody => None,
+            Clients::Known => Some(verifier(material)?),
+            Clients::SignedBy(path) => Some(client_verifier(path)?),
+        };
+        self.settings.send_replace(settings(key, verifier)?);
+        self.authorities = self.read_authorities();
         Ok(())
+    }
+
+    /// Whether the file of authorities has changed since it was read.
+    pub(super) fn has_other_authorities(&self) -> bool {
+        self.read_authorities() != self.authorities
+    }
+
+    fn read_authorities(&self) -> Option<Vec<u8>> {
+        let Clients::SignedBy(path) = &self.clients else { return None };
+        std::fs::read(path).ok()
     }
 }
 
-fn settings(key: Arc<dyn ResolvesServerCert>, authorities: Option<&Material>) -> anyhow::Result<Arc<ServerConfig>> {
+fn verifier(material: &Material) -> anyhow::Result<Arc<dyn ClientCertVerifier>> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = ServerConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions()?;
-    let builder = match authorities {
+    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(material.roots()), provider).allow_unauthenticated();
+    verifier.build().context("authorities of clients")
+}
+
+fn settings(key: Arc<dyn ResolvesServerCert>, clients: Option<Arc<dyn ClientCertVerifier>>) -> anyhow::Result<Arc<ServerConfig>> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    let builder = match clients {
         None => builder.with_no_client_auth(),
-        Some(material) => {
-            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(material.roots()), provider).allow_unauthenticated();
-            builder.with_client_cert_verifier(verifier.build().context("authorities of clients")?)
-        }
+        Some(verifier) => builder.with_client_cert_verifier(verifier),
     };
     let mut settings = builder.with_cert_resolver(key);
     settings.alpn_protocols = vec![H2.to_vec(), b"http/1.1".to_vec()];

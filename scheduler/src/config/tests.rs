@@ -58,6 +58,7 @@ fn policies_and_weights_are_taken_over() {
 #[case::client_ca_without_cert(&["--client-ca-file", "a"], "--tls-cert-file")]
 #[case::level(&["--log-level", "inof"], "\"inof\" is none of off, error, warn, info, debug, trace")]
 #[case::webhooks_in_the_clear(&["--webhook-listen", "0.0.0.0:9443"], "--webhook-listen needs --certificate-secret, or --tls-cert-file")]
+#[case::clients_of_no_webhooks(&["--webhook-client-ca-file=x"], "--webhook-listen")]
 #[case::rules_without_webhooks(&["--webhook-scheduler-name=x"], "--webhook-listen")]
 #[case::hosts_without_secret(&["--certificate-hosts", "a"], "--certificate-secret")]
 #[case::lifetime(&["--certificate-lifetime", "365d"], "from 10s to 180d")]
@@ -77,8 +78,12 @@ fn webhooks_prefer_the_secret_to_the_files_of_the_extender() {
     let files = ["--webhook-listen", "0.0.0.0:9443", "--tls-cert-file", "a", "--tls-key-file", "b", "--client-ca-file", "c"];
     let admission = parse(&files).unwrap().admission;
     let tls = admission.webhooks.unwrap().tls.unwrap();
-    assert_eq!((tls.cert.to_str(), tls.client_ca), (Some("a"), None), "the API server shows no certificate");
+    assert_eq!((tls.cert.to_str(), tls.client_ca), (Some("a"), None), "the API server's authority is not kube-scheduler's");
     assert!(admission.certificates.is_none());
+    let clients = [&files[..], &["--webhook-client-ca-file", "d"]].concat();
+    let webhooks = parse(&clients).unwrap().admission.webhooks.unwrap();
+    let authorities = [webhooks.client_ca, webhooks.tls.unwrap().client_ca];
+    assert_eq!(authorities.map(|path| path.unwrap().display().to_string()), ["d", "d"]);
     let both = [&files[..], &["--certificate-secret", "s"]].concat();
     let config = parse(&both).unwrap();
     assert!(config.admission.webhooks.unwrap().tls.is_none());

@@ -23,6 +23,10 @@ pub(super) struct WebhookArgs {
     /// Address to serve the admission webhooks on, over TLS, such as 0.0.0.0:9443; nowhere if left out.
     #[arg(long, env = "GPUSHARE_WEBHOOK_LISTEN", value_name = "ADDRESS")]
     webhook_listen: Option<SocketAddr>,
+    /// Authorities (PEM); with it webhooks answer only clients with a certificate that one of them signed: the API server's, which
+    /// shows one if its --admission-control-config-file says so.
+    #[arg(long, env = "GPUSHARE_WEBHOOK_CLIENT_CA_FILE", value_name = "FILE", requires = "webhook_listen")]
+    webhook_client_ca_file: Option<PathBuf>,
     /// Scheduler that pods asking for GPUs, RDMA or FPGAs are sent to, unless they name one other than the default.
     #[arg(long, env = "GPUSHARE_WEBHOOK_SCHEDULER_NAME", value_name = "NAME", requires = "webhook_listen")]
     webhook_scheduler_name: Option<String>,
@@ -88,6 +92,8 @@ pub struct Webhooks {
     pub listen: SocketAddr,
     /// Files to serve with; `None` if the certificates are made here.
     pub tls: Option<TlsFiles>,
+    /// Authorities of the clients that reviews are answered for; `None` for every client.
+    pub client_ca: Option<PathBuf>,
 }
 
 /// The certificates that are made here.
@@ -123,14 +129,18 @@ pub struct Admission {
 impl WebhookArgs {
     /// Puts them together; `tls` is what the extender is served with.
     pub(super) fn admission(self, names: ResourceNames, tls: Option<&TlsFiles>) -> anyhow::Result<Admission> {
-        let files = tls.map(|files| TlsFiles { client_ca: None, ..files.clone() });
+        let client_ca = self.webhook_client_ca_file;
+        let files = tls.map(|files| TlsFiles { client_ca: client_ca.clone(), ..files.clone() });
         if self.webhook_listen.is_some() && self.certificate_secret.is_none() && files.is_none() {
             bail!(
                 "--webhook-listen needs --certificate-secret, or --tls-cert-file and --tls-key-file: the API server calls webhooks over TLS only"
             );
         }
         let authority = self.certificate_secret.clone().unwrap_or_else(|| SECRET.to_owned());
-        let webhooks = self.webhook_listen.map(|listen| Webhooks { listen, tls: files.filter(|_| self.certificate_secret.is_none()) });
+        let webhooks = self.webhook_listen.map(|listen| {
+            let tls = files.filter(|_| self.certificate_secret.is_none());
+            Webhooks { listen, tls, client_ca }
+        });
         let configuration = webhooks.as_ref().map(|_| self.webhook_configuration);
         let certificates = self.certificate_secret.map(|secret| Certificates {
             secret,

@@ -37,8 +37,8 @@ pub(super) fn begin(config: &Config, client: &Client, namespace: String, registr
         let (secret, lifetime, configuration) = (wanted.secret.clone(), wanted.lifetime, wanted.configuration.clone());
         let settings = Settings { secret, namespace, hosts, lifetime, configuration };
         let mut keeper = Keeper::new(client.clone(), settings, Metrics::register(registry));
-        if webhooks.is_some() {
-            tls.webhooks = Some(keeper.serve(Clients::Anybody)?);
+        if let Some(webhooks) = webhooks {
+            tls.webhooks = Some(keeper.serve(webhooks.client_ca.clone().map_or(Clients::Anybody, Clients::SignedBy))?);
         }
         if wanted.for_extender {
             tls.extender = Some(keeper.serve(Clients::Known)?);

@@ -100,6 +100,10 @@ struct Contents {
 
 type Bytes = Result<Vec<u8>, io::ErrorKind>;
 
+fn read(path: &Path) -> Bytes {
+    std::fs::read(path).map_err(|error| error.kind())
+}
+
 impl fmt::Debug for Contents {
     /// Shows nothing: a private key belongs in no log.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -109,7 +113,6 @@ impl fmt::Debug for Contents {
 
 impl Contents {
     fn read(files: &TlsFiles) -> Self {
-        let read = |path: &Path| std::fs::read(path).map_err(|error| error.kind());
         Self { cert: read(&files.cert), key: read(&files.key), client_ca: files.client_ca.as_deref().map(read) }
     }
 
@@ -128,6 +131,14 @@ impl Contents {
         settings.alpn_protocols = vec![H2.to_vec(), b"http/1.1".to_vec()];
         Ok(Arc::new(settings))
     }
+}
+
+/// Checks the certificates of clients against the authorities in a file; lets in those without one.
+///
+/// # Errors
+/// Names the file if it cannot be read or holds no authority.
+pub fn client_verifier(path: &Path) -> anyhow::Result<Arc<dyn ClientCertVerifier>> {
+    verifier(&read(path), path)
 }
 
 fn verifier(authorities: &Bytes, path: &Path) -> anyhow::Result<Arc<dyn ClientCertVerifier>> {

@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use futures::{StreamExt, stream};
 use placement::Policies;
 use proptest::prelude::*;
 use proto::resource::ResourceNames;
+use rstest::rstest;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
@@ -84,6 +86,57 @@ async fn what_is_no_review_is_said_to_be_none() {
     assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
     let (status, _) = send(&routes, "/base/bind", "{}").await;
     assert_eq!(status, StatusCode::NOT_FOUND, "no verb is served here");
+}
+
+/// A body that begins and never ends.
+fn stalled(beginning: &[u8]) -> Body {
+    let beginning = stream::iter([Ok::<_, std::io::Error>(bytes::Bytes::copy_from_slice(beginning))]);
+    Body::from_stream(beginning.chain(stream::pending()))
+}
+
+/// A permit was taken before the body was read: 64 clients that sent slowly made every review late, and the API server went on
+/// without it.
+#[rstest]
+#[case::nothing_sent(b"")]
+#[case::half_a_review(br#"{"kind": "AdmissionReview""#)]
+#[case::a_large_one(&[b' '; 2 * SMALL_BODY])]
+#[tokio::test(start_paused = true)]
+async fn slow_clients_hold_up_no_review(#[case] beginning: &[u8]) {
+    let (routes, _) = webhooks();
+    let slow: Vec<_> = (0..4 * CONCURRENCY)
+        .map(|_| {
+            tokio::spawn({
+                let (routes, body) = (routes.clone(), stalled(beginning));
+                async move { send(&routes, "/base/webhook/validate", body).await.0 }
+            })
+        })
+        .collect();
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    let began = tokio::time::Instant::now();
+    let (status, _) = send(&routes, "/base/webhook/validate", review("u", &pod(&json!({"cpu": "1"}))).to_string()).await;
+    assert_eq!((status, began.elapsed()), (StatusCode::OK, Duration::ZERO));
+    for slow in slow {
+        assert_eq!(slow.await.unwrap(), StatusCode::REQUEST_TIMEOUT);
+    }
+    assert!(began.elapsed() <= READ_TIMEOUT, "they all end in time: {:?}", began.elapsed());
+    let large = review("u", &pod(&json!({"cpu": "1"}))).to_string() + &" ".repeat(3 * SMALL_BODY);
+    assert_eq!(send(&routes, "/base/webhook/validate", large).await.0, StatusCode::OK, "a large review is answered after that");
+}
+
+#[tokio::test]
+async fn a_certificate_is_demanded_where_authorities_are_configured() {
+    let mut registry = Registry::default();
+    let index = Shared::new(Index::new(ResourceNames::default(), Policies::default(), Duration::from_secs(30)));
+    let webhooks = Webhooks::new(Rules::default(), index, &mut registry).demanding_certificates(true);
+    let routes = router(Arc::new(webhooks), "/base");
+    let request = || Request::post("/base/webhook/validate").body(Body::from(review("u", &pod(&json!({}))).to_string())).unwrap();
+    let reply = routes.clone().oneshot(request()).await.unwrap();
+    assert_eq!(reply.status(), StatusCode::FORBIDDEN);
+    let text = reply.into_body().collect().await.unwrap().to_bytes();
+    assert!(String::from_utf8_lossy(&text).contains("--webhook-client-ca-file"), "{text:?}");
+    let mut certified = request();
+    certified.extensions_mut().insert(ClientCertificate);
+    assert_eq!(routes.oneshot(certified).await.unwrap().status(), StatusCode::OK);
 }
 
 /// The API server sends pods that ask for nothing too, if they say which GPUs they see.

@@ -212,3 +212,48 @@ async fn the_extender_knows_kube_scheduler_by_the_same_authority() {
     let (status, _) = post(connect(&connector, address).await.unwrap(), path, "{}".to_owned()).await;
     assert_eq!(status, StatusCode::BAD_REQUEST, "also after a rotation");
 }
+
+/// The API server shows a certificate where its `--admission-control-config-file` names one; nobody else is answered then.
+#[tokio::test]
+async fn webhooks_demand_the_api_server_s_certificate_where_authorities_are_configured() {
+    let (api, mut registry) = (Api::default(), Registry::default());
+    let of_clients = [Api::default(), Api::default()];
+    for other in &of_clients {
+        keeper(other, &mut Registry::default()).look(SystemTime::now()).await.unwrap();
+    }
+    let [old, new] = of_clients.each_ref().map(|other| part(other, "ca.crt"));
+    let folder = tempfile::tempdir().unwrap();
+    let authorities = folder.path().join("ca.crt");
+    std::fs::write(&authorities, "nonsense").unwrap();
+    let mut keeper = keeper(&api, &mut registry);
+    let error = format!("{:#}", keeper.serve(Clients::SignedBy(authorities.clone())).unwrap_err());
+    assert!(error.contains("ca.crt: the file holds none"), "{error}");
+    std::fs::write(&authorities, old).unwrap();
+    let index = scheduler::index::Shared::new(offline::index(std::iter::empty(), std::iter::empty(), std::iter::empty()));
+    let webhooks = Webhooks::new(Rules::default(), index, &mut registry).demanding_certificates(true);
+    let routes = router(Arc::new(webhooks), "/gpushare-scheduler");
+    let address = start(keeper.serve(Clients::SignedBy(authorities.clone())).unwrap(), routes).await;
+    keeper.look(SystemTime::now()).await.unwrap();
+    let path = "/gpushare-scheduler/webhook/validate";
+    let (status, _) = post(connect(&client(&api, None), address).await.unwrap(), path, review(1)).await;
+    assert_eq!(status, StatusCode::FORBIDDEN, "no certificate");
+    let mut answered = Vec::new();
+    for other in &of_clients {
+        let issued = tempfile::tempdir().unwrap();
+        let (secret, namespace) = ("certificates".to_owned(), "gpushare-system".to_owned());
+        let order = Order { secret, namespace, name: "kube-apiserver".to_owned(), lifetime: 365 * DAY };
+        issue(other.client(), &order, issued.path()).await.unwrap();
+        let read = |file: &str| std::fs::read(issued.path().join(file)).unwrap();
+        answered.push(client(&api, Some((read("client.crt"), read("client.key")))));
+    }
+    let (status, _) = post(connect(&answered[0], address).await.unwrap(), path, review(2)).await;
+    assert_eq!(status, StatusCode::OK);
+    std::fs::write(&authorities, "half").unwrap();
+    keeper.look(SystemTime::now()).await.unwrap();
+    let (status, _) = post(connect(&answered[0], address).await.unwrap(), path, review(3)).await;
+    assert_eq!(status, StatusCode::OK, "a file of no use changes nothing");
+    std::fs::write(&authorities, new).unwrap();
+    keeper.look(SystemTime::now()).await.unwrap();
+    let (status, _) = post(connect(&answered[1], address).await.unwrap(), path, review(4)).await;
+    assert_eq!(status, StatusCode::OK, "another authority is taken in");
+}
