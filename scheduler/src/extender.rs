@@ -2,6 +2,7 @@
 //!
 //! Decides nothing itself.
 
+mod access;
 mod attempts;
 pub mod binding;
 pub mod filter;
@@ -15,6 +16,7 @@ mod roll;
 mod sending;
 mod standing;
 mod turns;
+mod views;
 mod wanted;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,12 +24,13 @@ use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{Path, RawQuery, State};
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use bytes::Bytes;
 use http::{Request, StatusCode, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
+use kube::Client;
 use placement::Fleet;
 use prometheus_client::registry::Registry;
 use rustc_hash::FxHashSet;
@@ -41,14 +44,15 @@ use crate::index::{Index, Shared};
 use crate::leader::{LABEL, Leadership, NotLeading};
 use crate::metrics::{Ending, Metrics, Timer, Verb};
 use crate::serve::ClientCertificate;
+use access::Access;
 use attempts::Attempts;
-use inspect::pods;
 use patience::Patience;
 use question::Names;
 use remembered::Remembered;
 use roll::Roll;
 use sending::Sending;
 use turns::Turns;
+use views::Views;
 
 /// Everything that requests are answered with.
 #[derive(Debug)]
@@ -77,6 +81,9 @@ pub struct Extender {
     /// Rules by which the filter refuses pods that decide for themselves which devices they see.
     rules: Rules,
     answer_nodes: AnswerNodes,
+    /// Who may read the views.
+    access: Access,
+    views: Views,
 }
 
 /// What a request must keep to.
@@ -176,7 +183,15 @@ impl Extender {
             limits,
             rules: Rules::default(),
             answer_nodes: AnswerNodes::default(),
+            access: Access::new(serving.demands_certificates(), &serving.prefix),
+            views: Views::default(),
         }
+    }
+
+    /// The same extender, which asks this API server who may read the views.
+    #[must_use]
+    pub fn asking_about_readers(self, client: Client) -> Self {
+        Self { access: self.access.asking(client), ..self }
     }
 
     /// The same extender with the webhook's rules about pods that decide for themselves which devices they see.
@@ -256,17 +271,14 @@ impl Extender {
     }
 }
 
-/// All routes; the verbs and `inspect` are under the configured prefix.
+/// All routes; the verbs and the views are under the configured prefix.
 pub fn router(extender: Arc<Extender>, registry: Arc<Registry>, serving: &Serving) -> Router {
     let prefix = &serving.prefix;
     let verbs = Router::new()
         .route(&format!("{prefix}/filter"), post(filter))
         .route(&format!("{prefix}/prioritize"), post(prioritize))
         .route(&format!("{prefix}/bind"), post(bind));
-    let mut views = Router::new()
-        .route(&format!("{prefix}/inspect"), get(inspect_all))
-        .route(&format!("{prefix}/inspect/{{node}}"), get(inspect_node))
-        .route(&format!("{prefix}/inspect/pods/{{namespace}}/{{name}}"), get(inspect_pod));
+    let mut views = views::routes(&extender, prefix);
     if !prefix.is_empty() {
         views = views.route(&format!("{prefix}/version"), get(version));
     }
@@ -382,38 +394,4 @@ async fn bind(State(extender): State<Arc<Extender>>, request: Request<Body>) -> 
         Err(failure) => Err(failure),
     };
     respond(&mut timer, answer)
-}
-
-async fn inspect_all(State(extender): State<Arc<Extender>>, RawQuery(query): RawQuery) -> Response {
-    let mut timer = extender.metrics.time(Verb::Inspect);
-    let Some(pod) = query.as_deref().and_then(pods::of_query) else {
-        let answer = inspect::all(&extender.index.read());
-        return respond(&mut timer, Ok(answer));
-    };
-    tell(&extender, &pod, query.as_deref(), &mut timer)
-}
-
-async fn inspect_pod(
-    State(extender): State<Arc<Extender>>,
-    Path((namespace, name)): Path<(String, String)>,
-    RawQuery(query): RawQuery,
-) -> Response {
-    let mut timer = extender.metrics.time(Verb::Inspect);
-    tell(&extender, &format!("{namespace}/{name}"), query.as_deref(), &mut timer)
-}
-
-/// Why a pod waits, for programs or for people.
-fn tell(extender: &Extender, pod: &str, query: Option<&str>, timer: &mut Timer<'_>) -> Response {
-    let as_text = pods::wants_text(query);
-    let answer = pods::pod(&extender.index.read(), pod, as_text);
-    if as_text {
-        return ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], answer).into_response();
-    }
-    respond(timer, Ok(answer))
-}
-
-async fn inspect_node(State(extender): State<Arc<Extender>>, Path(node): Path<String>) -> Response {
-    let mut timer = extender.metrics.time(Verb::Inspect);
-    let answer = inspect::node(&extender.index.read(), &node);
-    respond(&mut timer, Ok(answer))
 }

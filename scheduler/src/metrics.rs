@@ -3,7 +3,7 @@
 //! Gauges of state are read from the index at scrape time, so they cannot drift from it.
 
 use std::fmt;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use placement::Reason;
 use prometheus_client::collector::Collector;
@@ -52,6 +52,8 @@ pub enum Ending {
     NotLeading,
     /// A bind of which nobody knows whether it was written.
     Unknown,
+    /// The client went before it had all of the answer.
+    Broken,
 }
 
 impl Verb {
@@ -74,6 +76,7 @@ impl Ending {
             Self::NotReady => "not_ready",
             Self::NotLeading => "not_leading",
             Self::Unknown => "unknown",
+            Self::Broken => "broken",
         }
     }
 }
@@ -144,6 +147,12 @@ impl Metrics {
         Timer { metrics: self, verb, started: Instant::now(), ending: Ending::Ok }
     }
 
+    /// Counts a request that has ended, and how long it took.
+    pub fn record(&self, verb: Verb, ending: Ending, elapsed: Duration) {
+        self.requests.get_or_create(&RequestLabels { verb: verb.label(), outcome: ending.label() }).inc();
+        self.seconds.get_or_create(&VerbLabels { verb: verb.label() }).observe(elapsed.as_secs_f64());
+    }
+
     /// Counts nodes that a filter refused.
     pub fn refused(&self, reason: Reason, n_nodes: u64) {
         self.refusals.get_or_create(&ReasonLabels { reason: reason.label() }).inc_by(n_nodes);
@@ -165,10 +174,7 @@ impl Metrics {
 
 impl Drop for Timer<'_> {
     fn drop(&mut self) {
-        let labels = RequestLabels { verb: self.verb.label(), outcome: self.ending.label() };
-        self.metrics.requests.get_or_create(&labels).inc();
-        let seconds = self.started.elapsed().as_secs_f64();
-        self.metrics.seconds.get_or_create(&VerbLabels { verb: self.verb.label() }).observe(seconds);
+        self.metrics.record(self.verb, self.ending, self.started.elapsed());
     }
 }
 

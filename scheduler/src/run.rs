@@ -61,7 +61,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     part.leadership.register(&mut registry);
     let hangups = part.leadership.hangups();
     let binder = Binder::new(client.clone(), config.scheduling.bind_timeout, part.leadership.clone());
-    let extender = Extender::new(index.clone(), metrics, binder, &config.serving);
+    let extender = Extender::new(index.clone(), metrics, binder, &config.serving).asking_about_readers(client.clone());
     let extender = Arc::new(extender.judging_by(config.admission.rules.clone()).answering(config.scheduling.answer_nodes));
     let tls = tls::begin(&config, &client, namespace, &mut registry)?;
     let listener = listen(config.serving.listen).await?;

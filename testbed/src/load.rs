@@ -30,6 +30,7 @@ mod line;
 mod order;
 mod questions;
 mod schedule;
+mod viewers;
 
 pub use admission::{AdmissionArgs, admission};
 pub use bind::BindArgs;
@@ -117,9 +118,18 @@ impl Rig {
 
     /// Resident memory of the scheduler in MiB.
     fn rss(&self) -> Result<f64> {
+        self.memory("VmRSS:")
+    }
+
+    /// The most that was resident at any time, in MiB.
+    fn peak_rss(&self) -> Result<f64> {
+        self.memory("VmHWM:")
+    }
+
+    fn memory(&self, field: &str) -> Result<f64> {
         let pid = self.scheduler.pid().context("the scheduler has no process id")?;
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).context("cannot read /proc")?;
-        let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.trim().parse::<f64>().ok());
+        let kib = status.lines().find_map(|line| line.strip_prefix(field)?.trim().strip_suffix(" kB")?.trim().parse::<f64>().ok());
         Ok(kib.context("/proc does not tell the resident memory")? / 1024.0)
     }
 

@@ -50,6 +50,8 @@ pub const SCHEDULER: &[Access<'static>] = &[
     access("", "pods", "binding", "create"),
     access(DEVICES_GROUP, "devices", "", "list"),
     access(DEVICES_GROUP, "devices", "", "watch"),
+    access("authentication.k8s.io", "tokenreviews", "", "create"),
+    access("authorization.k8s.io", "subjectaccessreviews", "", "create"),
 ];
 
 /// What the scheduler may do besides in its own namespace, where its replicas elect a leader.

@@ -1,13 +1,15 @@
 //! `inspect`: who holds what, in the old extender's JSON with more fields behind the old ones.
 //!
-//! Numbers named `…GPU` are in the node's memory units: totals rounded down, what is used rounded up.
+//! Numbers named `…GPU` are in the node's memory units: totals rounded down, what is used rounded up. Knows no HTTP but what
+//! a query says.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::ControlFlow;
 
 use placement::Place;
 use serde::Serialize;
 
-use crate::index::{DeviceShow, GpuShow, HolderShow, Index, NodeShow};
+use crate::index::{DeviceShow, GpuShow, HolderShow, Index, NodeShow, Shared};
 
 pub mod pods;
 
@@ -105,19 +107,101 @@ struct InspectedPod {
     problem: Option<String>,
 }
 
-/// All nodes that share GPUs, sorted by name.
-pub fn all(index: &Index) -> Vec<u8> {
-    let nodes = index.gpu_nodes();
-    let nodes = nodes.iter().filter_map(|name| index.show_node(name)).map(InspectedNode::from).collect();
-    json(&Inspected { nodes, error: String::new() })
-}
-
-/// One node.
-pub fn node(index: &Index, name: &str) -> Vec<u8> {
-    json(&match index.show_node(name) {
+/// One node, as the index shows it, if it is there.
+pub fn node(shown: Option<NodeShow>, name: &str) -> Vec<u8> {
+    json(&match shown {
         Some(node) => Inspected { nodes: vec![node.into()], error: String::new() },
         None => Inspected { nodes: Vec::new(), error: format!("there is no node {name:?}") },
     })
+}
+
+/// Names that are read from the index at one time.
+const NAMES: usize = 1000;
+
+/// Which part of the nodes a client wants: as many as `limit` says, from behind those that it has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Page {
+    /// How many; all of them without one.
+    limit: Option<usize>,
+    /// The last node of the page before.
+    after: Option<String>,
+}
+
+impl Page {
+    /// What a query such as `limit=500&continue=n0499` says.
+    ///
+    /// # Errors
+    /// The parameter that cannot be read, and what to write.
+    pub fn of_query(query: Option<&str>) -> Result<Self, String> {
+        let mut page = Self::default();
+        for (key, value) in query.unwrap_or_default().split('&').filter_map(|pair| pair.split_once('=')) {
+            match key {
+                "limit" => {
+                    let limit: usize = value.parse().map_err(|_| format!("limit={value:?}: write a whole number, such as limit=500"))?;
+                    page.limit = (limit > 0).then_some(limit);
+                }
+                "continue" if value.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-.".contains(&byte)) => {
+                    page.after = (!value.is_empty()).then(|| value.to_owned());
+                }
+                "continue" => return Err(format!("continue={value:?}: write what the page before says in \"continue\"")),
+                _ => {}
+            }
+        }
+        Ok(page)
+    }
+}
+
+/// Writes a page node by node, sorted by name; holds no lock in between.
+#[derive(Debug)]
+pub struct Listing {
+    page: Page,
+    /// Nodes that have been read from the index and not written.
+    names: VecDeque<String>,
+    n_written: usize,
+    has_begun: bool,
+}
+
+impl Listing {
+    /// Begins a page.
+    pub fn new(page: Page) -> Self {
+        Self { page, names: VecDeque::new(), n_written: 0, has_begun: false }
+    }
+
+    /// Writes the next node, or the end.
+    pub fn write_next(&mut self, index: &Shared<Index>, json: &mut Vec<u8>) -> ControlFlow<()> {
+        if !std::mem::replace(&mut self.has_begun, true) {
+            json.extend_from_slice(b"{\"nodes\":[");
+        }
+        let is_full = self.page.limit.is_some_and(|limit| self.n_written >= limit);
+        if !is_full && self.names.is_empty() {
+            self.names = index.read().gpu_nodes_after(self.page.after.as_deref(), NAMES).into();
+        }
+        let Some(name) = (if is_full { None } else { self.names.pop_front() }) else {
+            self.write_end(index, json);
+            return ControlFlow::Break(());
+        };
+        // A node that is gone since its name was read is left out.
+        let shown = index.read().show_node(&name);
+        if let Some(node) = shown {
+            if self.n_written > 0 {
+                json.push(b',');
+            }
+            json.extend_from_slice(&self::json(&InspectedNode::from(node)));
+            self.n_written += 1;
+        }
+        self.page.after = Some(name);
+        ControlFlow::Continue(())
+    }
+
+    fn write_end(&self, index: &Shared<Index>, json: &mut Vec<u8>) {
+        json.push(b']');
+        let last = self.page.after.as_deref().filter(|_| self.page.limit.is_some());
+        if let Some(last) = last.filter(|last| !index.read().gpu_nodes_after(Some(last), 1).is_empty()) {
+            json.extend_from_slice(b",\"continue\":");
+            json.extend_from_slice(&self::json(&last));
+        }
+        json.push(b'}');
+    }
 }
 
 impl From<NodeShow> for InspectedNode {

@@ -148,19 +148,22 @@ impl Index {
         gpus
     }
 
-    /// Names of nodes that share GPUs, sorted.
-    pub fn gpu_nodes(&self) -> Vec<String> {
+    /// Names of nodes that share GPUs or have a problem: those that come first behind `after`, no more than `most`, sorted.
+    pub fn gpu_nodes_after(&self, after: Option<&str>, most: usize) -> Vec<String> {
+        let is_behind = |name: &str| after.is_none_or(|after| name > after);
         let sharing = self.nodes.iter().filter(|(_, state)| state.shares_gpus() || !state.problems.is_empty());
-        let mut names: Vec<String> = sharing.map(|(name, _)| name.to_string()).collect();
+        let mut names: Vec<&str> = sharing.map(|(name, _)| &**name).filter(|name| is_behind(name)).collect();
+        if most < names.len() {
+            names.select_nth_unstable(most);
+            names.truncate(most);
+        }
         names.sort_unstable();
-        names
+        names.into_iter().map(str::to_owned).collect()
     }
 
-    /// Names of nodes that have devices of any type, sorted.
-    pub fn device_nodes(&self) -> Vec<&str> {
-        let mut names: Vec<&str> = self.nodes.iter().filter(|(_, state)| state.has_devices()).map(|(name, _)| &**name).collect();
-        names.sort_unstable();
-        names
+    /// Names of nodes that have devices of any type, in no order.
+    pub fn device_nodes(&self) -> Vec<Box<str>> {
+        self.nodes.iter().filter(|(_, state)| state.has_devices()).map(|(name, _)| name.clone()).collect()
     }
 
     /// One node for people; `None` if there is no such node.

@@ -1,4 +1,5 @@
-//! Hangs up on clients that do not send a request's head in time, and leaves clients between two requests alone.
+//! Hangs up on clients that do not send a request's head in time, or take nothing of an answer; leaves clients between two
+//! requests alone.
 //!
 //! The timer of `hyper` runs from the end of one request to the head of the next, so it cannot tell a client that keeps its
 //! connection for later from one that stopped in the middle of a head. This one sees the bytes as they come, and is told
@@ -12,6 +13,9 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
+
+/// How long a client may take nothing of its answer: an answer that nobody takes keeps what it was made with.
+const STALL: Duration = Duration::from_secs(30);
 
 /// Where a connection stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,18 +72,20 @@ impl Drop for Answering {
     }
 }
 
-/// A stream that ends when a head is overdue, as if the client had hung up.
+/// A stream that ends when a head is overdue, as if the client had hung up, and fails when nothing can be written for long.
 #[derive(Debug)]
 pub(super) struct HeadLimit<S> {
     stream: S,
     conversation: Conversation,
     overdue: Pin<Box<Sleep>>,
+    /// When a write that waits fails; none waits without it.
+    stalled: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S> HeadLimit<S> {
     /// Watches over a stream on which this conversation is held.
     pub(super) fn new(stream: S, conversation: Conversation) -> Self {
-        Self { stream, conversation, overdue: Box::pin(sleep_until(Instant::now())) }
+        Self { stream, conversation, overdue: Box::pin(sleep_until(Instant::now())), stalled: None }
     }
 
     /// Ready when a head is overdue.
@@ -89,6 +95,19 @@ impl<S> HeadLimit<S> {
             self.overdue.as_mut().reset(until);
         }
         self.overdue.as_mut().poll(cx)
+    }
+}
+
+impl<S> HeadLimit<S> {
+    /// What a write has come to: a failure if it waits, as writes have for long.
+    fn written<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if written.is_ready() {
+            self.stalled = None;
+            return written;
+        }
+        let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep_until(Instant::now() + STALL)));
+        let text = "the client takes nothing of its answer";
+        stalled.as_mut().poll(cx).map(|()| Err(io::Error::new(io::ErrorKind::TimedOut, text)))
     }
 }
 
@@ -109,11 +128,13 @@ impl<S: AsyncRead + Unpin> AsyncRead for HeadLimit<S> {
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for HeadLimit<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
+        let written = Pin::new(&mut self.stream).poll_write(cx, buf);
+        self.written(cx, written)
     }
 
     fn poll_write_vectored(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bufs: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
+        self.written(cx, written)
     }
 
     fn is_write_vectored(&self) -> bool {

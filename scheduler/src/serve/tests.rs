@@ -23,7 +23,8 @@ fn connect() -> DuplexStream {
         sleep(Duration::from_secs(30)).await;
         "slow"
     };
-    let router = Router::new().route("/", get(async || "quick")).route("/slow", get(slow));
+    let router =
+        Router::new().route("/", get(async || "quick")).route("/slow", get(slow)).route("/large", get(async || vec![b'x'; 1 << 20]));
     let (client, server) = tokio::io::duplex(4096);
     let connection = Connection { router, tls: None, read_timeout: Duration::from_secs(10) };
     tokio::spawn(async move {
@@ -64,6 +65,22 @@ async fn idle_connections_outlive_those_of_go(#[case] first: &str) {
     }
     assert!(ask(&mut client, REQUEST).await.ends_with("quick"));
     assert_eq!(seconds_to_end(&mut client).await, 130);
+}
+
+/// A laptop that went to sleep in the middle of a view kept what the view was made with for ever.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_takes_nothing_of_its_answer_is_hung_up_on() {
+    let mut client = connect();
+    client.write_all(b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    let mut taken = vec![0; 4096];
+    for _ in 0..10 {
+        sleep(Duration::from_secs(25)).await;
+        assert!(client.read(&mut taken).await.unwrap() > 0, "a slow client is served");
+    }
+    sleep(Duration::from_secs(31)).await;
+    let mut rest = Vec::new();
+    client.read_to_end(&mut rest).await.unwrap();
+    assert!(rest.len() <= 4096, "{} bytes", rest.len());
 }
 
 #[rstest]
@@ -116,7 +133,8 @@ async fn clients_connect_anew_when_told_to() {
             "slow"
         }
     };
-    let router = Router::new().route("/", get(async || "quick")).route("/slow", get(slow));
+    let router =
+        Router::new().route("/", get(async || "quick")).route("/slow", get(slow)).route("/large", get(async || vec![b'x'; 1 << 20]));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (hang_up, hangups) = watch::channel(0);

@@ -40,6 +40,10 @@ struct State {
     n_gets: usize,
     n_posting: usize,
     most_posting: usize,
+    /// Users by token, and those who may get what.
+    users: BTreeMap<String, String>,
+    rights: Vec<(String, String)>,
+    reviews: Vec<Value>,
 }
 
 /// The server; clones share it.
@@ -108,6 +112,18 @@ impl Api {
         self.state().most_posting
     }
 
+    /// Knows a user by a token; who may get this path, if any.
+    pub(crate) fn add_user(&self, token: &str, name: &str, path: Option<&str>) {
+        let mut state = self.state();
+        state.users.insert(token.to_owned(), name.to_owned());
+        state.rights.extend(path.map(|path| (name.to_owned(), path.to_owned())));
+    }
+
+    /// Every review of a token or of a right that was asked for.
+    pub(crate) fn reviews(&self) -> Vec<Value> {
+        self.state().reviews.clone()
+    }
+
     fn posting(&self) -> Posting {
         let mut state = self.state();
         state.n_posting += 1;
@@ -120,6 +136,9 @@ impl Api {
         let _posting = (parts.method == Method::POST).then(|| self.posting());
         let body = body.collect().await.unwrap().to_bytes();
         let path = parts.uri.path().to_owned();
+        if path.ends_with("reviews") {
+            return self.review(&path, serde_json::from_slice(&body).unwrap()).await;
+        }
         let fault = self.note(&parts.method, &body);
         self.state().queries.extend(parts.uri.query().map(str::to_owned));
         let done = || match parts.method {
@@ -164,6 +183,30 @@ impl Api {
         }
         state.n_gets += 1;
         state.gets.pop_front()
+    }
+
+    async fn review(&self, path: &str, mut review: Value) -> Reply {
+        let fault = self.state().posts.pop_front();
+        match fault {
+            Some(Fault::Status(status)) => return Ok(failure(status, "made to fail")),
+            Some(Fault::Hang) => return std::future::pending().await,
+            _ => {}
+        }
+        let mut state = self.state();
+        state.reviews.push(review.clone());
+        review["status"] = match path {
+            "/apis/authentication.k8s.io/v1/tokenreviews" => match state.users.get(review["spec"]["token"].as_str().unwrap()) {
+                Some(name) => json!({"authenticated": true, "user": {"username": name, "groups": ["g"], "extra": {"e": ["1"]}}}),
+                None => json!({"error": "no such token"}),
+            },
+            "/apis/authorization.k8s.io/v1/subjectaccessreviews" => {
+                let wanted = &review["spec"]["nonResourceAttributes"];
+                let may = |(name, path): &(String, String)| review["spec"]["user"] == **name && wanted["path"] == **path;
+                json!({"allowed": wanted["verb"] == "get" && state.rights.iter().any(may)})
+            }
+            _ => return Ok(failure(404, "no such review")),
+        };
+        Ok(reply(201, &review))
     }
 
     fn bind(&self, path: &str, binding: &Value) -> Response<Body> {

@@ -60,7 +60,8 @@ impl World {
         let mut registry = Registry::with_prefix("gpushare_scheduler");
         let metrics = Metrics::register(&mut registry, index.clone());
         let binder = Binder::new(api.client(), Duration::from_secs(4), leadership);
-        let extender = Arc::new(Extender::new(index.clone(), metrics, binder, serving).answering(answers));
+        let extender = Extender::new(index.clone(), metrics, binder, serving).asking_about_readers(api.client());
+        let extender = Arc::new(extender.answering(answers));
         let registry = Arc::new(registry);
         let router = router(Arc::clone(&extender), Arc::clone(&registry), serving);
         let health = health_router(Arc::clone(&extender), registry);

@@ -13,6 +13,7 @@ use super::floor::Floor;
 use super::line::{Line, wire};
 use super::order::Order;
 use super::questions::{MOST_SHAPES, Questions};
+use super::viewers::Viewers;
 use super::{Rig, fleet, float, growth, quantiles};
 use crate::console::{Console, table};
 use crate::http_client::HttpClient;
@@ -47,6 +48,9 @@ pub struct FilterArgs {
     /// Binds that go on meanwhile.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=20_000))]
     binds_per_second: u32,
+    /// Clients that view all nodes meanwhile (`inspect`), one answer after the other.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=64))]
+    views: u32,
     /// How many questions of each number of names.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     requests: u32,
@@ -68,8 +72,8 @@ pub(super) struct Filtered {
     pub(super) answer_bytes: usize,
     /// From the start of the process to `/readyz`.
     pub(super) ready_seconds: f64,
-    /// Resident memory of the scheduler when it was ready, and at the end.
-    pub(super) rss_mib: [f64; 2],
+    /// Resident memory of the scheduler when it was ready, at the end, and the most in between.
+    pub(super) rss_mib: [f64; 3],
     /// What the client sees, in milliseconds: median, 90th and 99th percentile, longest.
     pub(super) millis: [f64; 4],
     /// The same of a server that reads the request and answers at once.
@@ -79,6 +83,9 @@ pub(super) struct Filtered {
     /// Binds that went on meanwhile, and how many of them failed.
     pub(super) binds_per_second: f64,
     pub(super) failed_binds: u64,
+    /// Views of all nodes that went on meanwhile, and MiB of each.
+    pub(super) views_per_second: f64,
+    pub(super) view_mib: f64,
 }
 
 /// Measures and prints.
@@ -103,6 +110,7 @@ pub(super) async fn run(console: &Console, args: &FilterArgs) -> Result<()> {
         "DAEMON P50",
         "DAEMON P99",
         "BINDS/s",
+        "VIEWS/s",
         "READY s",
         "RSS MiB",
     ]);
@@ -136,6 +144,7 @@ impl Filtered {
             millis(daemon_p50),
             millis(daemon_p99),
             binds,
+            format!("{:.1}", self.views_per_second),
             format!("{:.2}", self.ready_seconds),
             self.rss_mib.map(|mib| format!("{mib:.0}")).join(" > "),
         ];
@@ -158,6 +167,7 @@ async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<V
         super::until_it_binds(&HttpClient::new(), &format!("{}/gpushare-scheduler/bind", rig.url)).await?;
     }
     let churn = (binds > 0).then(|| Churn::start(rig.api.cluster().clone(), &rig.url, n_nodes, binds));
+    let viewers = (args.views > 0).then(|| Viewers::start(rig.address, args.views));
     let mut sizes: Vec<u32> = args.names.iter().map(|n_names| *n_names.min(&n_nodes)).collect();
     sizes.sort_unstable();
     sizes.dedup();
@@ -175,6 +185,7 @@ async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<V
         (client, asked) = client.ask(n_names, args.requests).await?;
         let daemon = rig.histogram("filter").await?.since(&before);
         let (binds_per_second, failed_binds) = churn.as_ref().map_or((0.0, 0), Churn::rate);
+        let (views_per_second, view_mib) = viewers.as_ref().map_or((0.0, 0.0), Viewers::rate);
         measured.push(Filtered {
             nodes: n_nodes,
             pods: n_pods,
@@ -184,15 +195,17 @@ async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<V
             request_bytes: asked.request_bytes,
             answer_bytes: asked.answer_bytes,
             ready_seconds: rig.ready.as_secs_f64(),
-            rss_mib: [rss, rig.rss()?],
+            rss_mib: [rss, rig.rss()?, rig.peak_rss()?],
             millis: quantiles(asked.latencies),
             floor_millis: quantiles(asked.floor),
             daemon_millis: [daemon.millis(50.0), daemon.millis(99.0)],
             binds_per_second,
             failed_binds,
+            views_per_second,
+            view_mib,
         });
     }
-    drop(churn);
+    drop((churn, viewers));
     rig.stop().await;
     Ok(measured)
 }
@@ -253,8 +266,7 @@ mod tests {
     /// The measuring itself, small: every answer is checked by the load.
     #[tokio::test(flavor = "multi_thread")]
     async fn filters_are_measured_beside_binds_and_a_floor() {
-        let text =
-            "filter --nodes 20 --pods 80 --pod-bytes 1024 --names 5,500 --shapes 8 --binds-per-second 50 --requests 50 --order interleaved";
+        let text = "filter --nodes 20 --pods 80 --pod-bytes 1024 --names 5,500 --shapes 8 --binds-per-second 50 --views 2 --requests 50 --order interleaved";
         let args = Parsed::try_parse_from(text.split(' ')).unwrap().args;
         let measured = cluster(&Console::new(true), &args, 20).await.unwrap();
         assert_eq!(measured.iter().map(|one| one.names).collect::<Vec<_>>(), [5, 20]);
@@ -262,6 +274,7 @@ mod tests {
             assert!(one.millis[0] > 0.0 && one.floor_millis[0] > 0.0 && one.daemon_millis[0] > 0.0, "{one:?}");
             assert!(one.daemon_millis[0] < one.millis[3] && one.rss_mib[0] > 1.0, "{one:?}");
             assert!(one.binds_per_second > 0.0 && one.failed_binds == 0, "{one:?}");
+            assert!(one.views_per_second > 0.0 && one.view_mib > 0.01, "{one:?}");
         }
     }
 }

@@ -128,12 +128,14 @@ mod tests {
             request_bytes: 0,
             answer_bytes: 0,
             ready_seconds: fleet * 6e-4,
-            rss_mib: [10.0 + fleet * 0.02, 12.0 + fleet * 0.021 + size * 0.001],
+            rss_mib: [10.0 + fleet * 0.02, 12.0 + fleet * 0.021 + size * 0.001, 12.0 + fleet * 0.022],
             millis: three(millis(6e-5)),
             floor_millis: three(millis(2e-5)),
             daemon_millis: [millis(3e-5), 2.0 * millis(3e-5)],
             binds_per_second: 0.0,
             failed_binds: 0,
+            views_per_second: 0.0,
+            view_mib: 0.0,
         }
     }
 

@@ -1,4 +1,6 @@
 //! Why a pod waits: what it asks for, and what every node and device says to it.
+//!
+//! The index is locked for a few hundred nodes at a time, so each node answers as it was when its turn came.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -8,7 +10,10 @@ use serde::Serialize;
 
 use super::json;
 use crate::accounting::{Ask, PodFacts};
-use crate::index::{Index, NodeAsk};
+use crate::index::{Index, NodeAsk, Shared};
+
+/// Nodes that are asked under one lock.
+const NODES: usize = 256;
 
 /// Most nodes that one answer lists.
 const MAX_NODES: usize = 100;
@@ -100,67 +105,95 @@ struct InspectedPods {
 }
 
 /// One pod, by `namespace/name`; for people to read, if they want that.
-pub fn pod(index: &Index, pod: &str, as_text: bool) -> Vec<u8> {
+pub fn pod(index: &Shared<Index>, pod: &str, as_text: bool) -> Vec<u8> {
     let answer = standings(index, pod);
     if as_text { answer.text().into_bytes() } else { json(&answer) }
 }
 
-fn standings(index: &Index, pod: &str) -> InspectedPods {
+fn standings(index: &Shared<Index>, pod: &str) -> InspectedPods {
     let Some((namespace, name)) = pod.split_once('/') else {
         let error = format!("{pod:?} is not namespace/name");
         return InspectedPods { pods: Vec::new(), error };
     };
-    let asking = index.pods_named(namespace, name).filter(|(_, facts)| index.concerns(facts));
-    let mut pods: Vec<Standing> = asking.map(|(uid, facts)| standing(index, uid, facts)).collect();
+    let found = find(&index.read(), namespace, name);
+    let mut pods: Vec<Standing> = found.into_iter().map(|found| found.standing(index)).collect();
     pods.sort_by(|a, b| a.uid.cmp(&b.uid));
     let error = if pods.is_empty() { format!("there is no pod {pod:?} that asks for a share of a GPU") } else { String::new() };
     InspectedPods { pods, error }
 }
 
-fn standing(index: &Index, uid: &OwnerId, facts: &PodFacts) -> Standing {
-    let (assumed, problem) = index.standing(uid);
-    let node = facts.bound.as_ref().map(|bound| bound.node.to_string());
-    let request = match &facts.ask {
-        Ask::Request(request) => request.to_string(),
-        Ask::Invalid(_) => String::new(),
-    };
-    let (invalid, verdicts) = match index.ask(uid.as_str(), facts) {
-        Err(error) => (Some(error.to_string()), None),
-        Ok(Some(ask)) if node.is_none() && !assumed => (None, Some(Verdicts::of(index, &ask))),
-        Ok(_) => (None, None),
-    };
-    Standing {
-        namespace: facts.namespace.to_string(),
-        name: facts.name.to_string(),
-        uid: uid.to_string(),
-        request,
-        invalid,
-        node,
-        assumed,
-        problem: problem.map(str::to_owned),
-        verdicts,
+/// A pod as the index has it.
+struct Found {
+    uid: OwnerId,
+    facts: PodFacts,
+    assumed: bool,
+    problem: Option<String>,
+}
+
+fn find(index: &Index, namespace: &str, name: &str) -> Vec<Found> {
+    let asking = index.pods_named(namespace, name).filter(|(_, facts)| index.concerns(facts));
+    let found = asking.map(|(uid, facts)| {
+        let (assumed, problem) = index.standing(uid);
+        Found { uid: uid.clone(), facts: facts.clone(), assumed, problem: problem.map(str::to_owned) }
+    });
+    found.collect()
+}
+
+impl Found {
+    fn standing(self, index: &Shared<Index>) -> Standing {
+        let Self { uid, facts, assumed, problem } = self;
+        let node = facts.bound.as_ref().map(|bound| bound.node.to_string());
+        let request = match &facts.ask {
+            Ask::Request(request) => request.to_string(),
+            Ask::Invalid(_) => String::new(),
+        };
+        let rule = index.read().ask(uid.as_str(), &facts).err();
+        let is_open = rule.is_none() && node.is_none() && !assumed;
+        Standing {
+            namespace: facts.namespace.to_string(),
+            name: facts.name.to_string(),
+            uid: uid.to_string(),
+            request,
+            invalid: rule.map(|rule| rule.to_string()),
+            node,
+            assumed,
+            problem,
+            verdicts: is_open.then(|| Verdicts::of(index, uid.as_str(), &facts)),
+        }
     }
 }
 
 impl Verdicts {
-    fn of(index: &Index, ask: &NodeAsk<'_>) -> Self {
-        let names = index.device_nodes();
-        let mut asking = index.asking(ask);
-        let mut refusal = |name: &str| index.fit_found(name, index.fleet().node_id(name), ask, &mut asking).err();
-        let judged: Vec<(&str, Option<Reason>)> = names.iter().map(|name| (*name, refusal(name))).collect();
-        let mut verdicts = Self { n_nodes: judged.len(), ..Self::default() };
-        for reason in judged.iter().filter_map(|(_, reason)| *reason) {
+    fn of(index: &Shared<Index>, uid: &str, facts: &PodFacts) -> Self {
+        let mut names = index.read().device_nodes();
+        names.sort_unstable();
+        let refusals: Vec<Option<Reason>> = names.chunks(NODES).flat_map(|names| refusals(&index.read(), names, uid, facts)).collect();
+        let mut verdicts = Self { n_nodes: refusals.len(), ..Self::default() };
+        for reason in refusals.iter().flatten() {
             *verdicts.reasons.entry(reason.as_str()).or_default() += 1;
         }
-        let fitting = judged.iter().filter(|(_, reason)| reason.is_none());
+        let judged = || names.iter().map(|name| &**name).zip(refusals.iter().copied());
+        let fitting = judged().filter(|(_, reason)| reason.is_none());
         verdicts.n_fitting = fitting.clone().count();
-        for (name, reason) in fitting.chain(judged.iter().filter(|(_, reason)| reason.is_some())).take(MAX_NODES) {
-            let (node, detail) = ((*name).to_owned(), reason.and_then(|reason| index.detail(name, ask, reason)));
-            verdicts.nodes.push(NodeStanding { node, fits: reason.is_none(), reason: reason.map_or("", Reason::as_str), detail });
-            verdicts.devices.extend(devices(index, ask, name));
+        for (name, reason) in fitting.chain(judged().filter(|(_, reason)| reason.is_some())).take(MAX_NODES) {
+            verdicts.show(&index.read(), (name, reason), uid, facts);
         }
         verdicts
     }
+
+    fn show(&mut self, index: &Index, (name, reason): (&str, Option<Reason>), uid: &str, facts: &PodFacts) {
+        let Ok(Some(ask)) = index.ask(uid, facts) else { return };
+        let detail = reason.and_then(|reason| index.detail(name, &ask, reason));
+        self.nodes.push(NodeStanding { node: name.to_owned(), fits: reason.is_none(), reason: reason.map_or("", Reason::as_str), detail });
+        self.devices.extend(devices(index, &ask, name));
+    }
+}
+
+/// What each of these nodes has against the pod.
+fn refusals(index: &Index, names: &[Box<str>], uid: &str, facts: &PodFacts) -> Vec<Option<Reason>> {
+    let Ok(Some(ask)) = index.ask(uid, facts) else { return Vec::new() };
+    let mut asking = index.asking(&ask);
+    names.iter().map(|name| index.fit_found(name, index.fleet().node_id(name), &ask, &mut asking).err()).collect()
 }
 
 fn devices(index: &Index, ask: &NodeAsk<'_>, name: &str) -> Vec<DeviceStanding> {

@@ -1,0 +1,228 @@
+//! Who may read the views, and how many at one time: certificates, tokens, pages, and clients that take nothing.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use http::{Request, Response, StatusCode};
+use http_body_util::BodyExt;
+use rstest::rstest;
+use scheduler::config::Serving;
+use scheduler::offline;
+use scheduler::serve::ClientCertificate;
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+use crate::api::Fault;
+use crate::objects::units;
+use crate::world::World;
+
+const PATH: &str = "/gpushare-scheduler/inspect";
+
+/// A world that demands certificates, with a node and a pod.
+fn guarded() -> World {
+    let world = World::unsynced(&Serving { tls_from_secret: true, ..offline::serving() }).with_node("n1", &[100]);
+    world.apply_pod(&units("p", 10));
+    world
+}
+
+async fn answered(world: &World, path: &str, token: Option<&str>, has_certificate: bool) -> Response<Body> {
+    let mut request = Request::get(path).body(Body::empty()).unwrap();
+    if let Some(token) = token {
+        request.headers_mut().insert("authorization", token.parse().unwrap());
+    }
+    if has_certificate {
+        request.extensions_mut().insert(ClientCertificate);
+    }
+    world.router.clone().oneshot(request).await.unwrap()
+}
+
+async fn text(reply: Response<Body>) -> (StatusCode, String) {
+    let status = reply.status();
+    (status, String::from_utf8(reply.into_body().collect().await.unwrap().to_bytes().to_vec()).unwrap())
+}
+
+/// Anybody who reached the port could list every tenant's pods.
+#[rstest]
+#[case::nothing(None, false, StatusCode::UNAUTHORIZED, "views demand a client certificate")]
+#[case::certificate(None, true, StatusCode::OK, "")]
+#[case::reader(Some("Bearer of-reader"), false, StatusCode::OK, "")]
+#[case::any_case(Some("bearer  of-reader"), false, StatusCode::OK, "")]
+#[case::other_user(
+    Some("Bearer of-other"),
+    false,
+    StatusCode::FORBIDDEN,
+    "user \"other\" may not get /gpushare-scheduler/inspect; give a ClusterRole"
+)]
+#[case::right_elsewhere(Some("Bearer of-elsewhere"), false, StatusCode::FORBIDDEN, "user \"elsewhere\" may not get")]
+#[case::stale(Some("Bearer of-nobody"), false, StatusCode::UNAUTHORIZED, "does not know this bearer token")]
+#[case::basic(Some("Basic of-reader"), false, StatusCode::UNAUTHORIZED, "views demand a client certificate")]
+#[case::empty(Some("Bearer "), false, StatusCode::UNAUTHORIZED, "views demand a client certificate")]
+#[tokio::test]
+async fn views_demand_a_certificate_or_a_right(
+    #[values("", "/n1", "/pods/default/p", "?pod=default/p", "?limit=1")] view: &str,
+    #[case] token: Option<&str>,
+    #[case] has_certificate: bool,
+    #[case] expected: StatusCode,
+    #[case] words: &str,
+) {
+    let world = guarded();
+    world.api.add_user("of-reader", "reader", Some(PATH));
+    world.api.add_user("of-other", "other", None);
+    world.api.add_user("of-elsewhere", "elsewhere", Some("/metrics"));
+    let reply = answered(&world, &format!("{PATH}{view}"), token, has_certificate).await;
+    let challenge = reply.headers().get("www-authenticate").cloned();
+    let (status, answer) = text(reply).await;
+    assert_eq!((status, challenge.is_some()), (expected, expected == StatusCode::UNAUTHORIZED), "{answer}");
+    assert!(answer.contains(words), "{answer}");
+    assert_eq!(answer.contains("n1") || answer.contains("uid-p"), expected == StatusCode::OK, "{answer}");
+    if expected == StatusCode::OK && token.is_some() {
+        let reviews = world.api.reviews();
+        let asked = &reviews[1]["spec"];
+        assert_eq!(
+            (&reviews[0]["spec"]["token"], &asked["groups"], &asked["extra"]),
+            (&json!("of-reader"), &json!(["g"]), &json!({"e": ["1"]}))
+        );
+    }
+}
+
+#[tokio::test]
+async fn views_are_open_where_nothing_is_demanded() {
+    let world = World::new().with_node("n1", &[100]);
+    assert_eq!(answered(&world, PATH, None, false).await.status(), StatusCode::OK);
+    assert_eq!(world.api.reviews().len(), 0);
+}
+
+#[tokio::test]
+async fn probes_and_metrics_need_no_right() {
+    let world = guarded();
+    for path in ["/healthz", "/metrics", "/version", "/gpushare-scheduler/version"] {
+        assert_eq!(answered(&world, path, None, false).await.status(), StatusCode::OK, "{path}");
+    }
+}
+
+/// A right that is taken away ends within seconds, and reading in a loop costs the API server next to nothing.
+#[tokio::test(start_paused = true)]
+async fn what_the_api_server_says_counts_for_some_seconds() {
+    let world = guarded();
+    world.api.add_user("of-reader", "reader", Some(PATH));
+    for _ in 0..20 {
+        assert_eq!(answered(&world, PATH, Some("Bearer of-reader"), false).await.status(), StatusCode::OK);
+        assert_eq!(answered(&world, PATH, Some("Bearer of-nobody"), false).await.status(), StatusCode::UNAUTHORIZED);
+    }
+    assert_eq!(world.api.reviews().len(), 3, "one of the stranger, two of the reader");
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!(answered(&world, PATH, Some("Bearer of-reader"), false).await.status(), StatusCode::OK);
+    assert_eq!(world.api.reviews().len(), 5);
+}
+
+/// Tokens that nobody has fill no memory, and push out no more than the oldest answers.
+#[tokio::test(start_paused = true)]
+async fn strangers_do_not_push_out_who_was_asked_about_last() {
+    let world = guarded();
+    for idx in 0..1000 {
+        let token = format!("Bearer stranger-{idx}");
+        assert_eq!(answered(&world, PATH, Some(&token), false).await.status(), StatusCode::UNAUTHORIZED);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(answered(&world, PATH, Some("Bearer stranger-900"), false).await.status(), StatusCode::UNAUTHORIZED);
+    assert_eq!(world.api.reviews().len(), 1000, "it was known");
+    assert_eq!(answered(&world, PATH, Some("Bearer stranger-1"), false).await.status(), StatusCode::UNAUTHORIZED);
+    assert_eq!(world.api.reviews().len(), 1001, "it was forgotten");
+}
+
+#[rstest]
+#[case::error(Fault::Status(500))]
+#[case::forbidden(Fault::Status(403))]
+#[case::silence(Fault::Hang)]
+#[tokio::test(start_paused = true)]
+async fn no_answer_is_no_right(#[case] fault: Fault) {
+    let world = guarded();
+    world.api.add_user("of-reader", "reader", Some(PATH));
+    world.api.fail_posts([fault]);
+    let (status, answer) = text(answered(&world, PATH, Some("Bearer of-reader"), false).await).await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{answer}");
+    assert!(answer.contains("the API server does not say whether this bearer token may read"), "{answer}");
+    assert_eq!(answered(&world, PATH, Some("Bearer of-reader"), false).await.status(), StatusCode::OK, "it is asked again");
+}
+
+async fn page(world: &World, query: &str) -> (Vec<String>, Option<String>) {
+    let (status, answer) = text(answered(world, &format!("{PATH}?{query}"), None, false).await).await;
+    assert_eq!(status, StatusCode::OK, "{answer}");
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    let names = answer["nodes"].as_array().unwrap().iter().map(|node| node["name"].as_str().unwrap().to_owned()).collect();
+    (names, answer.get("continue").map(|next| next.as_str().unwrap().to_owned()))
+}
+
+#[rstest]
+#[case::none("", 25)]
+#[case::no_limit("limit=0", 25)]
+#[case::one("limit=1", 1)]
+#[case::some("limit=7", 7)]
+#[case::all_of_them("limit=25", 25)]
+#[case::more("limit=1000", 25)]
+#[tokio::test]
+async fn pages_name_every_node_once(#[case] query: &str, #[case] per_page: usize) {
+    let mut world = World::new();
+    for idx in 0..25 {
+        world = world.with_node(&format!("n{idx:02}"), &[100]);
+    }
+    let expected: Vec<String> = (0..25).map(|idx| format!("n{idx:02}")).collect();
+    let (mut seen, mut n_pages, mut next) = (Vec::new(), 0, Some(String::new()));
+    while let Some(after) = next {
+        let (names, more) = page(&world, &format!("{query}&continue={after}")).await;
+        assert!(names.len() == per_page || more.is_none(), "{names:?}");
+        // A node that comes meanwhile is seen if its turn is still to come.
+        (n_pages, next) = (n_pages + 1, more);
+        seen.extend(names);
+    }
+    assert_eq!((seen, n_pages), (expected, 25_usize.div_ceil(per_page)));
+    assert_eq!(page(&world, "continue=n23").await, (vec!["n24".to_owned()], None));
+    assert_eq!(page(&world, "limit=2&continue=z").await, (Vec::new(), None));
+}
+
+#[rstest]
+#[case::no_number("limit=many", "limit=\"many\": write a whole number")]
+#[case::negative("limit=-1", "limit=\"-1\": write a whole number")]
+#[case::no_name("continue=%2F", "continue=\"%2F\": write what the page before says")]
+#[tokio::test]
+async fn a_page_that_cannot_be_read_is_named(#[case] query: &str, #[case] words: &str) {
+    let (status, answer) = text(answered(&World::new(), &format!("{PATH}?{query}"), None, false).await).await;
+    assert_eq!(status, StatusCode::BAD_REQUEST);
+    assert!(answer.contains(words), "{answer}");
+}
+
+/// The answer was one text made under the lock: 43 MB for 15,000 nodes.
+#[tokio::test]
+async fn a_view_is_made_as_it_is_taken_and_holds_no_lock() {
+    let mut world = World::new();
+    for idx in 0..100 {
+        world = world.with_node(&format!("n{idx:02}"), &[100; 8]);
+    }
+    let mut body = answered(&world, PATH, None, false).await.into_body();
+    let mut taken = body.frame().await.unwrap().unwrap().into_data().unwrap().to_vec();
+    assert!((30_000..50_000).contains(&taken.len()), "{}", taken.len());
+    assert!(world.index.write().gpu_nodes_after(None, 100).len() == 100, "nobody holds the index");
+    world.delete_node(&crate::objects::node("n98", "MiB"));
+    while let Some(piece) = body.frame().await {
+        taken.extend_from_slice(&piece.unwrap().into_data().unwrap());
+    }
+    let answer: Value = serde_json::from_slice(&taken).unwrap();
+    let names: Vec<&str> = answer["nodes"].as_array().unwrap().iter().map(|node| node["name"].as_str().unwrap()).collect();
+    assert_eq!((names.len(), names.contains(&"n98")), (99, false), "each node is as it was when its turn came");
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_more_than_eight_are_under_way() {
+    let world = World::new().with_node("n1", &[100]);
+    let mut open: Vec<_> = Vec::new();
+    for _ in 0..8 {
+        open.push(answered(&world, PATH, None, false).await);
+    }
+    for view in ["", "/n1", "/pods/default/p"] {
+        let (status, answer) = text(answered(&world, &format!("{PATH}{view}"), None, false).await).await;
+        assert_eq!(status, StatusCode::TOO_MANY_REQUESTS);
+        assert!(answer.contains("8 views are being answered"), "{answer}");
+    }
+    open.pop();
+    assert_eq!(answered(&world, PATH, None, false).await.status(), StatusCode::OK);
+}
