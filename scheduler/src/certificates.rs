@@ -110,6 +110,7 @@ impl Keeper {
         if is_new {
             for shown in &mut self.shown {
                 shown.show(&material)?;
+                shown.tell_ends(&self.metrics);
             }
             self.metrics.show(&material);
             if self.held.replace(material).is_some() {
@@ -127,7 +128,10 @@ impl Keeper {
         let Some(held) = &self.held else { return };
         for shown in self.shown.iter_mut().filter(|shown| shown.has_other_authorities()) {
             match shown.show(held) {
-                Ok(()) => info!("authorities of clients have changed, new connections meet the new ones"),
+                Ok(()) => {
+                    shown.tell_ends(&self.metrics);
+                    info!("authorities of clients have changed, new connections meet the new ones");
+                }
                 Err(error) => {
                     warn!(error = format!("{error:#}"), "authorities of clients have changed and cannot be used, the old ones stay")
                 }

@@ -29,9 +29,12 @@ pub use webhooks::{Admission, Certificates, Command, Webhooks};
 #[derive(Clone, Debug, Parser)]
 #[command(name = "gpushare-scheduler", version, max_term_width = 100)]
 pub struct Args {
-    /// Address to serve on.
-    #[arg(long, env = "GPUSHARE_LISTEN", default_value = "0.0.0.0:12345")]
+    /// Address to serve on; one that others reach needs client certificates (`--client-ca-file` or `--tls-from-secret`).
+    #[arg(long, env = "GPUSHARE_LISTEN", default_value = "127.0.0.1:12345")]
     listen: SocketAddr,
+    /// Serve without client certificates even where others reach the address: every client may then bind pods.
+    #[arg(long, env = "GPUSHARE_INSECURE_LISTEN")]
+    insecure_listen: bool,
     /// Address to serve /healthz, /readyz, /metrics and /version on without TLS, such as 0.0.0.0:8081; nowhere if left out.
     #[arg(long, env = "GPUSHARE_HEALTH_LISTEN", value_name = "ADDRESS")]
     health_listen: Option<SocketAddr>,
@@ -165,6 +168,29 @@ impl Serving {
     pub fn demands_certificates(&self) -> bool {
         self.tls_from_secret || self.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some())
     }
+
+    /// Whether only clients on the same machine, or in the same pod, reach the address.
+    pub fn is_local(&self) -> bool {
+        self.listen.ip().to_canonical().is_loopback()
+    }
+
+    /// Whether the views demand a client certificate or a token.
+    pub fn guards_views(&self) -> bool {
+        self.demands_certificates() || !self.is_local()
+    }
+
+    /// Refuses an address at which any client could bind pods.
+    fn check_address(&self, insists: bool) -> anyhow::Result<()> {
+        if insists || self.is_local() || self.demands_certificates() {
+            return Ok(());
+        }
+        bail!(
+            "--listen={}: every client that reaches this address could bind pods. Set --tls-cert-file, --tls-key-file and --client-ca-file, \
+             or --certificate-secret and --tls-from-secret, so that clients must show a certificate; or listen on 127.0.0.1; or insist \
+             with --insecure-listen",
+            self.listen
+        )
+    }
 }
 
 /// Files of certificates and keys (PEM).
@@ -202,6 +228,19 @@ impl TryFrom<Args> for Config {
         let names = ResourceNames { memory: args.memory_resource };
         let leader = args.leader.leader(args.bind_timeout)?;
         let admission = args.webhooks.admission(names.clone(), tls.as_ref())?;
+        let serving = Serving {
+            listen: args.listen,
+            health_listen: args.health_listen,
+            prefix: args.prefix,
+            max_body: args.max_body,
+            read_timeout: args.read_timeout,
+            concurrency: args.concurrency,
+            bind_concurrency: args.bind_concurrency,
+            tls,
+            tls_from_secret: admission.certificates.as_ref().is_some_and(|certificates| certificates.for_extender),
+        };
+        // A command serves nothing.
+        serving.check_address(args.insecure_listen || args.command.is_some())?;
         Ok(Self {
             kubeconfig: args.kubeconfig,
             scheduling: Scheduling {
@@ -212,17 +251,7 @@ impl TryFrom<Args> for Config {
                 bind_timeout: args.bind_timeout,
                 hint_ttl: args.hint_ttl,
             },
-            serving: Serving {
-                listen: args.listen,
-                health_listen: args.health_listen,
-                prefix: args.prefix,
-                max_body: args.max_body,
-                read_timeout: args.read_timeout,
-                concurrency: args.concurrency,
-                bind_concurrency: args.bind_concurrency,
-                tls,
-                tls_from_secret: admission.certificates.as_ref().is_some_and(|certificates| certificates.for_extender),
-            },
+            serving,
             leader,
             admission,
             log: Log { format: args.log_format, level: args.log_level },

@@ -183,7 +183,7 @@ impl Extender {
             limits,
             rules: Rules::default(),
             answer_nodes: AnswerNodes::default(),
-            access: Access::new(serving.demands_certificates(), &serving.prefix),
+            access: Access::new(serving.guards_views(), &serving.prefix),
             views: Views::default(),
         }
     }

@@ -19,7 +19,7 @@ use proto::node::Node;
 use serde::de::DeserializeOwned;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tracing::info;
+use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 
 use leader::{Part, Stop};
@@ -65,6 +65,9 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let extender = Arc::new(extender.judging_by(config.admission.rules.clone()).answering(config.scheduling.answer_nodes));
     let tls = tls::begin(&config, &client, namespace, &mut registry)?;
     let listener = listen(config.serving.listen).await?;
+    if !config.serving.is_local() && !config.serving.demands_certificates() {
+        warn!(address = %config.serving.listen, "--insecure-listen: every client that reaches this address may bind pods");
+    }
     let webhooks = match config.admission.webhooks.as_ref().zip(tls.webhooks) {
         None => None,
         Some((webhooks, tls)) => {

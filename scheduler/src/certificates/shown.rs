@@ -11,14 +11,20 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 use rustls::ServerConfig;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
 use rustls::sign::CertifiedKey;
 use tokio::sync::watch;
 
 use super::material::Material;
+use super::validity::not_after;
 use crate::serve::H2;
 use crate::serve::tls::{Current, client_verifier};
+
+/// What the authorities of the webhooks' clients are called in metrics.
+pub const WEBHOOK_CLIENT_CA: &str = "webhook-client-ca";
 
 /// Whom a server lets in.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,11 +60,19 @@ impl Metrics {
 
     pub(super) fn show(&self, material: &Material) {
         let (authority, certificate) = material.ends();
-        for (name, ends) in [("authority", Some(authority)), ("server", certificate)] {
-            let since_epoch = ends.and_then(|ends| ends.duration_since(SystemTime::UNIX_EPOCH).ok()).unwrap_or_default();
-            let seconds = i64::try_from(since_epoch.as_secs()).unwrap_or(i64::MAX);
-            self.ends.get_or_create(&Labels { certificate: name }).set(seconds);
-        }
+        self.show_end("authority", Some(authority));
+        self.show_end("server", certificate);
+    }
+
+    /// Shows when the first of these certificates ends.
+    pub fn show_ends(&self, name: &'static str, certificates: &[CertificateDer<'_>]) {
+        self.show_end(name, certificates.iter().filter_map(|certificate| not_after(certificate)).min());
+    }
+
+    fn show_end(&self, name: &'static str, ends: Option<SystemTime>) {
+        let since_epoch = ends.and_then(|ends| ends.duration_since(SystemTime::UNIX_EPOCH).ok()).unwrap_or_default();
+        let seconds = i64::try_from(since_epoch.as_secs()).unwrap_or(i64::MAX);
+        self.ends.get_or_create(&Labels { certificate: name }).set(seconds);
     }
 
     pub(super) fn rotated(&self) {
@@ -99,6 +113,15 @@ impl Shown {
         self.settings.send_replace(settings(key, verifier)?);
         self.authorities = self.read_authorities();
         Ok(())
+    }
+
+    /// Shows when the authorities in a file end.
+    pub(super) fn tell_ends(&self, metrics: &Metrics) {
+        let authorities = self.authorities.iter().flat_map(|pem| CertificateDer::pem_slice_iter(pem).flatten());
+        let authorities: Vec<_> = authorities.collect();
+        if !authorities.is_empty() {
+            metrics.show_ends(WEBHOOK_CLIENT_CA, &authorities);
+        }
     }
 
     /// Whether the file of authorities has changed since it was read.
@@ -145,5 +168,30 @@ struct Always(Arc<CertifiedKey>);
 impl ResolvesServerCert for Always {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         Some(Arc::clone(&self.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertificateParams, KeyPair, date_time_ymd};
+
+    use super::*;
+
+    /// Certificates from files ended without a metric that an alert could look at.
+    #[test]
+    fn the_first_end_of_several_is_shown() {
+        let ending = |year: i32| {
+            let mut params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+            params.not_after = date_time_ymd(year, 1, 1);
+            params.self_signed(&KeyPair::generate().unwrap()).unwrap().der().clone()
+        };
+        let mut registry = Registry::default();
+        let metrics = Metrics::register(&mut registry);
+        metrics.show_ends("extender", &[ending(2031), ending(2030), ending(2052)]);
+        metrics.show_ends("webhook", &[CertificateDer::from(b"nonsense".to_vec())]);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        assert!(text.contains("certificate_expiry_timestamp_seconds{certificate=\"extender\"} 1893456000\n"), "{text}");
+        assert!(text.contains("certificate_expiry_timestamp_seconds{certificate=\"webhook\"} 0\n"), "an alert sees it: {text}");
     }
 }

@@ -17,7 +17,7 @@ fn parse(flags: &[&str]) -> Result<Config, String> {
 fn defaults_are_the_old_extenders_paths() {
     let config = parse(&[]).unwrap();
     assert_eq!(config.serving.prefix, "/gpushare-scheduler");
-    assert_eq!(config.serving.listen.port(), 12345);
+    assert_eq!(config.serving.listen.to_string(), "127.0.0.1:12345", "nobody else reaches it unless that is said");
     assert_eq!(config.serving.max_body, 32 << 20);
     assert_eq!(config.scheduling.names.memory, "aliyun.com/gpu-mem");
     assert_eq!(config.scheduling.policies, placement::Policies::default());
@@ -67,10 +67,34 @@ fn policies_and_weights_are_taken_over() {
 #[case::lease_of_part_of_a_second(&["--leader-elect", "--pod-name", "p", "--lease-duration", "15500ms"], "whole seconds")]
 #[case::lease_shorter_than_binds(&["--leader-elect", "--pod-name", "p", "--bind-timeout", "6s"], "must end before another begins")]
 #[case::renewed_too_seldom(&["--leader-elect", "--pod-name", "p", "--retry-period", "6s"], "at least twice --retry-period")]
+#[case::open_to_all(&["--listen=0.0.0.0:12345"], "--listen=0.0.0.0:12345: every client that reaches this address could bind pods. Set --tls-cert-file")]
+#[case::open_to_all_of_ipv6(&["--listen=[::]:12345"], "or insist with --insecure-listen")]
+#[case::open_on_one_address(&["--listen=10.0.0.1:12345"], "--client-ca-file")]
+#[case::tls_without_clients(&["--listen=0.0.0.0:12345", "--tls-cert-file=a", "--tls-key-file=b"], "--client-ca-file")]
+#[case::secret_for_webhooks_alone(&["--listen=0.0.0.0:12345", "--certificate-secret=s"], "--tls-from-secret")]
 #[case::unknown(&["--memory-unit", "GiB"], "unexpected argument")]
 fn refused(#[case] flags: &[&str], #[case] expected: &str) {
     let error = parse(flags).unwrap_err();
     assert!(error.contains(expected), "{error}");
+}
+
+/// Without flags the verb `bind` was served in the clear to whoever reached the machine.
+#[rstest]
+#[case::default(&[], false)]
+#[case::loopback(&["--listen=127.1.2.3:1"], false)]
+#[case::loopback_of_ipv6(&["--listen=[::1]:1"], false)]
+#[case::mapped_loopback(&["--listen=[::ffff:127.0.0.1]:1"], false)]
+#[case::client_certificates(&["--listen=0.0.0.0:1", "--tls-cert-file=a", "--tls-key-file=b", "--client-ca-file=c"], true)]
+#[case::own_authority(&["--listen=0.0.0.0:1", "--certificate-secret=s", "--tls-from-secret"], true)]
+#[case::insisted(&["--listen=0.0.0.0:1", "--insecure-listen"], true)]
+#[case::loopback_with_certificates(&["--tls-cert-file=a", "--tls-key-file=b", "--client-ca-file=c"], true)]
+fn serves_where_clients_are_known(#[case] flags: &[&str], #[case] guards_views: bool) {
+    assert_eq!(parse(flags).unwrap().serving.guards_views(), guards_views);
+}
+
+#[test]
+fn a_command_serves_nothing() {
+    parse(&["--listen=0.0.0.0:12345", "issue-client-certificate", "--out=x"]).unwrap();
 }
 
 #[test]

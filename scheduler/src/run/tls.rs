@@ -1,10 +1,9 @@
 //! Where the servers' certificates come from: files, or the Secret in which the scheduler makes them itself.
 
-use futures::future::OptionFuture;
 use kube::Client;
 use prometheus_client::registry::Registry;
 
-use crate::certificates::shown::{Clients, Metrics};
+use crate::certificates::shown::{Clients, Metrics, WEBHOOK_CLIENT_CA};
 use crate::certificates::{Keeper, Settings};
 use crate::config::{Config, TlsFiles};
 use crate::serve::tls::{CertificateFiles, Current};
@@ -18,25 +17,26 @@ pub(super) struct Tls {
     pub(super) webhooks: Option<Current>,
 }
 
+/// What certificates of one server are called in metrics: those it shows, and the authorities of its clients.
+type Names = [&'static str; 2];
+
+const EXTENDER: Names = ["extender", "extender-client-ca"];
+const WEBHOOK: Names = ["webhook", WEBHOOK_CLIENT_CA];
+
 /// Reads certificates from files or has them made, and sees to it that they stay new.
 pub(super) fn begin(config: &Config, client: &Client, namespace: String, registry: &mut Registry) -> anyhow::Result<Tls> {
-    let from_files = |files: Option<TlsFiles>| -> anyhow::Result<Option<Current>> {
-        let certificates = files.map(CertificateFiles::load).transpose()?;
-        let current = certificates.as_ref().map(CertificateFiles::current);
-        tokio::spawn(OptionFuture::from(certificates.map(CertificateFiles::follow)));
-        Ok(current)
-    };
+    let metrics = Metrics::register(registry);
     let webhooks = config.admission.webhooks.as_ref();
     let mut tls = Tls {
-        extender: from_files(config.serving.tls.clone())?,
-        webhooks: from_files(webhooks.and_then(|webhooks| webhooks.tls.clone()))?,
+        extender: from_files(config.serving.tls.clone(), EXTENDER, &metrics)?,
+        webhooks: from_files(webhooks.and_then(|webhooks| webhooks.tls.clone()), WEBHOOK, &metrics)?,
     };
     if let Some(wanted) = &config.admission.certificates {
         let service = |name: &str| format!("{name}.{namespace}.svc");
         let hosts = wanted.hosts.clone().unwrap_or_else(|| SERVICES.map(service).into());
         let (secret, lifetime, configuration) = (wanted.secret.clone(), wanted.lifetime, wanted.configuration.clone());
         let settings = Settings { secret, namespace, hosts, lifetime, configuration };
-        let mut keeper = Keeper::new(client.clone(), settings, Metrics::register(registry));
+        let mut keeper = Keeper::new(client.clone(), settings, metrics);
         if let Some(webhooks) = webhooks {
             tls.webhooks = Some(keeper.serve(webhooks.client_ca.clone().map_or(Clients::Anybody, Clients::SignedBy))?);
         }
@@ -46,4 +46,18 @@ pub(super) fn begin(config: &Config, client: &Client, namespace: String, registr
         tokio::spawn(keeper.keep());
     }
     Ok(tls)
+}
+
+fn from_files(files: Option<TlsFiles>, [shown, clients]: Names, metrics: &Metrics) -> anyhow::Result<Option<Current>> {
+    let Some(files) = files else { return Ok(None) };
+    let metrics = metrics.clone();
+    let certificates = CertificateFiles::load(files)?.telling(move |in_use| {
+        metrics.show_ends(shown, &in_use.chain);
+        if !in_use.client_authorities.is_empty() {
+            metrics.show_ends(clients, &in_use.client_authorities);
+        }
+    });
+    let current = certificates.current();
+    tokio::spawn(certificates.follow());
+    Ok(Some(current))
 }

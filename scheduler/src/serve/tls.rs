@@ -25,12 +25,28 @@ use crate::config::TlsFiles;
 const INTERVAL: Duration = Duration::from_secs(30);
 
 /// Reads the files again and again. Names and times tell little of mounted Secrets, so the contents are compared.
-#[derive(Debug)]
 pub struct CertificateFiles {
     files: TlsFiles,
     /// What the files were last seen to hold, of use or not.
     seen: Contents,
     current: watch::Sender<Arc<ServerConfig>>,
+    /// Called with what is in use whenever that changes.
+    tell: Option<Box<dyn Fn(&InUse) + Send + Sync>>,
+}
+
+impl fmt::Debug for CertificateFiles {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CertificateFiles").field("files", &self.files).finish_non_exhaustive()
+    }
+}
+
+/// The certificates that are in use.
+#[derive(Debug)]
+pub struct InUse {
+    /// What the server shows, its own first.
+    pub chain: Vec<CertificateDer<'static>>,
+    /// Authorities of clients.
+    pub client_authorities: Vec<CertificateDer<'static>>,
 }
 
 /// What new connections are accepted with.
@@ -56,7 +72,14 @@ impl CertificateFiles {
     pub fn load(files: TlsFiles) -> anyhow::Result<Self> {
         let seen = Contents::read(&files);
         let (current, _) = watch::channel(seen.settings(&files)?);
-        Ok(Self { files, seen, current })
+        Ok(Self { files, seen, current, tell: None })
+    }
+
+    /// The same, with a listener that hears what is in use, now and after every change.
+    #[must_use]
+    pub fn telling(self, tell: impl Fn(&InUse) + Send + Sync + 'static) -> Self {
+        self.seen.in_use(&self.files).iter().for_each(&tell);
+        Self { tell: Some(Box::new(tell)), ..self }
     }
 
     /// What new connections are accepted with, from now on.
@@ -82,6 +105,9 @@ impl CertificateFiles {
         match seen.settings(&self.files) {
             Ok(settings) => {
                 self.current.send_replace(settings);
+                if let Some((tell, in_use)) = self.tell.as_ref().zip(seen.in_use(&self.files)) {
+                    tell(&in_use);
+                }
                 info!(certificate = %self.files.cert.display(), "certificates have changed, new connections meet the new ones");
             }
             Err(error) => warn!(error = format!("{error:#}"), "certificates have changed and cannot be used, the old ones stay"),
@@ -114,6 +140,13 @@ impl fmt::Debug for Contents {
 impl Contents {
     fn read(files: &TlsFiles) -> Self {
         Self { cert: read(&files.cert), key: read(&files.key), client_ca: files.client_ca.as_deref().map(read) }
+    }
+
+    /// The certificates, if they can be read.
+    fn in_use(&self, files: &TlsFiles) -> Option<InUse> {
+        let authorities = self.client_ca.as_ref().zip(files.client_ca.as_deref());
+        let client_authorities = authorities.map(|(pem, path)| certificates(pem, path)).transpose().ok()?.unwrap_or_default();
+        Some(InUse { chain: certificates(&self.cert, &files.cert).ok()?, client_authorities })
     }
 
     fn settings(&self, files: &TlsFiles) -> anyhow::Result<Arc<ServerConfig>> {

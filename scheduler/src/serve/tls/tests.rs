@@ -130,3 +130,23 @@ fn a_key_is_not_shown() {
     let certificates = CertificateFiles::load(mount.files()).unwrap();
     assert!(format!("{:?}", certificates.seen).len() < 20);
 }
+
+/// The listener hears what is in use and nothing of files that are of no use.
+#[tokio::test(start_paused = true)]
+async fn what_is_in_use_is_told() {
+    let (old, new, authority) = (pair(), pair(), pair());
+    let mut mount = Mount::new(&old);
+    let told = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let hears = Arc::clone(&told);
+    let certificates = CertificateFiles::load(mount.files()).unwrap().telling(move |in_use| {
+        let (shown, clients) = (in_use.chain[0].clone(), in_use.client_authorities[0].clone());
+        hears.lock().unwrap().push([shown, clients]);
+    });
+    tokio::spawn(certificates.follow());
+    mount.put(&new.cert.pem(), Some("nonsense"), &authority.cert.pem());
+    tokio::time::sleep(INTERVAL * 2).await;
+    mount.put(&new.cert.pem(), Some(&new.signing_key.serialize_pem()), &authority.cert.pem());
+    tokio::time::sleep(INTERVAL * 2).await;
+    let der = |pair: &Pair| pair.cert.der().clone();
+    assert_eq!(*told.lock().unwrap(), [[der(&old), der(&old)], [der(&new), der(&authority)]]);
+}
