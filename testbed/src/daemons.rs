@@ -16,6 +16,9 @@ use tokio::process::{Child, Command};
 use tokio::sync::{OnceCell, mpsc, watch};
 use tokio_util::task::AbortOnDropHandle;
 
+/// Interval at which the threads of a process are looked at until they have stopped.
+const STOP_POLL: Duration = Duration::from_millis(1);
+
 /// How many lines of a log an error quotes.
 const TAIL_LINES: usize = 15;
 
@@ -254,9 +257,14 @@ impl Daemon {
         Ok(())
     }
 
-    /// Lets it stand still (SIGSTOP).
+    /// Stops it (SIGSTOP), and returns when each of its threads stands still: the kernel has one thread take the signal, and
+    /// until that one gets a processor the others go on.
     pub async fn pause(&self) -> Result<(), DaemonError> {
-        self.signal("STOP").await
+        self.signal("STOP").await?;
+        while self.pid.is_some_and(|pid| !is_stopped(pid)) && !self.is_down() {
+            tokio::time::sleep(STOP_POLL).await;
+        }
+        Ok(())
     }
 
     /// Lets it go on (SIGCONT).
@@ -288,6 +296,14 @@ impl Daemon {
     pub fn log_tail(&self) -> String {
         tail(&self.invocation.log)
     }
+}
+
+/// Returns true if no thread of a process runs, by `/proc`; also where there is no such file.
+fn is_stopped(pid: u32) -> bool {
+    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
+    let states = tasks.flatten().filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok());
+    // The state follows the name, which is in parentheses and may contain some itself.
+    states.into_iter().all(|stat| stat.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with(['T', 't', 'Z', 'X'])))
 }
 
 /// Waits for a daemon's process, and kills it on request.
@@ -359,6 +375,25 @@ mod tests {
         let stopped = Daemon::start(shell(dir.path(), "exec sleep 1000"), &crashes).unwrap();
         stopped.stop(Duration::from_secs(5)).await;
         assert_eq!(*crashes.0.borrow(), []);
+    }
+
+    /// A request that is sent after the pause must not be answered before the daemon goes on.
+    #[tokio::test]
+    async fn a_paused_daemon_does_nothing_until_it_is_resumed() {
+        let dir = tempfile::tempdir().unwrap();
+        let daemon = Daemon::start(shell(dir.path(), "while :; do echo .; done"), &Crashes::default()).unwrap();
+        let length = || std::fs::metadata(dir.path().join("log")).unwrap().len();
+        for _ in 0..20 {
+            daemon.pause().await.unwrap();
+            let before = length();
+            tokio::time::sleep(STOP_POLL).await;
+            assert_eq!(length(), before);
+            daemon.resume().await.unwrap();
+            while length() == before {
+                tokio::time::sleep(STOP_POLL).await;
+            }
+        }
+        daemon.kill().await;
     }
 
     #[tokio::test]
