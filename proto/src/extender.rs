@@ -13,6 +13,10 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::node::Node;
 use crate::pod::{Pod, null_as_default};
 
+mod preemption;
+
+pub use preemption::{ExtenderPreemptionArgs, ExtenderPreemptionResult, MetaPod, MetaVictims, Victims, minds_neighbours};
+
 /// The request of `filter` and `prioritize`: a pod, and nodes in one of two forms.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]

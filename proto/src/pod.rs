@@ -55,6 +55,9 @@ pub struct PodSpec {
     /// The taints that it does not mind.
     #[serde(default, deserialize_with = "null_as_default", skip_serializing)]
     pub tolerations: Vec<Toleration>,
+    /// Its rank among pods: one of a higher priority may have it evicted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub priority: Option<i32>,
     /// What the pod as a whole asks for, in place of what its containers ask for together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources: Option<ResourceRequirements>,
@@ -161,6 +164,9 @@ pub struct PodStatus {
     /// When kubelet took the pod on; it writes no status of a pod that it has neither admitted nor refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_time: Option<String>,
+    /// The node that kube-scheduler keeps for the pod, while the pods that it evicted there end or a binding is prepared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nominated_node_name: Option<String>,
     /// The claim that kube-scheduler made for extended resources of the pod which a DRA driver serves.
     #[serde(default, skip_serializing)]
     pub extended_resource_claim_status: Option<ExtendedResourceClaim>,
@@ -191,6 +197,16 @@ impl Pod {
     /// Whether somebody has asked for its deletion.
     pub fn is_deleting(&self) -> bool {
         self.metadata.deletion_timestamp.is_some()
+    }
+
+    /// Its rank among pods; 0 unless said otherwise.
+    pub fn priority(&self) -> i32 {
+        self.spec.priority.unwrap_or(0)
+    }
+
+    /// The node that kube-scheduler keeps for it.
+    pub fn nominated_node(&self) -> Option<&str> {
+        self.status.nominated_node_name.as_deref().filter(|node| !node.is_empty())
     }
 
     /// UID, or the empty text for an object that was never stored.

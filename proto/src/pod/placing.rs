@@ -11,6 +11,9 @@ use super::{PodSpec, null_as_default};
 /// The effect of a taint that pods had better avoid.
 const PREFER_NO_SCHEDULE: &str = "PreferNoSchedule";
 
+/// What a spread constraint says that is a demand.
+const DO_NOT_SCHEDULE: &str = "DoNotSchedule";
+
 /// What a pod would rather be near, or far from.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -32,6 +35,9 @@ pub struct Preferred {
     /// Their number.
     #[serde(default, rename = "preferredDuringSchedulingIgnoredDuringExecution", deserialize_with = "number")]
     pub n: usize,
+    /// Whether there are demands too.
+    #[serde(default, rename = "requiredDuringSchedulingIgnoredDuringExecution", deserialize_with = "is_there")]
+    pub is_required: bool,
 }
 
 /// How a pod is spread beside others like it.
@@ -83,6 +89,15 @@ impl PodSpec {
             || spreads.any(|constraint| constraint.when_unsatisfiable == "ScheduleAnyway")
     }
 
+    /// Whether the pod demands that certain pods are, or are not, near by.
+    pub fn demands_neighbours(&self) -> bool {
+        let Affinity { pod_affinity, pod_anti_affinity, .. } = &self.affinity;
+        let mut spreads = self.topology_spread_constraints.iter();
+        pod_affinity.is_required
+            || pod_anti_affinity.is_required
+            || spreads.any(|constraint| constraint.when_unsatisfiable == DO_NOT_SCHEDULE)
+    }
+
     /// Whether the pod had better avoid a node with these taints.
     pub fn avoids(&self, taints: &[Taint]) -> bool {
         let mut soft = taints.iter().filter(|taint| taint.is_soft());
@@ -111,6 +126,10 @@ impl Toleration {
 
 fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {
     null_as_default(deserializer).map(|entries: Vec<IgnoredAny>| entries.len())
+}
+
+fn is_there<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+    Option::<IgnoredAny>::deserialize(deserializer).map(|demands| demands.is_some())
 }
 
 #[cfg(test)]

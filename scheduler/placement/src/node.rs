@@ -1,5 +1,6 @@
 //! One node: its inventory, who holds what of it, and the dense rows that requests are compared with.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::amounts::Amounts;
@@ -16,7 +17,7 @@ use crate::shape::Shape;
 use crate::whole::Mark;
 
 /// What one owner holds of a node.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Held {
     pub(crate) owner: OwnerId,
     pub(crate) origin: Origin,
@@ -24,7 +25,7 @@ pub(crate) struct Held {
 }
 
 /// What one owner is expected to take soon.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Hint {
     pub(crate) owner: OwnerId,
     pub(crate) placement: Placement,
@@ -79,6 +80,22 @@ impl Node {
         }
     }
 
+    /// The same node apart from the fleet, to be changed, with those hints that count.
+    pub(crate) fn copy_heeding(&self, heeds: impl Fn(&OwnerId) -> bool) -> Self {
+        let mut copy = Self {
+            inventory: self.inventory.clone(),
+            shape: self.shape.clone(),
+            host: self.host,
+            model: self.model,
+            held: self.held.clone(),
+            hints: self.hints.iter().filter(|hint| heeds(&hint.owner)).cloned().collect(),
+            ..Self::new(self.name.clone())
+        };
+        copy.recount();
+        copy.locate_hints();
+        copy
+    }
+
     /// Whether nothing refers to this node any more.
     pub(crate) fn is_idle(&self) -> bool {
         self.inventory.is_none() && self.held.is_empty() && self.hints.is_empty() && self.host.is_unknown()
@@ -110,6 +127,12 @@ impl Node {
     /// Takes an owner's holding out.
     pub(crate) fn take(&mut self, owner: &str) {
         self.held.retain(|held| held.owner.as_str() != owner);
+        self.recount();
+    }
+
+    /// Takes the holdings of several owners out.
+    pub(crate) fn take_all(&mut self, owners: &BTreeSet<&str>) {
+        self.held.retain(|held| !owners.contains(held.owner.as_str()));
         self.recount();
     }
 

@@ -211,6 +211,11 @@ impl<'a> NodeView<'a> {
         held.iter().map(|held| held.view(name))
     }
 
+    /// The owners that are expected to take something of it soon.
+    pub fn hinted(self) -> impl Iterator<Item = &'a OwnerId> {
+        self.node.hints.iter().map(|hint| &hint.owner)
+    }
+
     /// Its devices by minor, with who holds what of them.
     pub fn gpus(self) -> Vec<GpuView<'a>> {
         let view = |gpu: &'a Gpu| {

@@ -21,6 +21,8 @@ mod oracle;
 #[cfg(test)]
 mod others;
 #[cfg(test)]
+mod preemption;
+#[cfg(test)]
 mod refusals;
 #[cfg(test)]
 mod reservations;
