@@ -11,8 +11,8 @@ use crate::node::Node;
 use crate::pod::{Pod, QuantityText, ResourceRequirements};
 use crate::totals::{Summed, Totals};
 
-const CPU: &str = "cpu";
-const MEMORY: &str = "memory";
+pub(crate) const CPU: &str = "cpu";
+pub(crate) const MEMORY: &str = "memory";
 
 /// CPU and memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

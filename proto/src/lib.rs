@@ -19,6 +19,7 @@ pub mod pod;
 pub mod quantity;
 pub mod record;
 pub mod request;
+pub mod requests;
 pub mod resource;
 pub mod topology;
 mod totals;

@@ -4,6 +4,7 @@
 
 mod answer;
 mod leader;
+mod misfits;
 mod policies;
 mod webhooks;
 
@@ -20,6 +21,7 @@ use proto::resource::ResourceNames;
 pub use answer::AnswerNodes;
 pub use leader::Leader;
 use leader::LeaderArgs;
+pub use misfits::MisfitNodes;
 use policies::PolicyArgs;
 pub use policies::weights;
 use webhooks::WebhookArgs;
@@ -53,6 +55,17 @@ pub struct Args {
     /// pod with preferences among nodes is answered with all.
     #[arg(long, env = "GPUSHARE_ANSWER_NODES", default_value = "1", value_name = "1-11|all")]
     answer_nodes: AnswerNodes,
+    /// How filter reports nodes whose devices have no room, while evicting pods might make some: `resolvable` from kube-scheduler
+    /// 1.37 on, which then asks `preempt` about them.
+    #[arg(
+        long,
+        env = "GPUSHARE_MISFIT_NODES",
+        value_enum,
+        default_value = "unresolvable",
+        hide_possible_values = true,
+        value_name = "unresolvable|resolvable"
+    )]
+    misfit_nodes: MisfitNodes,
     /// Longest time that one bind may take; stay below the extender's httpTimeout (5s unless configured).
     #[arg(long, env = "GPUSHARE_BIND_TIMEOUT", default_value = "4s", value_parser = duration)]
     bind_timeout: Duration,
@@ -134,6 +147,8 @@ pub struct Scheduling {
     pub weights: Weights,
     /// How many of the nodes that fit an answer tells of.
     pub answer_nodes: AnswerNodes,
+    /// How nodes are reported whose devices have no room.
+    pub misfit_nodes: MisfitNodes,
     /// Longest time that one bind may take.
     pub bind_timeout: Duration,
     /// How long a hint lives.
@@ -248,6 +263,7 @@ impl TryFrom<Args> for Config {
                 policies: args.policies.policies(),
                 weights: args.policies.weights(),
                 answer_nodes: args.answer_nodes,
+                misfit_nodes: args.misfit_nodes,
                 bind_timeout: args.bind_timeout,
                 hint_ttl: args.hint_ttl,
             },

@@ -9,6 +9,7 @@ pub mod filter;
 pub mod inspect;
 mod judged;
 mod patience;
+mod preempt;
 pub mod prioritize;
 mod question;
 mod remembered;
@@ -39,7 +40,7 @@ use tokio::sync::Semaphore;
 use crate::accounting::PodFacts;
 use crate::admission::Rules;
 use crate::bind::{Binder, shorten};
-use crate::config::{AnswerNodes, Serving};
+use crate::config::{AnswerNodes, MisfitNodes, Serving};
 use crate::index::{Index, Shared};
 use crate::leader::{LABEL, Leadership, NotLeading};
 use crate::metrics::{Ending, Metrics, Timer, Verb};
@@ -47,6 +48,7 @@ use crate::serve::ClientCertificate;
 use access::Access;
 use attempts::Attempts;
 use patience::Patience;
+use preempt::Offered;
 use question::Names;
 use remembered::Remembered;
 use roll::Roll;
@@ -63,6 +65,8 @@ pub struct Extender {
     /// Pods that filters were asked about and no watch has shown yet.
     remembered: Mutex<Remembered<PodFacts>>,
     attempts: Mutex<Attempts>,
+    /// The victims that were named for pods.
+    offered: Mutex<Remembered<Offered>>,
     /// Names as the last requests brought them; requests read a copy, and lock it only to take it or to change it.
     roll: Mutex<Arc<Roll>>,
     /// Which refusals are thought over.
@@ -81,6 +85,7 @@ pub struct Extender {
     /// Rules by which the filter refuses pods that decide for themselves which devices they see.
     rules: Rules,
     answer_nodes: AnswerNodes,
+    misfit_nodes: MisfitNodes,
     /// Who may read the views.
     access: Access,
     views: Views,
@@ -173,6 +178,7 @@ impl Extender {
             binder,
             remembered: Mutex::default(),
             attempts: Mutex::default(),
+            offered: Mutex::default(),
             roll: Mutex::default(),
             patience: Mutex::default(),
             turns: Turns::default(),
@@ -183,6 +189,7 @@ impl Extender {
             limits,
             rules: Rules::default(),
             answer_nodes: AnswerNodes::default(),
+            misfit_nodes: MisfitNodes::default(),
             access: Access::new(serving.guards_views(), &serving.prefix),
             views: Views::default(),
         }
@@ -204,6 +211,12 @@ impl Extender {
     #[must_use]
     pub fn answering(self, answer_nodes: AnswerNodes) -> Self {
         Self { answer_nodes, ..self }
+    }
+
+    /// The same extender, which reports nodes like this whose devices have no room.
+    #[must_use]
+    pub fn reporting(self, misfit_nodes: MisfitNodes) -> Self {
+        Self { misfit_nodes, ..self }
     }
 
     /// What requests are answered from.
@@ -266,6 +279,10 @@ impl Extender {
         self.attempts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn offered(&self) -> MutexGuard<'_, Remembered<Offered>> {
+        self.offered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn recall(&self, uid: &str) -> Option<PodFacts> {
         self.remembered.lock().unwrap_or_else(PoisonError::into_inner).get(uid).cloned()
     }
@@ -277,6 +294,7 @@ pub fn router(extender: Arc<Extender>, registry: Arc<Registry>, serving: &Servin
     let verbs = Router::new()
         .route(&format!("{prefix}/filter"), post(filter))
         .route(&format!("{prefix}/prioritize"), post(prioritize))
+        .route(&format!("{prefix}/preempt"), post(preempt))
         .route(&format!("{prefix}/bind"), post(bind));
     let mut views = views::routes(&extender, prefix);
     if !prefix.is_empty() {
@@ -342,6 +360,15 @@ async fn prioritize(State(extender): State<Arc<Extender>>, request: Request<Body
     let _permit = extender.answering.acquire().await;
     let leads = |body| extender.leads().map(|()| body).map_err(RequestFailure::from);
     let answer = body.and_then(leads).and_then(|body| prioritize::answer(&extender, &body));
+    respond(&mut timer, answer)
+}
+
+async fn preempt(State(extender): State<Arc<Extender>>, request: Request<Body>) -> Response {
+    let body = extender.receive(request).await;
+    let mut timer = extender.metrics.time(Verb::Preempt);
+    let _permit = extender.answering.acquire().await;
+    let leads = |body| extender.leads().map(|()| body).map_err(RequestFailure::from);
+    let answer = body.and_then(leads).and_then(|body| preempt::answer(&extender, &body, now()));
     respond(&mut timer, answer)
 }
 

@@ -5,7 +5,9 @@
 
 mod ask;
 mod assume;
+mod budgets;
 mod census;
+mod eviction;
 mod given;
 mod hints;
 mod hosts;
@@ -18,17 +20,19 @@ use std::time::Duration;
 
 use placement::{Fleet, OwnerId, Policies, Weights};
 use proto::resource::ResourceNames;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 pub use ask::NodeAsk;
 pub use assume::{AssumeError, Assumed, Assumption, Moment, Phase};
 pub use census::{Census, DeviceShow, GpuCensus, GpuShow, HolderShow, NodeShow};
+pub use eviction::Preemptor;
 pub use nodes::RawDevice;
 pub use stamp::Stamps;
 
 use crate::accounting::PodFacts;
 use crate::kinds::Kinds;
 use crate::watch::Follow;
+use budgets::Budgets;
 use hints::HintQueue;
 use hosts::PlainPods;
 use nodes::NodeState;
@@ -89,6 +93,9 @@ pub struct Index {
     pods: FxHashMap<OwnerId, PodEntry>,
     /// Pods that use only CPU and memory of their nodes.
     plain: PlainPods,
+    /// Pods that ask for our resources and that kube-scheduler keeps a node for.
+    nominated: FxHashSet<OwnerId>,
+    budgets: Budgets,
     /// Changes of the workload that had happened when it was learnt last.
     n_learnt: u64,
     hints: HintQueue,
@@ -96,6 +103,7 @@ pub struct Index {
     node_list: List,
     device_list: List,
     pod_list: List,
+    budget_list: List,
     /// Whether pods that ask for our resources were unbound when all pods had been seen for the first time.
     began_with_pending: bool,
 }
@@ -131,12 +139,15 @@ impl Index {
             n_opaque: 0,
             pods: FxHashMap::default(),
             plain: PlainPods::default(),
+            nominated: FxHashSet::default(),
+            budgets: Budgets::default(),
             n_learnt: 0,
             hints: HintQueue::new(hint_ttl),
             stamps: Stamps::default(),
             node_list: first,
             device_list: first,
             pod_list: first,
+            budget_list: first,
             began_with_pending: false,
         }
     }

@@ -33,6 +33,8 @@ pub enum Verb {
     Prioritize,
     /// Bind a pod.
     Bind,
+    /// Name the pods that must go for a pod.
+    Preempt,
     /// Show the state.
     Inspect,
 }
@@ -56,12 +58,37 @@ pub enum Ending {
     Broken,
 }
 
+/// What became of a node on which kube-scheduler would evict pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Candidate {
+    /// With the victims that it proposes.
+    Kept,
+    /// With other victims.
+    Replaced,
+    /// Left out: no victims help there.
+    Dropped,
+    /// Left out: the pod's earlier victims have not ended.
+    Waiting,
+}
+
+impl Candidate {
+    const fn label(self) -> &'static str {
+        match self {
+            Self::Kept => "kept",
+            Self::Replaced => "replaced",
+            Self::Dropped => "dropped",
+            Self::Waiting => "waiting",
+        }
+    }
+}
+
 impl Verb {
     const fn label(self) -> &'static str {
         match self {
             Self::Filter => "filter",
             Self::Prioritize => "prioritize",
             Self::Bind => "bind",
+            Self::Preempt => "preempt",
             Self::Inspect => "inspect",
         }
     }
@@ -98,7 +125,7 @@ struct ReasonLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ThoughtOverLabels {
+struct OutcomeLabels {
     outcome: &'static str,
 }
 
@@ -109,7 +136,8 @@ pub struct Metrics {
     seconds: Family<VerbLabels, Histogram, fn() -> Histogram>,
     refusals: Family<ReasonLabels, Counter>,
     bind_refusals: Family<ReasonLabels, Counter>,
-    thought_over: Family<ThoughtOverLabels, Counter>,
+    thought_over: Family<OutcomeLabels, Counter>,
+    preemption_candidates: Family<OutcomeLabels, Counter>,
 }
 
 /// Measures one request; counts it when dropped.
@@ -131,6 +159,7 @@ impl Metrics {
             refusals: Family::default(),
             bind_refusals: Family::default(),
             thought_over: Family::default(),
+            preemption_candidates: Family::default(),
         };
         registry.register("requests", "Requests by verb and outcome", metrics.requests.clone());
         registry.register_with_unit("request", "Time from the whole request to its answer", Unit::Seconds, metrics.seconds.clone());
@@ -138,6 +167,8 @@ impl Metrics {
         registry.register("refused_binds", "Binds that came to nothing, by reason", metrics.bind_refusals.clone());
         let help = "Refusals of pods held back until a watch had caught up, by what became of them";
         registry.register("refusals_thought_over", help, metrics.thought_over.clone());
+        let help = "Nodes on which kube-scheduler would evict pods, by what became of them";
+        registry.register("preemption_candidates", help, metrics.preemption_candidates.clone());
         registry.register_collector(Box::new(State(index)));
         metrics
     }
@@ -168,7 +199,15 @@ impl Metrics {
     /// Counts a refusal that was held back; whether the pod was let through in the end.
     pub fn thought_over(&self, fits: bool) {
         let outcome = if fits { "fits" } else { "refused" };
-        self.thought_over.get_or_create(&ThoughtOverLabels { outcome }).inc();
+        self.thought_over.get_or_create(&OutcomeLabels { outcome }).inc();
+    }
+}
+
+impl Metrics {
+    /// Counts nodes on which kube-scheduler would evict pods.
+    pub fn preempted(&self, candidate: Candidate, n_nodes: usize) {
+        let n_nodes = u64::try_from(n_nodes).unwrap_or(u64::MAX);
+        self.preemption_candidates.get_or_create(&OutcomeLabels { outcome: candidate.label() }).inc_by(n_nodes);
     }
 }
 

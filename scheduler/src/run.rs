@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::Context;
 use futures::FutureExt;
 use futures::future::OptionFuture;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client};
 use prometheus_client::registry::Registry;
@@ -62,7 +63,12 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let hangups = part.leadership.hangups();
     let binder = Binder::new(client.clone(), config.scheduling.bind_timeout, part.leadership.clone());
     let extender = Extender::new(index.clone(), metrics, binder, &config.serving).asking_about_readers(client.clone());
-    let extender = Arc::new(extender.judging_by(config.admission.rules.clone()).answering(config.scheduling.answer_nodes));
+    let extender = Arc::new(
+        extender
+            .judging_by(config.admission.rules.clone())
+            .answering(config.scheduling.answer_nodes)
+            .reporting(config.scheduling.misfit_nodes),
+    );
     let tls = tls::begin(&config, &client, namespace, &mut registry)?;
     let listener = listen(config.serving.listen).await?;
     if !config.serving.is_local() && !config.serving.demands_certificates() {
@@ -79,6 +85,8 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let health = OptionFuture::from(config.serving.health_listen.map(listen)).await.transpose()?;
     info!(prefix = config.serving.prefix, tls = tls.extender.is_some(), webhooks = webhooks.is_some(), "serving");
     register_watches(&mut registry, watch_all(&client, &index, &part));
+    // A cluster may withhold this right, so that nothing waits for it and its age is no cause for alarm.
+    tokio::spawn(watch(Api::<PodDisruptionBudget>::all(client.clone()), index.clone()));
     let stop = part.begin(client, index.clone(), stop);
     tokio::spawn(Arc::clone(&extender).sweep());
     tokio::spawn(rehearse(index));

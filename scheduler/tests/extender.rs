@@ -27,6 +27,8 @@ mod leading;
 #[path = "extender/objects.rs"]
 mod objects;
 mod old_extender_bugs;
+#[path = "extender/preempting.rs"]
+mod preempting;
 #[path = "extender/readers.rs"]
 mod readers;
 #[path = "extender/repeated.rs"]

@@ -247,18 +247,31 @@ async fn e16_several_gpus_init_containers_and_sidecars() {
     assert_eq!(world.used("n1").await, [100, 60], "30 beside the sidecar's 10 is the peak");
 }
 
-/// kube-scheduler looked for victims although its dry run never asks the extender. A node whose devices are full is
-/// reported as one that preemption cannot help; victims would not be chosen by device.
+/// kube-scheduler evicted pods by the sums of a node, on whichever GPUs they were, and the node had no room on one GPU
+/// afterwards: it evicted more, and more. It asks which pods must go, and the pod fits once they are gone.
 #[tokio::test]
-async fn e17_a_device_misfit_is_not_for_preemption() {
-    let world = World::new().with_node("n1", &[100, 100]);
-    for (name, units_asked) in [("a", 60), ("b", 60)] {
-        world.place(&units(name, units_asked), "n1").await;
+async fn e17_victims_are_those_that_make_room_on_one_gpu() {
+    let mut world = World::new().with_node("n1", &[100, 100]);
+    for (name, gpu, held) in [("a", 0, 50), ("b", 0, 50), ("c", 1, 50), ("d", 1, 50)] {
+        world = world.with_pod(&placed_by_old_extender(units(name, held), "n1", gpu, held, 100));
     }
-    let answer = world.filter(&units("new", 80), &["n1", "unknown"]).await;
+    let mut new = units("new", 80);
+    new["spec"]["priority"] = 1.into();
+    let answer = world.filter(&new, &["n1", "unknown"]).await;
+    // Not resolvable: kube-scheduler 1.36 would look for victims by sums that have room, and fail when it finds none.
     assert_eq!(answer["FailedNodes"].as_object().unwrap().keys().collect::<Vec<_>>(), ["unknown"]);
     assert_eq!(answer["FailedAndUnresolvableNodes"].as_object().unwrap().keys().collect::<Vec<_>>(), ["n1"]);
-    assert_eq!(answer["Error"], "");
+    let proposed = json!({"n1": {"Pods": [{"UID": "uid-a"}, {"UID": "uid-c"}], "NumPDBViolations": 0}});
+    let body = json!({"Pod": new, "NodeNameToMetaVictims": proposed}).to_string();
+    let (_, text) = world.send("POST", "/gpushare-scheduler/preempt", body).await;
+    let answer: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let victims = answer["NodeNameToMetaVictims"]["n1"]["Pods"].as_array().unwrap();
+    assert_eq!(victims.len(), 2, "{text}");
+    for victim in victims {
+        let name = &victim["UID"].as_str().unwrap()["uid-".len()..];
+        world.delete_pod(&units(name, 50));
+    }
+    assert_eq!(world.fitting(&new, &["n1"]).await, ["n1"]);
 }
 
 /// A pod that the scheduler cannot account for holds every device of its node, so that nothing is placed twice (dp D6).

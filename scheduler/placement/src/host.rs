@@ -96,6 +96,11 @@ impl Fleet {
         }
     }
 
+    /// What an owner uses of a node's CPU and memory, if that is known.
+    pub fn host_use(&self, owner: &str) -> Option<HostAmounts> {
+        self.running.get(owner).map(|used| used.amounts)
+    }
+
     /// An owner uses no CPU or memory any more.
     pub fn end(&mut self, owner: &str) {
         if let Some(before) = self.running.remove(owner) {

@@ -61,7 +61,7 @@ pub use learning::Rehearsal;
 pub use memory::Memory;
 pub use miss::{Miss, NoPartition, Tally};
 pub use policy::{DevicePolicy, NodePolicy, Policies, PolicyError};
-pub use preempt::{Evictable, Preemption, Victims};
+pub use preempt::{Evictable, Preemption, Victims, n_violations};
 pub use rank::Score;
 pub use reason::Reason;
 pub use request::{Ask, GpuAsk, MemoryAsk, Request};

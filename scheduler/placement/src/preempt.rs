@@ -342,7 +342,7 @@ impl<'a> Search<'a> {
         let raised = |pod: &&Evictable| i64::from(pod.priority) - i64::from(i32::MIN);
         let first = paid.iter().take_while(|pod| i64::from(pod.priority) == highest).map(|pod| pod.started).min();
         Cost {
-            n_violations: self.n_violations(&order),
+            n_violations: n_violations(order.iter().copied(), self.preemption.budgets),
             highest,
             sum: paid.iter().map(raised).fold(0, i64::saturating_add),
             n_victims: paid.len(),
@@ -350,32 +350,16 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// As kube-scheduler counts: pods draw on their budgets by falling importance, and each that finds one used up counts.
-    fn n_violations(&self, victims: &[&Evictable]) -> usize {
-        let mut allowed = self.preemption.budgets.to_vec();
-        let mut n_violations = 0;
-        for pod in victims {
-            let mut is_violating = false;
-            for budget in &pod.budgets {
-                if let Some(allowed) = allowed.get_mut(*budget) {
-                    *allowed -= 1;
-                    is_violating |= *allowed < 0;
-                }
-            }
-            n_violations += usize::from(is_violating);
-        }
-        n_violations
-    }
-
     fn by_importance(&self, pods: &[usize]) -> Vec<&'a Evictable> {
-        let mut pods: Vec<&Evictable> = pods.iter().filter_map(|at| self.pod(*at)).collect();
-        pods.sort_by_key(|pod| (Reverse(pod.priority), pod.started, &pod.owner));
-        pods
+        by_importance(pods.iter().filter_map(|at| self.pod(*at)))
     }
 
     fn victims(&self, victims: &[usize]) -> Victims {
         let order = self.by_importance(victims);
-        Victims { n_violations: self.n_violations(&order), owners: order.iter().map(|pod| pod.owner.clone()).collect() }
+        Victims {
+            n_violations: n_violations(order.iter().copied(), self.preemption.budgets),
+            owners: order.iter().map(|pod| pod.owner.clone()).collect(),
+        }
     }
 }
 
@@ -397,6 +381,32 @@ impl Pod {
         let protection = allowed.map_or(0, |allowed| if *allowed <= 0 { 2 } else { 1 });
         Self { held, rows, holds_others, size, protection, is_away: false }
     }
+}
+
+/// Pods by falling importance: of higher priority, or of the same and longer on their nodes.
+fn by_importance<'a>(pods: impl Iterator<Item = &'a Evictable>) -> Vec<&'a Evictable> {
+    let mut pods: Vec<&Evictable> = pods.collect();
+    pods.sort_by_key(|pod| (Reverse(pod.priority), pod.started, &pod.owner));
+    pods
+}
+
+/// How many of these pods no budget allows to be evicted.
+///
+/// As kube-scheduler counts: pods draw on their budgets by falling importance, and each that finds one used up counts.
+pub fn n_violations<'a>(pods: impl Iterator<Item = &'a Evictable>, budgets: &[i64]) -> usize {
+    let mut allowed = budgets.to_vec();
+    let mut n_violations = 0;
+    for pod in by_importance(pods) {
+        let mut is_violating = false;
+        for budget in &pod.budgets {
+            if let Some(allowed) = allowed.get_mut(*budget) {
+                *allowed -= 1;
+                is_violating |= *allowed < 0;
+            }
+        }
+        n_violations += usize::from(is_violating);
+    }
+    n_violations
 }
 
 /// All sets of `size` of the numbers below `n`, if they are few.

@@ -78,6 +78,22 @@ impl Reason {
         }
     }
 
+    /// Whether there might be room if some of those that hold devices of the node did not.
+    pub const fn is_for_want_of_room(self) -> bool {
+        match self {
+            Self::Memory
+            | Self::Core
+            | Self::Slots
+            | Self::TooFew
+            | Self::Vendor
+            | Self::OtherDevices
+            | Self::Partition
+            | Self::Together
+            | Self::Selected => true,
+            Self::NoDevice | Self::Unhealthy | Self::TooLarge | Self::NotServed | Self::InvalidRequest => false,
+        }
+    }
+
     /// A short word for metrics.
     pub const fn label(self) -> &'static str {
         match self {

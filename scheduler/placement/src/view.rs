@@ -6,6 +6,7 @@ use crate::fit::Hints;
 use crate::fleet::{Fleet, NodeId};
 use crate::gpu::{Gpu, Inventory};
 use crate::holding::{GpuRef, HeldMemory, HeldShare, Holding, Holdings, Origin};
+use crate::host::HostAmounts;
 use crate::ident::{DeviceType, GpuUuid, OwnerId};
 use crate::node::{Held, Node};
 use crate::reason::Reason;
@@ -209,6 +210,11 @@ impl<'a> NodeView<'a> {
     pub fn held(self) -> impl Iterator<Item = HeldView<'a>> {
         let Node { name, held, .. } = self.node;
         held.iter().map(|held| held.view(name))
+    }
+
+    /// CPU and memory that nobody uses; `None` as long as it is not known what the node has.
+    pub fn host_free(self) -> Option<HostAmounts> {
+        self.node.host.total.is_some().then(|| self.node.host.free())
     }
 
     /// The owners that are expected to take something of it soon.

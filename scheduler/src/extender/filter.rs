@@ -8,7 +8,7 @@ use placement::{NodeId, Reason};
 use proto::extender::ExtenderFilterResult;
 use proto::pod::Pod;
 
-use super::judged::judge;
+use super::judged::{Report, judge};
 use super::question::{Nodes, Question};
 use super::standing::Order;
 use super::wanted::{Miss, Wanted};
@@ -96,7 +96,10 @@ pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Answer, 
     if let (true, Nodes::Names(names)) = (is_room, &nodes) {
         extender.call_roll(roll, names, index.fleet());
     }
-    let (json, missed) = judged.verdict().told(nodes, body.len(), wanted.rule());
+    let nominated = pod.nominated_node().filter(|_| is_refused);
+    let waiting = nominated.and_then(|node| Some((node, extender.wait_for_victims(&index, &pod, node, now)?)));
+    let report = Report { rule: wanted.rule(), misfits: extender.misfit_nodes, waiting };
+    let (json, missed) = judged.verdict().told(nodes, body.len(), report);
     let missed = if matches!(wanted, Wanted::Only(_)) { Vec::new() } else { missed };
     drop(index);
     // What is kept for later is kept for pods only that the API server can have named.

@@ -7,6 +7,7 @@ use super::question::{Names, Nodes};
 use super::roll::Roll;
 use super::standing::{Contest, Order};
 use super::wanted::{Fit, Miss, Wanted};
+use crate::config::MisfitNodes;
 use crate::index::Index;
 
 /// Most bytes that one failed node's entry takes besides its name.
@@ -31,6 +32,32 @@ enum Told<'n> {
 pub(super) struct Verdict {
     fitting: Vec<usize>,
     missed: Vec<(usize, Miss)>,
+}
+
+/// How nodes that do not fit are reported.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Report<'a> {
+    /// The rule that the request breaks, which is told in place of a reason.
+    pub(super) rule: Option<&'a str>,
+    /// Whether eviction may help where devices have no room.
+    pub(super) misfits: MisfitNodes,
+    /// A node that eviction has helped already, and why it does not fit yet.
+    pub(super) waiting: Option<(&'a str, &'a str)>,
+}
+
+impl Report<'_> {
+    /// Whether kube-scheduler may look for victims on a node.
+    fn is_resolvable(&self, name: &str, miss: &Miss) -> bool {
+        miss.unknown || self.waits_for(name).is_some() || (self.misfits == MisfitNodes::Resolvable && miss.reason.is_for_want_of_room())
+    }
+
+    fn waits_for(&self, name: &str) -> Option<&str> {
+        self.waiting.filter(|(node, _)| *node == name).map(|(_, text)| text)
+    }
+
+    fn text(&self, name: &str, miss: &Miss) -> &str {
+        self.rule.or_else(|| self.waits_for(name)).unwrap_or(miss.reason.as_str())
+    }
 }
 
 /// Judges all nodes of a request; tells of all that fit, or of so many that stand first in this order.
@@ -166,17 +193,17 @@ impl Verdict {
     /// The answer in the form of the request, and the nodes that do not fit.
     ///
     /// They are listed only if none fits: nobody asks about them otherwise.
-    pub(super) fn told(self, nodes: Nodes<'_>, size: usize, rule: Option<&str>) -> (Vec<u8>, Vec<(usize, Miss)>) {
+    pub(super) fn told(self, nodes: Nodes<'_>, size: usize, report: Report<'_>) -> (Vec<u8>, Vec<(usize, Miss)>) {
         let listed = if self.fitting.is_empty() { self.missed.as_slice() } else { &[] };
         let json = match nodes {
-            Nodes::Names(names) => json_of_names(&names, &self.fitting, listed, size, rule),
-            Nodes::Whole(nodes) => json_of_nodes(nodes, &self.fitting, listed, rule),
+            Nodes::Names(names) => json_of_names(&names, &self.fitting, listed, size, report),
+            Nodes::Whole(nodes) => json_of_nodes(nodes, &self.fitting, listed, report),
         };
         (json, self.missed)
     }
 }
 
-fn json_of_names(names: &Names<'_>, fitting: &[usize], listed: &[(usize, Miss)], size: usize, rule: Option<&str>) -> Vec<u8> {
+fn json_of_names(names: &Names<'_>, fitting: &[usize], listed: &[(usize, Miss)], size: usize, report: Report<'_>) -> Vec<u8> {
     let per_name = size / names.len().max(1) + 3;
     let mut json = Vec::with_capacity(128 + per_name * (fitting.len() + listed.len()) + ENTRY * listed.len());
     json.extend_from_slice(br#"{"Nodes":null,"NodeNames":["#);
@@ -186,16 +213,16 @@ fn json_of_names(names: &Names<'_>, fitting: &[usize], listed: &[(usize, Miss)],
         names.write_some(fitting.iter().copied(), &mut json);
     }
     json.extend_from_slice(br#"],"FailedNodes":{"#);
-    push_missed(&mut json, names, listed.iter().filter(|(_, miss)| miss.unknown), None);
+    let is_resolvable = |(at, miss): &&(usize, Miss)| report.is_resolvable(names.get(*at).unwrap_or_default(), miss);
+    push_missed(&mut json, names, listed.iter().filter(is_resolvable), report);
     json.extend_from_slice(br#"},"FailedAndUnresolvableNodes":{"#);
-    push_missed(&mut json, names, listed.iter().filter(|(_, miss)| !miss.unknown), rule);
+    push_missed(&mut json, names, listed.iter().filter(|entry| !is_resolvable(entry)), report);
     json.extend_from_slice(br#"},"Error":""}"#);
     json
 }
 
-/// The rule that a request breaks is told in place of a reason.
-fn push_missed<'m>(json: &mut Vec<u8>, names: &Names<'_>, missed: impl Iterator<Item = &'m (usize, Miss)>, rule: Option<&str>) {
-    let rule = rule.map(|rule| serde_json::Value::from(rule).to_string());
+fn push_missed<'m>(json: &mut Vec<u8>, names: &Names<'_>, missed: impl Iterator<Item = &'m (usize, Miss)>, report: Report<'_>) {
+    let rule = report.rule.map(|rule| serde_json::Value::from(rule).to_string());
     for (nth, (at, miss)) in missed.enumerate() {
         if nth > 0 {
             json.push(b',');
@@ -207,21 +234,21 @@ fn push_missed<'m>(json: &mut Vec<u8>, names: &Names<'_>, missed: impl Iterator<
         } else {
             // Reasons are our own texts and have nothing in them that JSON would escape.
             json.push(b'"');
-            json.extend_from_slice(miss.reason.as_str().as_bytes());
+            json.extend_from_slice(report.text(names.get(*at).unwrap_or_default(), miss).as_bytes());
             json.push(b'"');
         }
     }
 }
 
 /// Nodes that were sent whole go back as they came.
-fn json_of_nodes(nodes: NodeList, fitting: &[usize], listed: &[(usize, Miss)], rule: Option<&str>) -> Vec<u8> {
+fn json_of_nodes(nodes: NodeList, fitting: &[usize], listed: &[(usize, Miss)], report: Report<'_>) -> Vec<u8> {
     let names: Vec<String> = nodes.items.iter().map(|node| name_of(node).to_owned()).collect();
     let mut result = ExtenderFilterResult::default();
     for (at, miss) in listed {
-        let failed = if miss.unknown { &mut result.failed_nodes } else { &mut result.failed_and_unresolvable_nodes };
-        if let Some(name) = names.get(*at) {
-            failed.insert(name, rule.unwrap_or(miss.reason.as_str()));
-        }
+        let Some(name) = names.get(*at) else { continue };
+        let is_resolvable = report.is_resolvable(name, miss);
+        let failed = if is_resolvable { &mut result.failed_nodes } else { &mut result.failed_and_unresolvable_nodes };
+        failed.insert(name, report.text(name, miss));
     }
     let mut items: Vec<Option<WholeNode>> = nodes.items.into_iter().map(Some).collect();
     let items = fitting.iter().filter_map(|at| items.get_mut(*at)?.take());

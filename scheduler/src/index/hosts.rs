@@ -8,6 +8,7 @@ use proto::node::Node;
 use proto::pod::Pod;
 use rustc_hash::FxHashMap;
 
+use super::eviction::Rank;
 use super::{Index, NodeAsk};
 use crate::accounting;
 
@@ -16,8 +17,16 @@ const NEWS: u64 = 32;
 /// Or so many pods, if they are few.
 const FEW: u64 = 16;
 
-/// Pods that use CPU and memory and ask for nothing of ours, by UID, with the number of the list that named them last.
-pub(super) type PlainPods = FxHashMap<OwnerId, u32>;
+/// Pods that use CPU and memory and ask for nothing of ours, by UID.
+pub(super) type PlainPods = FxHashMap<OwnerId, PlainPod>;
+
+/// What is kept of such a pod.
+#[derive(Debug)]
+pub(super) struct PlainPod {
+    pub(super) rank: Rank,
+    /// Number of the list that named it last.
+    list: u32,
+}
 
 impl Index {
     /// Takes in what a node has.
@@ -38,7 +47,7 @@ impl Index {
         let owner = self.owner(uid);
         self.fleet.run(&owner, node, asked.unwrap_or_else(|| accounting::host_amounts(HostResources::of_pod(pod))));
         if asked.is_none() {
-            self.plain.insert(owner, self.pod_list.number);
+            self.plain.insert(owner, PlainPod { rank: Rank::of(pod), list: self.pod_list.number });
         } else {
             self.plain.remove(uid);
         }
@@ -53,7 +62,7 @@ impl Index {
     /// Forgets pods that the list which has ended did not name.
     pub(super) fn end_plain_list(&mut self) {
         let number = self.pod_list.number;
-        let gone: Vec<OwnerId> = self.plain.extract_if(|_, list| *list != number).map(|(uid, _)| uid).collect();
+        let gone: Vec<OwnerId> = self.plain.extract_if(|_, plain| plain.list != number).map(|(uid, _)| uid).collect();
         for uid in gone {
             self.fleet.end(uid.as_str());
         }

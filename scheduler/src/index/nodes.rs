@@ -7,6 +7,8 @@ pub use proto::device::RawDevice;
 use proto::exchange;
 use proto::node::Node;
 use proto::pod::Taint;
+use proto::requests;
+use proto::resource::is_gpu_resource;
 use tracing::warn;
 
 use super::Index;
@@ -29,6 +31,8 @@ pub(super) struct NodeState {
     pub(super) given: GivenByPod,
     /// What the two amount to.
     report: Option<NodeReport>,
+    /// What pods may be given of our resources, by kube-scheduler's sums.
+    allocatable: Vec<(Box<str>, u64)>,
     /// What in it cannot be used.
     pub(super) problems: Vec<String>,
 }
@@ -36,6 +40,11 @@ pub(super) struct NodeState {
 impl NodeState {
     pub(super) fn exists(&self) -> bool {
         self.node.is_some()
+    }
+
+    /// What pods may be given of a resource of ours, if the node has it.
+    pub(super) fn allocatable_of(&self, resource: &str) -> Option<u64> {
+        self.allocatable.iter().find(|(name, _)| **name == *resource).map(|(_, amount)| *amount)
     }
 
     pub(super) fn is_opaque(&self) -> bool {
@@ -75,6 +84,8 @@ impl Follow<Node> for Index {
         self.see_host(name, &node);
         let state = self.nodes.entry(name.into()).or_default();
         state.node_list = self.node_list.number;
+        let ours = node.status.allocatable.iter().filter(|(resource, _)| is_gpu_resource(resource, &self.names));
+        state.allocatable = ours.map(|(resource, amount)| (resource.as_str().into(), requests::units(amount))).collect();
         let trimmed = inventory::trim(&node, &self.names);
         // Nodes report their health every few seconds; most of that changes nothing here.
         if state.node.as_ref() != Some(&trimmed) {

@@ -8,6 +8,7 @@ use tracing::warn;
 
 use super::Index;
 use super::assume::{Assumption, Phase};
+use super::eviction::Eviction;
 use crate::accounting::{Bound, PodFacts, Surroundings};
 use crate::watch::Follow;
 
@@ -21,6 +22,8 @@ pub(super) struct PodEntry {
     pub(super) problem: Option<Box<str>>,
     /// What it is counted for among what pods usually ask for.
     pub(super) counted: Option<Spec>,
+    /// What kube-scheduler goes by when it chooses victims.
+    pub(super) eviction: Eviction,
     /// Number of the list that named it last; 0 if no watch has shown it yet.
     pub(super) list: u32,
 }
@@ -38,6 +41,7 @@ impl Follow<Pod> for Index {
         match facts {
             Some(facts) if !pod.is_terminal() => {
                 self.put_pod(uid, facts);
+                self.see_eviction(&pod);
                 self.count_ask(uid);
             }
             Some(_) => {
@@ -128,6 +132,7 @@ impl Index {
     pub(super) fn remove_pod(&mut self, uid: &str) {
         self.hints.remove(uid);
         self.fleet.release(uid);
+        self.nominated.remove(uid);
         let Some(entry) = self.pods.remove(uid) else { return };
         self.fleet.end(uid);
         if let Some(spec) = entry.counted {
@@ -172,7 +177,7 @@ impl Index {
 
 impl PodEntry {
     pub(super) fn new(facts: PodFacts) -> Self {
-        Self { facts, assumption: None, problem: None, counted: None, list: 0 }
+        Self { facts, assumption: None, problem: None, counted: None, eviction: Eviction::default(), list: 0 }
     }
 
     /// Where the pod is and what its record says: as a watch has shown it, or as a decision will write it.

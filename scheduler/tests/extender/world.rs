@@ -13,7 +13,7 @@ use proto::node::Node;
 use proto::pod::Pod;
 use proto::resource::ResourceNames;
 use scheduler::bind::Binder;
-use scheduler::config::{AnswerNodes, Serving};
+use scheduler::config::{AnswerNodes, MisfitNodes, Serving};
 use scheduler::extender::{Extender, health_router, router};
 use scheduler::index::{Index, RawDevice, Shared};
 use scheduler::leader::Leadership;
@@ -54,14 +54,23 @@ impl World {
         Self::answering(&offline::serving(), Leadership::alone(), answers.parse().unwrap()).listed()
     }
 
+    /// A world in which everything has been listed, there is nothing, and filter reports nodes without room like this.
+    pub(crate) fn reporting(misfits: MisfitNodes) -> Self {
+        Self::configured(&offline::serving(), Leadership::alone(), |extender| extender.reporting(misfits)).listed()
+    }
+
     fn answering(serving: &Serving, leadership: Leadership, answers: AnswerNodes) -> Self {
+        Self::configured(serving, leadership, |extender| extender.answering(answers))
+    }
+
+    fn configured(serving: &Serving, leadership: Leadership, configure: impl FnOnce(Extender) -> Extender) -> Self {
         let api = Api::default();
         let index = Shared::new(Index::new(ResourceNames::default(), Policies::default(), HINT));
         let mut registry = Registry::with_prefix("gpushare_scheduler");
         let metrics = Metrics::register(&mut registry, index.clone());
         let binder = Binder::new(api.client(), Duration::from_secs(4), leadership);
         let extender = Extender::new(index.clone(), metrics, binder, serving).asking_about_readers(api.client());
-        let extender = Arc::new(extender.answering(answers));
+        let extender = Arc::new(configure(extender));
         let registry = Arc::new(registry);
         let router = router(Arc::clone(&extender), Arc::clone(&registry), serving);
         let health = health_router(Arc::clone(&extender), registry);

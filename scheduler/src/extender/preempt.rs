@@ -1,0 +1,154 @@
+//! `preempt`: which pods must go so that a pod fits, on each node on which kube-scheduler would evict some.
+//!
+//! kube-scheduler proposes victims by the sums of a node. Here they are replaced by holders of the devices that the pod can
+//! be given, a node that they cannot help is dropped, and nothing is offered to a pod whose earlier victims have not ended.
+//! Changes nothing but what is remembered of the answer.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use placement::OwnerId;
+use proto::extender::{ExtenderPreemptionArgs, ExtenderPreemptionResult, MetaVictims, minds_neighbours};
+use proto::pod::Pod;
+
+use super::wanted::Wanted;
+use super::{Extender, RequestFailure};
+use crate::accounting::PodFacts;
+use crate::index::{Index, Preemptor};
+use crate::metrics::Candidate;
+
+/// How long an answer looks for victims, if it has found some: kube-scheduler waits meanwhile, and more nodes are a choice.
+const SEARCH: Duration = Duration::from_secs(1);
+
+/// How long the watch may take to show that victims of a nominated pod are being deleted. Later they were not evicted.
+const SHOWN_WITHIN: Duration = Duration::from_secs(30);
+
+/// The same where kube-scheduler has not nominated a node, or has withdrawn it: it may have evicted none of them.
+const SHOWN_WITHIN_WITHOUT_NOMINATION: Duration = Duration::from_secs(10);
+
+/// The victims that the last answer named for a pod.
+#[derive(Debug)]
+pub(super) struct Offered {
+    at: Instant,
+    by_node: BTreeMap<Box<str>, Box<[OwnerId]>>,
+    /// How often the pod was refused its nominated node since, as the watch had not shown the victims' end.
+    n_waits: u32,
+}
+
+impl Offered {
+    /// Whether victims have not ended, as far as the watch shows, that kube-scheduler may have evicted.
+    fn is_awaited(&self, index: &Index, nominated: Option<&str>, now: Instant) -> bool {
+        let on_nominated = nominated.and_then(|node| self.by_node.get(node));
+        let limit = if on_nominated.is_some() { SHOWN_WITHIN } else { SHOWN_WITHIN_WITHOUT_NOMINATION };
+        let is_recent = now.saturating_duration_since(self.at) < limit;
+        let is_awaited = |victim: &OwnerId| index.awaited(victim.as_str()).is_some_and(|is_leaving| is_leaving || is_recent);
+        match on_nominated {
+            Some(victims) => victims.iter().any(is_awaited),
+            None => self.by_node.values().any(|victims| victims.iter().any(is_awaited)),
+        }
+    }
+}
+
+/// Request bytes in, answer bytes out.
+///
+/// # Errors
+/// If the bytes are no preempt request, or the state is not complete.
+pub(super) fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Vec<u8>, RequestFailure> {
+    let malformed = |error: serde_json::Error| RequestFailure::malformed("preempt", &error.to_string());
+    let (pod, proposals) = serde_json::from_slice::<ExtenderPreemptionArgs>(body).map_err(malformed)?.into_proposals();
+    let minds_neighbours = minds_neighbours(body, &pod).map_err(malformed)?;
+    extender.index.read().ready().map_err(|reason| RequestFailure::NotReady { reason })?;
+    let candidates = extender.candidates(&pod, body, minds_neighbours, proposals, now);
+    tracing::info!(pod = pod.display_name(), n_candidates = candidates.len(), "victims named");
+    serde_json::to_vec(&ExtenderPreemptionResult { node_name_to_meta_victims: candidates }).map_err(malformed)
+}
+
+impl Extender {
+    /// The victims of each node that stays a candidate.
+    fn candidates(
+        &self,
+        pod: &Pod,
+        body: &[u8],
+        minds_neighbours: bool,
+        proposals: BTreeMap<String, MetaVictims>,
+        now: Instant,
+    ) -> BTreeMap<String, MetaVictims> {
+        let n_proposals = proposals.len();
+        let facts = PodFacts::of(pod, self.index.read().names());
+        let wanted = Wanted::of(&self.index.read(), pod, facts.as_ref());
+        let ask = match &wanted {
+            Wanted::Room(ask) if facts.is_some() && self.rules.refusal_of_filter(body, pod).is_none() => ask,
+            // Nothing of ours is asked for, and so nothing of it is short.
+            Wanted::Nothing | Wanted::Room(_) if facts.is_none() => {
+                return proposals.into_iter().filter(|(_, victims)| !victims.pods.is_empty()).collect();
+            }
+            _ => return BTreeMap::new(),
+        };
+        if self.awaits_victims(pod, now) {
+            self.metrics.preempted(Candidate::Waiting, n_proposals);
+            return BTreeMap::new();
+        }
+        let preemptor = Preemptor { pod, ask, minds_neighbours };
+        let mut kept = BTreeMap::new();
+        for (node, proposed) in proposals {
+            if !kept.is_empty() && super::now().saturating_duration_since(now) > SEARCH {
+                break;
+            }
+            let victims = self.index.read().victims(&node, &preemptor, &proposed);
+            self.metrics.preempted(Candidate::of(&proposed, victims.as_ref()), 1);
+            kept.extend(victims.map(|victims| (node, victims)));
+        }
+        self.note_offer(pod.uid(), &kept, now);
+        kept
+    }
+
+    fn note_offer(&self, uid: &str, candidates: &BTreeMap<String, MetaVictims>, now: Instant) {
+        if candidates.is_empty() || uid.is_empty() {
+            return;
+        }
+        let index = self.index.read();
+        let owners = |victims: &MetaVictims| victims.pods.iter().map(|pod| index.owner_of(&pod.uid)).collect();
+        let by_node = candidates.iter().map(|(node, victims)| (node.as_str().into(), owners(victims))).collect();
+        drop(index);
+        self.offered().put(uid, Offered { at: now, by_node, n_waits: 0 });
+    }
+
+    /// Whether victims that were named for a pod have not ended, as far as the watch shows.
+    fn awaits_victims(&self, pod: &Pod, now: Instant) -> bool {
+        // The index is locked first, here as everywhere.
+        let index = self.index.read();
+        self.offered().get(pod.uid()).is_some_and(|offered| offered.is_awaited(&index, pod.nominated_node(), now))
+    }
+
+    /// Why a pod is refused the node that kube-scheduler keeps for it, if that is because victims there have not ended: not
+    /// for good, so that kube-scheduler evicts no others for it.
+    ///
+    /// kube-scheduler may have seen them end already, and then nothing makes it ask again but the pod's own condition, which
+    /// it writes when the text differs from that of the last attempt: so it does.
+    pub(super) fn wait_for_victims(&self, index: &Index, pod: &Pod, node: &str, now: Instant) -> Option<&'static str> {
+        const TEXTS: [&str; 2] = [
+            "pods that were evicted for the pod have not ended on its nominated node",
+            "pods that were evicted for the pod still have not ended on its nominated node",
+        ];
+        let mut offered = self.offered();
+        if let Some(offered) = offered.get_mut(pod.uid()).filter(|offered| offered.is_awaited(index, Some(node), now)) {
+            offered.n_waits = offered.n_waits.wrapping_add(1);
+            let [first, second] = TEXTS;
+            return Some(if offered.n_waits % 2 == 1 { first } else { second });
+        }
+        let [first, _] = TEXTS;
+        index.has_leaving(node, pod.priority()).then_some(first)
+    }
+}
+
+impl Candidate {
+    fn of(proposed: &MetaVictims, victims: Option<&MetaVictims>) -> Self {
+        match victims {
+            None => Self::Dropped,
+            Some(victims) => {
+                let is_same = victims.pods.len() == proposed.pods.len() && victims.pods.iter().all(|pod| proposed.pods.contains(pod));
+                if is_same { Self::Kept } else { Self::Replaced }
+            }
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! `PodDisruptionBudget`s as watches show them: how many more pods of a selection may be evicted.
+//!
+//! Without the right to watch them there are none, and kube-scheduler's own count of violations stands.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::core::{Selector, SelectorExt};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::Index;
+use crate::watch::Follow;
+
+/// Budgets by namespace and name.
+pub(super) type Budgets = FxHashMap<(Box<str>, Box<str>), Budget>;
+
+/// One budget.
+#[derive(Debug)]
+pub(super) struct Budget {
+    /// `None` if it selects nothing.
+    selector: Option<Selector>,
+    /// How many evictions its status allows.
+    pub(super) allowed: i64,
+    /// Names of pods whose eviction the API server has counted already.
+    disrupted: FxHashSet<Box<str>>,
+    /// Number of the list that named it last.
+    list: u32,
+}
+
+impl Budget {
+    fn of(budget: &PodDisruptionBudget, list: u32) -> Self {
+        let selector = budget.spec.as_ref().and_then(|spec| spec.selector.clone());
+        let selector = selector.and_then(|selector| Selector::try_from(selector).ok()).filter(|selector| !selector.selects_all());
+        let status = budget.status.as_ref();
+        let disrupted = status.and_then(|status| status.disrupted_pods.as_ref()).into_iter().flatten();
+        Self {
+            selector,
+            allowed: status.map_or(0, |status| status.disruptions_allowed.into()),
+            disrupted: disrupted.map(|(name, _)| name.as_str().into()).collect(),
+            list,
+        }
+    }
+
+    /// Whether evicting a pod of its namespace draws on it; as kube-scheduler has it.
+    pub(super) fn counts(&self, name: &str, labels: &BTreeMap<String, String>) -> bool {
+        let selects = |selector: &Selector| selector.matches(labels);
+        !labels.is_empty() && self.selector.as_ref().is_some_and(selects) && !self.disrupted.contains(name)
+    }
+}
+
+fn key(budget: &PodDisruptionBudget) -> (Box<str>, Box<str>) {
+    let text = |text: &Option<String>| text.as_deref().unwrap_or_default().into();
+    (text(&budget.metadata.namespace), text(&budget.metadata.name))
+}
+
+impl Follow<PodDisruptionBudget> for Index {
+    const KIND: &'static str = "poddisruptionbudgets";
+    const MAY_BE_ABSENT: bool = true;
+
+    fn apply(&mut self, budget: PodDisruptionBudget) {
+        self.budgets.insert(key(&budget), Budget::of(&budget, self.budget_list.number));
+    }
+
+    fn delete(&mut self, budget: &PodDisruptionBudget) {
+        self.budgets.remove(&key(budget));
+    }
+
+    fn begin_list(&mut self) {
+        self.budget_list.begin();
+    }
+
+    fn end_list(&mut self) {
+        let number = self.budget_list.number;
+        self.budgets.retain(|_, budget| budget.list == number);
+        self.budget_list.synced = true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[rstest]
+    #[case::by_label(json!({"matchLabels": {"app": "a"}}), json!({}), true)]
+    #[case::by_another_label(json!({"matchLabels": {"app": "b"}}), json!({}), false)]
+    #[case::by_expression(json!({"matchExpressions": [{"key": "tier", "operator": "NotIn", "values": ["x"]}]}), json!({}), true)]
+    #[case::by_nothing(json!({}), json!({}), false)]
+    #[case::by_nonsense(json!({"matchExpressions": [{"key": "app", "operator": "Near", "values": ["x"]}]}), json!({}), false)]
+    #[case::counted_already(json!({"matchLabels": {"app": "a"}}), json!({"p": "2026-01-01T00:00:00Z"}), false)]
+    fn which_pods_count(#[case] selector: Value, #[case] disrupted: Value, #[case] expected: bool) {
+        let status =
+            json!({"disruptionsAllowed": 1, "disruptedPods": disrupted, "currentHealthy": 1, "desiredHealthy": 1, "expectedPods": 1});
+        let budget = json!({"metadata": {"name": "b", "namespace": "d"}, "spec": {"selector": selector}, "status": status});
+        let budget = Budget::of(&serde_json::from_value(budget).unwrap(), 1);
+        assert_eq!(budget.counts("p", &[("app".to_owned(), "a".to_owned())].into()), expected);
+        assert!(!budget.counts("p", &BTreeMap::new()), "a pod without labels is in no budget");
+    }
+}
