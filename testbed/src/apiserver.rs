@@ -133,6 +133,11 @@ impl ApiServer {
         &self.server.faults
     }
 
+    /// Some bearer token of a user.
+    pub fn token_of(&self, user: &str) -> Option<String> {
+        self.server.tokens.of(user)
+    }
+
     /// Which kinds of access have been used over HTTP so far.
     pub fn accesses(&self) -> BTreeSet<Access> {
         self.server.audit.snapshot()

@@ -54,17 +54,22 @@ impl Connector {
 
     /// TLS by these files, which are read now and never again, as kube-scheduler does.
     pub fn tls(files: TlsFiles<'_>) -> anyhow::Result<Self> {
-        let mut roots = RootCertStore::empty();
+        let roots = roots(files.authorities)?;
         let read = |path: &Path| format!("cannot read {}", path.display());
-        for certificate in CertificateDer::pem_file_iter(files.authorities).with_context(|| read(files.authorities))? {
-            roots.add(certificate?)?;
-        }
         let own = CertificateDer::pem_file_iter(files.certificate).with_context(|| read(files.certificate))?;
         let own = own.collect::<Result<Vec<_>, _>>()?;
         let key = PrivateKeyDer::from_pem_file(files.key).with_context(|| read(files.key))?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
         let config = config.with_root_certificates(roots).with_client_auth_cert(own, key)?;
+        Ok(Self { tls: Some(TlsConnector::from(Arc::new(config))), address: None })
+    }
+
+    /// TLS with a server of these authorities (PEM), and no certificate of one's own.
+    pub fn anonymous(authorities: &Path) -> anyhow::Result<Self> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+        let config = config.with_root_certificates(roots(authorities)?).with_no_client_auth();
         Ok(Self { tls: Some(TlsConnector::from(Arc::new(config))), address: None })
     }
 
@@ -91,6 +96,15 @@ impl Connector {
         };
         Ok(TokioIo::new(stream))
     }
+}
+
+fn roots(authorities: &Path) -> anyhow::Result<RootCertStore> {
+    let mut roots = RootCertStore::empty();
+    let certificates = CertificateDer::pem_file_iter(authorities).with_context(|| format!("cannot read {}", authorities.display()))?;
+    for certificate in certificates {
+        roots.add(certificate?)?;
+    }
+    Ok(roots)
 }
 
 impl tower::Service<Uri> for Connector {

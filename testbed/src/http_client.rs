@@ -10,7 +10,11 @@ use crate::connector::Connector;
 
 /// A client that keeps its connections.
 #[derive(Clone, Debug)]
-pub struct HttpClient(Client<Connector, Full<Bytes>>);
+pub struct HttpClient {
+    client: Client<Connector, Full<Bytes>>,
+    /// Sent with every request, if there is one.
+    token: Option<String>,
+}
 
 /// A request that was not answered.
 #[derive(Debug, thiserror::Error)]
@@ -30,7 +34,13 @@ impl HttpClient {
 
     /// A client that connects in this way.
     pub fn by(connector: Connector) -> Self {
-        Self(Client::builder(TokioExecutor::new()).build(connector))
+        Self { client: Client::builder(TokioExecutor::new()).build(connector), token: None }
+    }
+
+    /// The same, with this bearer token in every request.
+    #[must_use]
+    pub fn bearing(self, token: String) -> Self {
+        Self { token: Some(token), ..self }
     }
 
     /// Reads a page.
@@ -46,8 +56,12 @@ impl HttpClient {
     async fn request(&self, method: Method, url: &str, body: Bytes) -> Result<(StatusCode, Bytes), HttpError> {
         let fail = |source| HttpError { method: method.clone(), url: url.to_owned(), source };
         let request = Request::builder().method(method.clone()).uri(url).header(header::CONTENT_TYPE, "application/json");
+        let request = match &self.token {
+            Some(token) => request.header(header::AUTHORIZATION, format!("Bearer {token}")),
+            None => request,
+        };
         let request = request.body(Full::from(body)).map_err(|error| fail(error.into()))?;
-        let response = self.0.request(request).await.map_err(|error| fail(error.into()))?;
+        let response = self.client.request(request).await.map_err(|error| fail(error.into()))?;
         let status = response.status();
         let body = response.into_body().collect().await.map_err(|error| fail(error.into()))?;
         Ok((status, body.to_bytes()))

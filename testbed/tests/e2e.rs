@@ -9,8 +9,8 @@ use kube::api::PostParams;
 use kube::{Api, ResourceExt};
 use proto::checkpoints::DEVICES_CHECKPOINTS;
 use serde_json::json;
-use testbed::apiserver::{Fault, Matching};
-use testbed::cluster::{Cluster, NodeSpec, PLUGIN_USER, SCHEDULER_USER, Spec, default_deploy};
+use testbed::apiserver::{self, Fault, Matching};
+use testbed::cluster::{Cluster, NodeSpec, PLUGIN_USER, SCHEDULER_USER, Spec, WebhookSpec, default_deploy};
 use testbed::console::Console;
 use testbed::kubelet::PreparedDevice;
 use testbed::observer::Snapshot;
@@ -80,7 +80,8 @@ async fn the_daemons_do_only_what_their_roles_allow() {
     let mut cluster = world.end().await.unwrap().unwrap();
     hold_a_pod_that_nobody_placed(&cluster).await.unwrap();
     use_a_claim(&mut cluster).await.unwrap();
-    let used = cluster.api().accesses();
+    let mut used = cluster.api().accesses();
+    used.extend(read_the_views_with_a_token().await.into_iter().filter(|access| access.resource.ends_with("reviews")));
     let files = ["scheduler-rbac.yaml", "device-plugin-rbac.yaml"].map(|file| manifests::read(&deploy.join("base").join(file)).unwrap());
     let objects: Vec<_> = files.iter().flatten().map(|object| serde_json::to_value(object).unwrap()).collect();
     let rbac = Rbac::of(&objects).unwrap();
@@ -111,4 +112,24 @@ async fn the_daemons_do_only_what_their_roles_allow() {
         assert!(idle.is_empty(), "{daemon} is allowed what it never does: {idle:?}");
     }
     cluster.stop().await.unwrap();
+}
+
+/// Reads the views as users do that show a token and no certificate; returns the accesses of the daemons that this takes.
+async fn read_the_views_with_a_token() -> Vec<apiserver::Access> {
+    let webhooks = Some(WebhookSpec { lifetime: "90d" });
+    let cluster = Cluster::start(Spec { webhooks, ..Spec::of(vec![NodeSpec::new("n1", &[16384])]) }).await.unwrap();
+    let url = format!("{}/gpushare-scheduler/inspect", cluster.scheduler_url());
+    let status = async |token: Option<&str>| {
+        let reader = cluster.scheduler_reader().unwrap();
+        let reader = token.map_or(reader.clone(), |token| reader.bearing(token.to_owned()));
+        reader.get(&url).await.unwrap().0.as_u16()
+    };
+    let token = |user: &str| cluster.api().token_of(user).unwrap();
+    assert_eq!(status(None).await, 401);
+    assert_eq!(status(Some("of no user")).await, 401);
+    assert_eq!(status(Some(&token(PLUGIN_USER))).await, 403);
+    assert_eq!(status(Some(&token("admin"))).await, 200);
+    let used = cluster.api().accesses().into_iter().collect();
+    cluster.stop().await.unwrap();
+    used
 }

@@ -91,6 +91,11 @@ impl Resource {
         }
     }
 
+    /// Returns true if a creation is a question that is answered and not stored.
+    pub(crate) fn is_review(&self) -> bool {
+        [AUTHENTICATION, AUTHORIZATION].contains(&self.group.as_str())
+    }
+
     /// Whether writes to the object count generations.
     pub(crate) fn counts_generations(&self) -> bool {
         self.custom || self.is_pod() || matches!(self.group.as_str(), "apps" | "batch" | "policy")
@@ -102,6 +107,8 @@ pub(crate) fn group_version(group: &str, version: &str) -> String {
     if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") }
 }
 
+const AUTHENTICATION: &str = "authentication.k8s.io";
+const AUTHORIZATION: &str = "authorization.k8s.io";
 const NS: bool = true;
 const CLUSTER: bool = false;
 const STATUS: bool = true;
@@ -133,6 +140,8 @@ const BUILTIN: &[Row] = &[
     ("apps", "v1", "deployments", "Deployment", NS, "deploy", "all", STATUS),
     ("apps", "v1", "replicasets", "ReplicaSet", NS, "rs", "all", STATUS),
     ("apps", "v1", "statefulsets", "StatefulSet", NS, "sts", "all", STATUS),
+    (AUTHENTICATION, "v1", "tokenreviews", "TokenReview", CLUSTER, "", "", PLAIN),
+    (AUTHORIZATION, "v1", "subjectaccessreviews", "SubjectAccessReview", CLUSTER, "", "", PLAIN),
     ("batch", "v1", "jobs", "Job", NS, "", "all", STATUS),
     ("coordination.k8s.io", "v1", "leases", "Lease", NS, "", "", PLAIN),
     ("events.k8s.io", "v1", "events", "Event", NS, "ev", "", PLAIN),

@@ -118,6 +118,13 @@ impl Cluster {
         Ok(crate::http_client::HttpClient::by(connector))
     }
 
+    /// A client of the scheduler's that shows no certificate; the scheduler must serve over TLS.
+    pub fn scheduler_reader(&self) -> Result<crate::http_client::HttpClient> {
+        let webhooks = self.webhooks.as_ref().context("the scheduler serves in the clear")?;
+        let connector = Connector::anonymous(&webhooks.folder.join("ca.crt"))?.at(self.scheduler_address);
+        Ok(crate::http_client::HttpClient::by(connector))
+    }
+
     /// Whether webhooks are installed.
     pub fn has_webhooks(&self) -> bool {
         self.webhooks.is_some()

@@ -65,6 +65,9 @@ pub(super) async fn create(server: &Arc<Server>, request: &ApiRequest) -> Result
     if request.route.resource.is("", "bindings") {
         return bind(server, request).await;
     }
+    if request.route.resource.is_review() {
+        return Ok(json_answer(201, &server.tokens.review(request.read_body()?)));
+    }
     request.view()?;
     let options = WriteOptions { force: false, ..request.write_options() };
     let Passed { done, warnings } = server.create(request, request.read_body()?, &options).await?;
