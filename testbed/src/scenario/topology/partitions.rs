@@ -63,6 +63,8 @@ fn spec(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let content = world.start(insisting("content", "2", json!({"allocatePolicy": "BestEffort", "ringBusBandwidth": "200Gi"}))).await?;
         ensure!(minors(&content, "gpu")?.iter().all(|minor| *minor >= 4), "{:?}", minors(&content, "gpu")?);
         world.verify().await?;
+        // It would take the place that becomes free, if its back-off ends first.
+        world.delete("fast").await?;
         world.delete("best").await?;
         world.until_running(&["restricted"]).await
     }
