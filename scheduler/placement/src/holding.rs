@@ -48,6 +48,9 @@ pub enum Holding {
     Shares(Vec<HeldShare>),
     /// Shares of unknown devices of the node: each device is charged as if it were one of them.
     Anywhere(Request),
+    /// Shares of devices of the node that are not known yet, of a node that starts nothing on a device without room: charged
+    /// once, on the devices with the most room.
+    Somewhere(Request),
 }
 
 /// Everything that one owner holds of a node.

@@ -217,16 +217,14 @@ impl Node {
             *row = Row { free: if is_aside { Amounts::ZERO } else { total }, total };
             self.any_aside |= is_aside;
         }
-        for held in &self.held {
+        inventory.charge_all(&self.held, &mut |held, charge| {
             let is_shared = !held.holdings.is_vendor;
-            inventory.charge(&held.holdings.gpus, &mut |charge| {
-                if let (Some(row), Some(mark)) = (self.rows.get_mut(charge.row), self.marks.get_mut(charge.row)) {
-                    row.free = row.free.less(charge.amounts);
-                    mark.is_held |= charge.amounts.takes_part();
-                    mark.is_shared |= is_shared && charge.amounts.takes_part();
-                }
-            });
-        }
+            if let (Some(row), Some(mark)) = (self.rows.get_mut(charge.row), self.marks.get_mut(charge.row)) {
+                row.free = row.free.less(charge.amounts);
+                mark.is_held |= charge.amounts.takes_part();
+                mark.is_shared |= is_shared && charge.amounts.takes_part();
+            }
+        });
     }
 
     fn locate_hints(&mut self) {

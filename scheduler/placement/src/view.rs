@@ -229,9 +229,8 @@ impl<'a> NodeView<'a> {
             GpuView { gpu, used, suspect, hinted, free, holders: Vec::new() }
         };
         let mut gpus: Vec<GpuView<'a>> = self.node.gpus().iter().map(view).collect();
-        for held in &self.node.held {
-            let Some(inventory) = self.inventory() else { break };
-            inventory.charge(&held.holdings.gpus, &mut |charge| {
+        if let Some(inventory) = self.inventory() {
+            inventory.charge_all(&self.node.held, &mut |held, charge| {
                 if let Some(gpu) = gpus.get_mut(charge.row) {
                     gpu.add(HolderView { owner: &held.owner, origin: held.origin, amounts: charge.amounts, suspect: charge.suspect });
                 }
@@ -291,7 +290,7 @@ impl Holding {
     fn doubts(&self, inventory: &Inventory) -> Vec<Doubt> {
         match self {
             Self::Shares(shares) => shares.iter().flat_map(|share| share.doubts(inventory)).collect(),
-            Self::Anywhere(_) => vec![Doubt::UnknownGpu],
+            Self::Anywhere(_) | Self::Somewhere(_) => vec![Doubt::UnknownGpu],
         }
     }
 }

@@ -4,7 +4,7 @@ use super::Violation;
 use crate::amounts::{Amounts, Dimension};
 use crate::gpu::Gpu;
 use crate::holding::{GpuRef, HeldMemory, HeldShare, Holding};
-use crate::ident::OwnerId;
+use crate::ident::{GpuUuid, OwnerId};
 use crate::node::{Hint, Node};
 use crate::request::MemoryAsk;
 use crate::whole::Mark;
@@ -19,6 +19,8 @@ struct Part<'a> {
     owner: &'a OwnerId,
     /// `None` if it is not known which device it is.
     gpu: Option<&'a GpuRef>,
+    /// The device that it is charged on until that is known, if on one alone.
+    charged_on: Option<&'a GpuUuid>,
     memory: HeldMemory,
     core: u32,
     slots: u32,
@@ -28,7 +30,8 @@ struct Part<'a> {
 
 pub(super) fn check_node(node: &Node) -> Vec<Violation> {
     let mut violations = check_shape(node);
-    let parts: Vec<Part<'_>> = parts(node).collect();
+    let mut parts: Vec<Part<'_>> = parts(node).collect();
+    place_somewhere(node, &mut parts);
     for (at, gpu) in node.gpus().iter().enumerate() {
         let (certain, suspect) = count(node, gpu, &parts);
         violations.extend(oversubscription(node, gpu, certain));
@@ -59,16 +62,45 @@ fn parts(node: &Node) -> impl Iterator<Item = Part<'_>> {
                 .iter()
                 .map(|HeldShare { gpu, memory, core, slots, trusted }| {
                     let (memory, core, slots, trusted) = (*memory, *core, *slots, *trusted);
-                    Part { owner, gpu: Some(gpu), memory, core, slots, trusted, is_vendor }
+                    Part { owner, gpu: Some(gpu), charged_on: None, memory, core, slots, trusted, is_vendor }
                 })
                 .collect(),
             Holding::Anywhere(request) => {
                 let memory = HeldMemory::Ask(request.memory);
-                vec![Part { owner, gpu: None, memory, core: request.core, slots: request.slots, trusted: false, is_vendor }]
+                let (core, slots) = (request.core, request.slots);
+                vec![Part { owner, gpu: None, charged_on: None, memory, core, slots, trusted: false, is_vendor }]
             }
+            // Placed once everything else is known.
+            Holding::Somewhere(_) => Vec::new(),
         };
         parts
     })
+}
+
+/// Adds what is on devices that are yet to be known, owner by owner: where it has room, and there where most memory is free.
+fn place_somewhere<'a>(node: &'a Node, parts: &mut Vec<Part<'a>>) {
+    for held in &node.held {
+        let Holding::Somewhere(request) = &held.holdings.gpus else { continue };
+        let memory = HeldMemory::Ask(request.memory);
+        let mut ranked: Vec<(bool, std::cmp::Reverse<u128>, usize, &'a GpuUuid)> = Vec::new();
+        for (at, gpu) in node.gpus().iter().enumerate() {
+            let mut free = Sums::default();
+            if gpu.healthy && !is_withheld(node, gpu) {
+                let (certain, suspect) = count(node, gpu, parts);
+                for (free, (total, taken)) in free.iter_mut().zip(totals(gpu).into_iter().zip(certain.into_iter().zip(suspect))) {
+                    *free = total.saturating_sub(taken.0 + taken.1);
+                }
+            }
+            let asked = [memory_on(gpu, memory, node.unit_bytes()).0, request.core.into(), request.slots.into()];
+            let lacks_room = asked.iter().zip(&free).any(|(asked, free)| asked > free);
+            ranked.push((lacks_room, std::cmp::Reverse(free.first().copied().unwrap_or_default()), at, &gpu.uuid));
+        }
+        ranked.sort();
+        for (_, _, _, uuid) in ranked.into_iter().take(usize::try_from(request.devices).unwrap_or(usize::MAX)) {
+            let (owner, is_vendor, core, slots) = (&held.owner, held.holdings.is_vendor, request.core, request.slots);
+            parts.push(Part { owner, gpu: None, charged_on: Some(uuid), memory, core, slots, trusted: false, is_vendor });
+        }
+    }
 }
 
 fn names(reference: &GpuRef, gpu: &Gpu) -> bool {
@@ -157,7 +189,7 @@ fn check_row(node: &Node, at: usize, parts: &[Part<'_>], certain: Sums, suspect:
 /// Whether a part may be on a GPU, for all that is known.
 fn may_be_on(node: &Node, part: &Part<'_>, gpu: &Gpu) -> bool {
     match part.gpu {
-        None => true,
+        None => part.charged_on.is_none_or(|uuid| *uuid == gpu.uuid),
         Some(reference @ GpuRef::Uuid(_)) => names(reference, gpu),
         Some(GpuRef::Minor(minor)) => gpu.minor == *minor || node.gpus().iter().all(|gpu| gpu.minor != *minor),
     }

@@ -5,7 +5,7 @@ use crate::fit::Hints;
 use crate::gpu::Inventory;
 use crate::holding::{Holding, Holdings, Placement};
 use crate::ident::FunctionId;
-use crate::node::Node;
+use crate::node::{Held, Node};
 use crate::shape::Spot;
 use crate::wishes::{Exclusion, Kind};
 
@@ -64,7 +64,8 @@ impl Node {
             use_of.is_taken = mark.is_held;
         }
         for held in &self.held {
-            uses.enter_holdings(inventory, shape.spots.gpus.as_ref(), &shape.spots.others, &held.holdings);
+            let rows = self.rows_of(inventory, held);
+            uses.enter_holdings(inventory, shape.spots.gpus.as_ref(), &shape.spots.others, &held.holdings, &rows);
         }
         for hint in self.hints.iter().filter(|hint| hints.heeds(&hint.owner)) {
             let rows: Vec<usize> = hint.charges.iter().map(|(row, _)| *row).collect();
@@ -76,6 +77,25 @@ impl Node {
             uses.enter_hint(inventory, &shape.spots.gpus, &shape.spots.others, &rows, &hint.placement);
         }
         uses
+    }
+
+    /// GPUs that an owner may hold a part of, for all that is known, or that are charged for one of which nothing is known yet.
+    fn rows_of(&self, inventory: &Inventory, held: &Held) -> Vec<usize> {
+        let mut rows = Vec::new();
+        if let Holding::Somewhere(_) = held.holdings.gpus {
+            inventory.charge_all(&self.held, &mut |other, charge| {
+                if other.owner == held.owner {
+                    rows.push(charge.row);
+                }
+            });
+        } else {
+            inventory.charge(&held.holdings.gpus, &mut |charge| rows.push(charge.row));
+        }
+        if held.holdings.unknown_whole > 0 {
+            let for_vendor = inventory.gpus.iter().enumerate().filter(|(_, gpu)| inventory.is_for_vendor(gpu));
+            rows.extend(for_vendor.map(|(row, _)| row));
+        }
+        rows
     }
 }
 
@@ -89,10 +109,10 @@ impl<'a> Uses<'a> {
         }
     }
 
-    fn enter_holdings(&mut self, inventory: &Inventory, gpu_spots: &[Spot], spots: &[Box<[Spot]>], holdings: &'a Holdings) {
+    fn enter_holdings(&mut self, inventory: &Inventory, gpu_spots: &[Spot], spots: &[Box<[Spot]>], holdings: &'a Holdings, rows: &[usize]) {
         let keeper = Keeper { exclusions: &holdings.exclusions };
         if holdings.gpus != Holding::Shares(Vec::new()) || holdings.unknown_whole > 0 {
-            keeper.enter(&Kind::Gpu, gpu_spots, &rows_of(inventory, holdings), &mut self.gpus);
+            keeper.enter(&Kind::Gpu, gpu_spots, rows, &mut self.gpus);
         }
         if holdings.others.is_empty() {
             return;
@@ -122,17 +142,6 @@ impl<'a> Uses<'a> {
             functions.extend(shares().flat_map(|share| &share.functions).map(|function| &function.id));
         }
     }
-}
-
-/// GPUs that an owner may hold a part of, for all that is known.
-pub(crate) fn rows_of(inventory: &Inventory, holdings: &Holdings) -> Vec<usize> {
-    let mut rows = Vec::new();
-    inventory.charge(&holdings.gpus, &mut |charge| rows.push(charge.row));
-    if holdings.unknown_whole > 0 {
-        let for_vendor = inventory.gpus.iter().enumerate().filter(|(_, gpu)| inventory.is_for_vendor(gpu));
-        rows.extend(for_vendor.map(|(row, _)| row));
-    }
-    rows
 }
 
 fn classes(inventory: &Inventory) -> std::slice::Iter<'_, Class> {

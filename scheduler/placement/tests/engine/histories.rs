@@ -282,6 +282,7 @@ fn holding(node: &'static str) -> impl Strategy<Value = Holding> {
     prop_oneof![
         3 => proptest::collection::vec(held_share(node), 0..3).prop_map(Holding::Shares),
         1 => request().prop_map(Holding::Anywhere),
+        1 => request().prop_map(Holding::Somewhere),
     ]
 }
 

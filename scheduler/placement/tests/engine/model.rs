@@ -55,7 +55,13 @@ impl Model {
             }
             (gpu.clone(), certain, suspect)
         };
-        inventory.gpus.iter().map(used).collect()
+        let mut used: Vec<(Gpu, Triple, Triple)> = inventory.gpus.iter().map(used).collect();
+        let holdings = self.holdings.values().filter(|(at, _)| at == node).map(|(_, holding)| holding);
+        for holding in holdings {
+            let Holding::Somewhere(request) = holding else { continue };
+            place_somewhere(request, &mut used, inventory.unit_bytes);
+        }
+        used
     }
 
     fn devices(&self, node: &str, request: &Request, hints: Hints<'_>) -> Result<Vec<Device>, Reason> {
@@ -178,10 +184,34 @@ impl Device {
     }
 }
 
+/// Adds a request whose devices are yet to be known: where it has room, and there where most memory is free.
+fn place_somewhere(request: &Request, used: &mut [(Gpu, Triple, Triple)], unit_bytes: Option<u64>) {
+    let share = HeldShare {
+        gpu: GpuRef::Minor(u32::MAX),
+        memory: HeldMemory::Ask(request.memory),
+        core: request.core,
+        slots: request.slots,
+        trusted: false,
+    };
+    let mut order: Vec<usize> = (0..used.len()).collect();
+    order.sort_by_key(|&at| {
+        let (gpu, certain, suspect) = &used[at];
+        let left = minus(total_of(gpu), plus(*certain, *suspect)).map(|left| if gpu.healthy { left.max(0) } else { 0 });
+        let asked = held_on(gpu, &share, unit_bytes).0;
+        ((0..3).any(|dimension| asked[dimension] > left[dimension]), -left[0], at)
+    });
+    for at in order.into_iter().take(request.devices as usize) {
+        let asked = held_on(&used[at].0, &share, unit_bytes).0;
+        used[at].2 = plus(used[at].2, asked);
+    }
+}
+
 /// The shares of a holding, and whether it is known which devices they are on.
 fn flatten(holding: &Holding) -> Vec<(HeldShare, bool)> {
     match holding {
         Holding::Shares(shares) => shares.iter().map(|share| (share.clone(), true)).collect(),
+        // Placed once all others are.
+        Holding::Somewhere(_) => Vec::new(),
         Holding::Anywhere(request) => {
             let memory = HeldMemory::Ask(request.memory);
             let gpu = GpuRef::Minor(u32::MAX);
