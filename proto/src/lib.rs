@@ -23,3 +23,4 @@ pub mod requests;
 pub mod resource;
 pub mod topology;
 mod totals;
+pub mod without_devices;
