@@ -1,7 +1,8 @@
 //! What a pod asks for and holds, from the pod alone: spec and record in the engine's terms.
 //!
-//! Pure. A pod that is bound and asks for our resources always holds something: where its record says too little,
-//! every device it may be on is charged, and the reason is told.
+//! Pure. A pod that is bound and asks for our resources holds what it asks for, and never more for what its record says:
+//! where that names too little, every device it may be on is charged, or one where the node's plugin sees to it that no device
+//! is given away twice. A pod holds nothing that was given nothing, as such a plugin reports.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,8 +19,8 @@ use proto::record::{DeviceAllocation, DeviceAllocations, GpushareRecord, Record}
 use proto::request::policy;
 use proto::request::{Dialect, GpuRequest, Memory, PodRequest, RequestError};
 use proto::resource::{
-    FPGA, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, HAMI_CORE, HAMI_NODE, ISOLATION_PROVIDER, RDMA, ResourceNames, WHOLE_PERCENT,
-    is_gpu_resource,
+    FPGA, GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, HAMI_CORE, HAMI_NODE, ISOLATION_PROVIDER, RDMA, ResourceNames,
+    WHOLE_PERCENT, canonical, is_gpu_resource,
 };
 
 mod hold;
@@ -63,8 +64,20 @@ pub struct Preference {
 pub enum Ask {
     /// Something that can be compared with devices; nothing at all, if only its record speaks of devices.
     Request(PodRequest),
-    /// Something that breaks a rule.
-    Invalid(Box<RequestError>),
+    /// Something that breaks a rule, and the amounts that it names all the same.
+    Invalid(Box<RequestError>, Bounds),
+}
+
+/// The amounts of GPUs that a pod names, whatever rule they break: more than these it cannot be given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Whether every amount could be read, and none is of whole GPUs.
+    is_known: bool,
+    units: u64,
+    bytes: u64,
+    ratio: u64,
+    core: u64,
+    shared: u64,
 }
 
 /// A bound pod's node and record.
@@ -91,6 +104,8 @@ pub enum Recorded {
         gpus: Box<[RecordedShare]>,
         /// Of devices of other types.
         others: Box<[RecordedDevice]>,
+        /// What the pod was worth in units when it was placed, if it was placed by units.
+        units: Option<GpushareRecord>,
     },
     /// gpushare's own annotations only: the old extender placed it.
     Gpushare(GpushareRecord),
@@ -133,6 +148,20 @@ pub struct Surroundings<'a> {
     pub given: &'a [Given],
     /// True if pods may see all devices of their node and be charged for none.
     pub allows_all_devices: bool,
+    /// What the plugin of its node reports of it.
+    pub report: Report,
+}
+
+/// What the plugin of a node reports of a pod that may hold nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Report {
+    /// The node has no plugin that reports such pods: another project's, or an old one.
+    #[default]
+    Silent,
+    /// Nothing of this pod. The plugin reports such pods, and lets no container start on a device without room.
+    Pending,
+    /// The pod was given no device.
+    GivenNothing,
 }
 
 /// What a pod holds, and what is doubtful about it.
@@ -140,8 +169,10 @@ pub struct Surroundings<'a> {
 pub struct Account {
     /// What the pod holds.
     pub holdings: Holdings,
-    /// Why the pod is counted conservatively; `None` if all is well.
+    /// Why the pod is counted conservatively, or what is wrong with its record; `None` if all is well.
     pub problem: Option<String>,
+    /// Whether its record says more than it asks for.
+    pub contradicts: bool,
 }
 
 impl PodFacts {
@@ -149,7 +180,7 @@ impl PodFacts {
     pub fn of(pod: &Pod, names: &ResourceNames) -> Option<Self> {
         let bound = pod.spec.node_name.as_deref().filter(|node| !node.is_empty()).map(|node| Box::new(Bound::of(pod, node)));
         let request = if bound.is_some() { PodRequest::of(pod, names) } else { PodRequest::of_new(pod, names) };
-        // Whoever runs containers may have followed a record whatever the pod asks for.
+        // A runtime of another project may have followed a record whatever the pod asks for.
         let is_recorded = bound.as_ref().is_some_and(|bound| matches!(bound.record, Recorded::Devices { .. }));
         let ask = match request {
             Ok(None) if !is_recorded => return None,
@@ -157,7 +188,7 @@ impl PodFacts {
             // kubelet hands such a pod no device, so it holds none; before it is bound it is refused by its rule.
             Err(_) if bound.is_some() && asks_for_zero_only(pod, names) => return None,
             Err(_) if bound.is_some() && !asks_for_gpus(pod, names) => Ask::Request(whole_others(pod)),
-            Err(error) => Ask::Invalid(Box::new(error)),
+            Err(error) => Ask::Invalid(Box::new(error), Bounds::of(pod, names)),
         };
         let isolation = pod.metadata.labels.as_ref().and_then(|labels| labels.get(ISOLATION_PROVIDER));
         let isolation = isolation.filter(|_| ask.gpus().is_some()).map(|provider| provider.as_str().into());
@@ -211,7 +242,7 @@ impl Ask {
     pub fn gpus(&self) -> Option<&GpuRequest> {
         match self {
             Self::Request(request) => request.gpus.as_ref(),
-            Self::Invalid(_) => None,
+            Self::Invalid(..) => None,
         }
     }
 
@@ -219,7 +250,7 @@ impl Ask {
     pub fn others(&self) -> &[(String, u64)] {
         match self {
             Self::Request(request) => &request.others,
-            Self::Invalid(_) => &[],
+            Self::Invalid(..) => &[],
         }
     }
 }
@@ -240,6 +271,58 @@ fn asks_for_zero_only(pod: &Pod, names: &ResourceNames) -> bool {
     let mut amounts = amounts(pod, names).map(|(_, text)| text.quantity().ok().and_then(Quantity::unsigned)).peekable();
     amounts.peek().is_some() && amounts.all(|amount| amount == Some(0))
 }
+
+impl Bounds {
+    /// Sums over all containers: of init containers it may be more than they hold at once.
+    fn of(pod: &Pod, names: &ResourceNames) -> Self {
+        let mut sums = Self { is_known: true, units: 0, bytes: 0, ratio: 0, core: 0, shared: 0 };
+        for (name, text) in amounts(pod, names).filter(|(name, _)| is_gpu_resource(name, names)) {
+            let Some(amount) = text.quantity().ok().and_then(Quantity::unsigned) else {
+                sums.is_known = false;
+                continue;
+            };
+            let add = |sum: &mut u64| *sum = sum.saturating_add(amount);
+            match canonical(name) {
+                GPU_MEMORY => add(&mut sums.bytes),
+                GPU_MEMORY_RATIO => add(&mut sums.ratio),
+                GPU_CORE => add(&mut sums.core),
+                GPU_SHARED => add(&mut sums.shared),
+                GPU => {
+                    add(&mut sums.ratio);
+                    add(&mut sums.core);
+                }
+                name if name == names.memory => add(&mut sums.units),
+                _ => sums.is_known = sums.is_known && amount == 0,
+            }
+        }
+        sums
+    }
+
+    /// The request that it is counted as: never more than a whole device, if that is all that can be said.
+    pub(crate) fn request(self, inventory: Option<&Inventory>) -> Request {
+        let Self { is_known, units, bytes, ratio, core, shared } = self;
+        let devices = u32::try_from(shared.max(1)).unwrap_or(u32::MAX);
+        let each = |sum: u64| sum.div_ceil(u64::from(devices));
+        let unit = inventory.and_then(|inventory| inventory.unit_bytes);
+        let largest = inventory.and_then(|inventory| inventory.gpus.iter().map(|gpu| gpu.memory_bytes).max());
+        let of_ratio = |largest: u64| u64::try_from(u128::from(largest) * u128::from(ratio) / 100).unwrap_or(u64::MAX);
+        let memory = match (units, bytes, ratio) {
+            _ if !is_known => None,
+            (0, bytes, 0) => Some(MemoryAsk::Bytes(each(bytes))),
+            (units, 0, 0) => Some(MemoryAsk::Units(each(units))),
+            (0, 0, ratio) => Some(MemoryAsk::Ratio(u32::try_from(each(ratio)).unwrap_or(u32::MAX))),
+            _ => unit.zip(largest).map(|(unit, largest)| {
+                MemoryAsk::Bytes(each(units.saturating_mul(unit).saturating_add(bytes).saturating_add(of_ratio(largest))))
+            }),
+        };
+        let Some(memory) = memory else { return WHOLE_DEVICE };
+        let core = u32::try_from(each(core)).unwrap_or(u32::MAX);
+        Request { devices, memory, core, slots: u32::from(shared > 0) }
+    }
+}
+
+/// What a pod is taken to ask for of whose request nothing can be read: all of a device.
+const WHOLE_DEVICE: Request = Request { devices: 1, memory: MemoryAsk::Ratio(100), core: 0, slots: 0 };
 
 fn asks_for_gpus(pod: &Pod, names: &ResourceNames) -> bool {
     amounts(pod, names).any(|(name, _)| is_gpu_resource(name, names))
@@ -275,7 +358,17 @@ impl Recorded {
         match (Self::of_allocations(&record.allocations), record.gpushare) {
             (Self::Missing, Some(gpushare)) => Self::Gpushare(gpushare),
             (Self::Devices { gpus, .. }, Some(gpushare)) if gpus.is_empty() => Self::Gpushare(gpushare),
+            (Self::Devices { gpus, others, .. }, units) => Self::Devices { gpus, others, units },
             (recorded, _) => recorded,
+        }
+    }
+
+    /// The same, with the units of another record of the pod where this one names none.
+    #[must_use]
+    pub fn or_units_of(self, other: &Self) -> Self {
+        match (self, other) {
+            (Self::Devices { gpus, others, units: None }, Self::Devices { units, .. }) => Self::Devices { gpus, others, units: *units },
+            (record, _) => record,
         }
     }
 
@@ -288,7 +381,7 @@ impl Recorded {
         let kinds = allocations.iter().filter(|(kind, _)| *kind != TYPE_GPU);
         let others = kinds.flat_map(|(kind, devices)| devices.iter().map(|device| RecordedDevice::of(kind, device)));
         match (gpus, others.collect::<Result<Vec<_>, String>>()) {
-            (Ok(gpus), Ok(others)) => Self::Devices { gpus: gpus.into(), others: others.into() },
+            (Ok(gpus), Ok(others)) => Self::Devices { gpus: gpus.into(), others: others.into(), units: None },
             (Err(problem), _) | (_, Err(problem)) => Self::Unreadable(problem.into()),
         }
     }

@@ -268,6 +268,8 @@ impl Collector for State {
         gauge("pods", "Pods that hold a share", census.n_pods)?;
         gauge("pending_pods", "Unbound pods that ask for a share", census.n_pending)?;
         gauge("assumed_pods", "Pods that were chosen devices for and are not yet seen bound", census.n_assumed)?;
+        let help = "Pods whose record says more than they ask for or were given, and does not count for that";
+        gauge("contradicting_pods", help, census.n_contradicting)?;
         gauge("conservative_pods", "Pods whose devices are not known for sure", census.n_conservative)?;
         gauge("hints", "Pods that room is kept for after a filter left one node", census.n_hints)?;
         per_kind(&mut encoder, &census)?;

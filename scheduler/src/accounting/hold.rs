@@ -5,49 +5,46 @@ use proto::pod::ALL_DEVICES;
 use proto::request::{Dialect, GpuRequest};
 
 use super::others::others_held;
-use super::shares::{GpuAccount, absent, anywhere, from_gpushare, from_shares};
-use super::{Account, Ask, PodFacts, Recorded, RecordedShare, Surroundings, per_device};
+use super::shares::{GpuAccount, absent, from_gpushare, from_shares, named_twice, unknown};
+use super::{Account, Ask, PodFacts, Recorded, RecordedShare, Report, Surroundings, WHOLE_DEVICE, per_device};
 use crate::given;
 
-/// What a pod is taken to ask for whose request cannot be read: all of a device.
-const WHOLE_DEVICE: Request = Request { devices: 1, memory: MemoryAsk::Ratio(100), core: 0, slots: 0 };
+/// A whole device's computing power.
+const WHOLE_PERCENT: u32 = 100;
 
 impl PodFacts {
     /// What the pod holds if its record says this.
     pub fn account_of(&self, record: &Recorded, around: Surroundings<'_>) -> Account {
-        let mut problems = Vec::new();
-        let mut holdings = match &self.ask {
-            Ask::Invalid(error) => {
-                let account = shared(WHOLE_DEVICE, record, around.inventory);
-                problems.push(account.problem.unwrap_or_else(|| error.to_string()));
-                Holdings::from(account.holding)
-            }
-            Ask::Request(request) => {
-                let (holdings, problem) = match &request.gpus {
-                    None => unasked(record, around),
-                    Some(request) if request.dialect == Dialect::Vendor => whole(request, record, around),
-                    Some(request) if request.dialect == Dialect::AllDevices => match all_devices_doubt(record, around) {
-                        None => all(request.devices, record, around.inventory),
-                        Some(doubt) => {
-                            let account = shared(WHOLE_DEVICE, record, around.inventory);
-                            (Holdings::from(account.holding), Some(doubt))
-                        }
-                    },
-                    Some(request) => {
-                        let account = shared(per_device(request), record, around.inventory);
-                        (Holdings::from(account.holding), account.problem)
-                    }
-                };
-                problems.extend(problem);
-                holdings
-            }
+        let Gpus { mut holdings, problem, contradicts } = match around.report {
+            Report::GivenNothing => nothing(record),
+            Report::Silent | Report::Pending => self.gpus_held(record, around),
         };
+        let mut problems: Vec<String> = problem.into_iter().collect();
         let (others, problem) = others_held(self.ask.others(), record, around);
         holdings.others = others;
         holdings.exclusions = self.exclusions(&holdings, record, around);
         problems.extend(problem);
         problems.extend(given::join(&mut holdings, around.given, around.inventory));
-        Account { holdings, problem: (!problems.is_empty()).then(|| problems.join("; ")) }
+        Account { holdings, problem: (!problems.is_empty()).then(|| problems.join("; ")), contradicts }
+    }
+
+    fn gpus_held(&self, record: &Recorded, around: Surroundings<'_>) -> Gpus {
+        match &self.ask {
+            Ask::Invalid(error, bounds) => {
+                let gpus = Gpus::from(shared(bounds.request(around.inventory), record, around));
+                let problem = gpus.problem.as_ref().map_or_else(|| error.to_string(), |problem| format!("{error}; {problem}"));
+                Gpus { problem: Some(problem), ..gpus }
+            }
+            Ask::Request(request) => match &request.gpus {
+                None => unasked(record, around),
+                Some(request) if request.dialect == Dialect::Vendor => whole(request, record, around),
+                Some(request) if request.dialect == Dialect::AllDevices => match all_devices_doubt(record, around) {
+                    None => all(request.devices, record, around.inventory),
+                    Some(doubt) => Gpus { problem: Some(doubt), ..Gpus::from(shared(WHOLE_DEVICE, record, around)) },
+                },
+                Some(request) => Gpus::from(shared(per_device(request), record, around)),
+            },
+        }
     }
 
     /// What the pod keeps others from, of types that it holds devices of.
@@ -65,52 +62,87 @@ impl PodFacts {
     }
 }
 
-/// Shares, as the record says or, if that does not do, wherever they may be.
-fn shared(request: Request, record: &Recorded, inventory: Option<&Inventory>) -> GpuAccount {
-    match record {
-        Recorded::Missing => anywhere(request, "it has no allocation record".to_owned()),
-        Recorded::Unreadable(problem) => anywhere(request, problem.to_string()),
-        Recorded::Devices { gpus, .. } if gpus.is_empty() => anywhere(request, "it has no allocation record".to_owned()),
-        Recorded::Devices { gpus, .. } => from_shares(gpus, &request, inventory),
-        Recorded::Gpushare(record) => from_gpushare(*record, &request, inventory),
+/// What a pod holds of GPUs, whole ones included.
+#[derive(Default)]
+struct Gpus {
+    holdings: Holdings,
+    problem: Option<String>,
+    contradicts: bool,
+}
+
+impl From<GpuAccount> for Gpus {
+    fn from(account: GpuAccount) -> Self {
+        let GpuAccount { holding, problem, contradicts } = account;
+        Self { holdings: Holdings::from(holding), problem, contradicts }
     }
 }
 
-/// A pod that asks for no GPU, but whose record may name some, which a runtime may have followed.
-fn unasked(record: &Recorded, around: Surroundings<'_>) -> (Holdings, Option<String>) {
+/// A pod to which kubelet gave nothing, whatever it asks for.
+fn nothing(record: &Recorded) -> Gpus {
+    let is_named = matches!(record, Recorded::Gpushare(_)) || matches!(record, Recorded::Devices { gpus, .. } if !gpus.is_empty());
+    let problem = is_named.then(|| "its record names GPUs, and the plugin of its node reports that it was given none".to_owned());
+    Gpus { problem, contradicts: is_named, ..Gpus::default() }
+}
+
+/// Shares, as the record says or, if that does not do, wherever they may be.
+fn shared(request: Request, record: &Recorded, around: Surroundings<'_>) -> GpuAccount {
+    let Surroundings { inventory, report, .. } = around;
+    match record {
+        Recorded::Missing => unknown(request, report, "it has no allocation record".to_owned()),
+        Recorded::Unreadable(problem) => unknown(request, report, problem.to_string()),
+        Recorded::Devices { gpus, .. } if gpus.is_empty() => unknown(request, report, "it has no allocation record".to_owned()),
+        Recorded::Devices { gpus, units, .. } => from_shares(gpus, *units, &request, inventory, report),
+        Recorded::Gpushare(record) => from_gpushare(*record, &request, inventory, report),
+    }
+}
+
+/// A pod that asks for no GPU, but whose record may name some.
+///
+/// Where our plugin serves the node neither kubelet nor the runtime hook gives such a pod a device, and it holds nothing. A
+/// runtime of another project may have followed the record, as far as the node has what it names.
+fn unasked(record: &Recorded, around: Surroundings<'_>) -> Gpus {
     let Recorded::Devices { gpus, .. } = record else {
         // Devices of kinds that nobody asks for by a name known here, such as parts of GPUs.
         let is_vendor = !around.given.is_empty();
-        return (Holdings { is_vendor, ..Holdings::default() }, None);
+        return Gpus { holdings: Holdings { is_vendor, ..Holdings::default() }, ..Gpus::default() };
     };
     if gpus.is_empty() {
-        return (Holdings::default(), None);
+        return Gpus::default();
     }
-    let devices = u32::try_from(gpus.len()).unwrap_or(u32::MAX);
-    let request = Request { devices, memory: MemoryAsk::Bytes(0), core: 0, slots: 1 };
-    let account = from_shares(gpus, &request, around.inventory);
-    let holding = match account.holding {
-        Holding::Shares(shares) => Holding::Shares(shares.into_iter().map(|share| HeldShare { trusted: false, ..share }).collect()),
-        Holding::Anywhere(_) => Holding::Anywhere(Request { devices, ..WHOLE_DEVICE }),
-    };
-    (Holdings::from(holding), Some("its record names GPUs, its spec asks for none".to_owned()))
+    let is_followed = around.report == Report::Silent && named_twice(gpus, around.inventory).is_none();
+    let held = gpus.iter().filter(|share| is_followed && absent(&share.gpu, around.inventory).is_none()).map(|share| {
+        let of_ratio = Some(MemoryAsk::Ratio(share.ratio)).filter(|_| share.ratio > 0);
+        let memory = share.bytes.map(MemoryAsk::Bytes).or(of_ratio).unwrap_or(MemoryAsk::Bytes(0));
+        HeldShare { gpu: share.gpu.clone(), memory: HeldMemory::Ask(memory), core: share.core, slots: 1, trusted: false }
+    });
+    let holdings = Holdings::from(Holding::Shares(held.collect()));
+    Gpus { holdings, problem: Some("its record names GPUs, its spec asks for none".to_owned()), contradicts: true }
 }
 
 /// Whole devices in the vendor's name. Without a record, those count that kubelet has given; the rest may be any.
-fn whole(request: &GpuRequest, record: &Recorded, around: Surroundings<'_>) -> (Holdings, Option<String>) {
+fn whole(request: &GpuRequest, record: &Recorded, around: Surroundings<'_>) -> Gpus {
     let n_given = around.given.iter().filter(|given| is_gpu(&given.id, around.inventory)).count();
     let n_given = u32::try_from(n_given).unwrap_or(u32::MAX);
+    let is_served = around.report == Report::Pending && around.inventory.is_some_and(|inventory| inventory.serves_vendor);
     let unknown = |problem: Option<String>| {
-        let unknown_whole = request.devices.saturating_sub(n_given);
-        (Holdings { unknown_whole, is_vendor: true, ..Holdings::default() }, problem.filter(|_| unknown_whole > 0))
+        let missing = request.devices.saturating_sub(n_given);
+        let problem = problem.filter(|_| missing > 0);
+        // Our own plugin serves them there; one of the vendor's takes any that it knows.
+        let holding = if is_served && missing > 0 {
+            Holding::Somewhere(Request { devices: missing, core: WHOLE_PERCENT, ..WHOLE_DEVICE })
+        } else {
+            Holding::Shares(Vec::new())
+        };
+        let unknown_whole = if is_served { 0 } else { missing };
+        Gpus { holdings: Holdings { unknown_whole, is_vendor: true, ..Holdings::from(holding) }, problem, contradicts: false }
     };
-    let gpus = match record {
-        Recorded::Devices { gpus, .. } if !gpus.is_empty() => gpus,
+    let (gpus, units) = match record {
+        Recorded::Devices { gpus, units, .. } if !gpus.is_empty() => (gpus, *units),
         Recorded::Unreadable(problem) => return unknown(Some(problem.to_string())),
         _ => return unknown(Some("it is not known which GPUs the vendor's plugin has given it".to_owned())),
     };
     let per_device = Request { slots: 0, ..per_device(request) };
-    let account = from_shares(gpus, &per_device, around.inventory);
+    let account = from_shares(gpus, units, &per_device, around.inventory, around.report);
     let Holding::Shares(shares) = account.holding else { return unknown(account.problem) };
     let agrees = |share: &HeldShare| {
         let named = position(&share.gpu, around.inventory);
@@ -125,7 +157,7 @@ fn whole(request: &GpuRequest, record: &Recorded, around: Surroundings<'_>) -> (
     });
     let holdings = Holdings { is_vendor: true, ..Holdings::from(Holding::Shares(shares.collect())) };
     let contradiction = is_contradicted.then(|| "kubelet has given it other GPUs than its record names".to_owned());
-    (holdings, account.problem.or(contradiction))
+    Gpus { holdings, problem: account.problem.or(contradiction), contradicts: account.contradicts || is_contradicted }
 }
 
 /// Returns the reason why the mark of a pod to see all devices of its node does not count; `None` if it counts.
@@ -159,7 +191,7 @@ fn names_gpu(gpu: &GpuRef, uuid: &GpuUuid, inventory: &Inventory) -> bool {
 }
 
 /// All devices that the record names, of which the first has the place for sharers, and no amounts.
-fn all(slots: u32, record: &Recorded, inventory: Option<&Inventory>) -> (Holdings, Option<String>) {
+fn all(slots: u32, record: &Recorded, inventory: Option<&Inventory>) -> Gpus {
     let gpus: &[RecordedShare] = match record {
         Recorded::Devices { gpus, .. } => gpus,
         _ => &[],
@@ -175,7 +207,7 @@ fn all(slots: u32, record: &Recorded, inventory: Option<&Inventory>) -> (Holding
         }
         problem = problem.or(absent);
     }
-    (Holdings::from(Holding::Shares(shares)), problem)
+    Gpus { holdings: Holdings::from(Holding::Shares(shares)), problem, contradicts: false }
 }
 
 fn position(gpu: &GpuRef, inventory: Option<&Inventory>) -> Option<usize> {

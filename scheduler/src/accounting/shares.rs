@@ -3,100 +3,144 @@
 use placement::{GpuRef, HeldMemory, HeldShare, Holding, Inventory, Memory as EngineMemory, MemoryAsk, Request};
 use proto::record::GpushareRecord;
 
-use super::RecordedShare;
+use super::{RecordedShare, Report};
 
 /// Shares of GPUs, and what is doubtful about them.
+#[derive(Debug)]
 pub(super) struct GpuAccount {
     /// What the pod holds.
     pub(super) holding: Holding,
     /// Why it is counted conservatively.
     pub(super) problem: Option<String>,
+    /// Whether the record says more than the pod asks for.
+    pub(super) contradicts: bool,
 }
 
-/// It may be any device of the node.
-pub(super) fn anywhere(request: Request, problem: String) -> GpuAccount {
-    GpuAccount { holding: Holding::Anywhere(request), problem: Some(problem) }
+/// It is not known which devices of the node it is on.
+pub(super) fn unknown(request: Request, report: Report, problem: String) -> GpuAccount {
+    let holding = match report {
+        // Whoever serves that node may have taken any device, and looks at no sum.
+        Report::Silent => Holding::Anywhere(request),
+        Report::Pending => Holding::Somewhere(request),
+        Report::GivenNothing => Holding::Shares(Vec::new()),
+    };
+    GpuAccount { holding, problem: Some(problem), contradicts: false }
 }
 
-/// A record that names devices, held against the spec: of both the larger amount counts.
-pub(super) fn from_shares(shares: &[RecordedShare], request: &Request, inventory: Option<&Inventory>) -> GpuAccount {
+/// A record that names devices, held against the spec, which bounds it.
+pub(super) fn from_shares(
+    shares: &[RecordedShare],
+    units: Option<GpushareRecord>,
+    request: &Request,
+    inventory: Option<&Inventory>,
+    report: Report,
+) -> GpuAccount {
     let n_shares = u32::try_from(shares.len()).unwrap_or(u32::MAX);
     if n_shares < request.devices {
-        return anywhere(*request, format!("its record names {n_shares} devices, its spec asks for {}", request.devices));
+        return unknown(*request, report, format!("its record names {n_shares} devices, its spec asks for {}", request.devices));
     }
     if let Some(problem) = shares.iter().find_map(|share| absent(&share.gpu, inventory)) {
-        return anywhere(*request, problem);
+        return unknown(*request, report, problem);
     }
-    let twice = |(at, share): (usize, &RecordedShare)| shares.iter().take(at).any(|other| is_same(&other.gpu, &share.gpu, inventory));
-    if let Some((_, share)) = shares.iter().enumerate().find(|(at, share)| twice((*at, share))) {
-        return anywhere(*request, format!("its record names {} twice", name(&share.gpu)));
+    if let Some(share) = named_twice(shares, inventory) {
+        return unknown(*request, report, format!("its record names {} twice", name(&share.gpu)));
     }
     let mut problem =
         (n_shares > request.devices).then(|| format!("its record names {n_shares} devices, its spec asks for {} only", request.devices));
+    let mut contradicts = problem.is_some();
     let trusted = problem.is_none();
-    let mut held = Vec::with_capacity(shares.len());
-    for share in shares {
-        let (memory, doubt) = larger(share, request, inventory);
+    let n_devices = usize::try_from(request.devices).unwrap_or(usize::MAX);
+    let mut held = Vec::with_capacity(shares.len().min(n_devices));
+    for share in shares.iter().take(n_devices) {
+        let Bounded { memory, doubt, is_more } = bounded(share, units, request, inventory);
+        contradicts |= is_more;
         let trusted = trusted && doubt.is_none();
         problem = problem.or(doubt);
-        held.push(HeldShare { gpu: share.gpu.clone(), memory, core: share.core.max(request.core), slots: request.slots, trusted });
+        held.push(HeldShare { gpu: share.gpu.clone(), memory, core: request.core, slots: request.slots, trusted });
     }
-    GpuAccount { holding: Holding::Shares(held), problem }
+    GpuAccount { holding: Holding::Shares(held), problem, contradicts }
 }
 
-/// The larger of what record and spec say about memory, and what is wrong if they cannot both be right.
-fn larger(share: &RecordedShare, request: &Request, inventory: Option<&Inventory>) -> (HeldMemory, Option<String>) {
+/// The first share of a device that another share before it names.
+pub(super) fn named_twice<'a>(shares: &'a [RecordedShare], inventory: Option<&Inventory>) -> Option<&'a RecordedShare> {
+    let is_again = |(at, share): &(usize, &RecordedShare)| shares.iter().take(*at).any(|other| is_same(&other.gpu, &share.gpu, inventory));
+    shares.iter().enumerate().find(is_again).map(|(_, share)| share)
+}
+
+/// Memory of one share as the spec bounds it.
+struct Bounded {
+    memory: HeldMemory,
+    /// What is wrong if record and spec cannot both be right.
+    doubt: Option<String>,
+    /// Whether the record says more.
+    is_more: bool,
+}
+
+/// What a share holds of its device: what the spec asks for, unless a unit was worth something else when it was placed.
+fn bounded(share: &RecordedShare, units: Option<GpushareRecord>, request: &Request, inventory: Option<&Inventory>) -> Bounded {
     let exact = |bytes| HeldMemory::Exact(EngineMemory::from_bytes(bytes));
+    let core_is_more = share.core > request.core;
+    let core_doubt = || {
+        core_is_more.then(|| format!("its record says {} percent of core on {}, its spec {}", share.core, name(&share.gpu), request.core))
+    };
+    let agreed = |memory| Bounded { memory, doubt: core_doubt(), is_more: core_is_more };
     let spec = match request.memory {
-        MemoryAsk::Ratio(ratio) => return (HeldMemory::Ask(MemoryAsk::Ratio(ratio.max(share.ratio))), None),
+        MemoryAsk::Ratio(ratio) if share.ratio > ratio => {
+            let doubt = format!("its record says {} percent of {}, its spec {ratio}", share.ratio, name(&share.gpu));
+            return Bounded { memory: HeldMemory::Ask(MemoryAsk::Ratio(ratio)), doubt: Some(doubt), is_more: true };
+        }
+        MemoryAsk::Ratio(ratio) => return agreed(HeldMemory::Ask(MemoryAsk::Ratio(ratio))),
         MemoryAsk::Bytes(bytes) => Some(bytes),
         MemoryAsk::Units(units) => inventory.and_then(|node| node.unit_bytes).map(|unit| units.saturating_mul(unit)),
     };
-    match (share.bytes, spec) {
-        (Some(record), Some(spec)) => {
-            // Other writers round a share down, which loses less than a byte per device.
-            let differs = record.abs_diff(spec) > u64::from(request.devices);
-            let problem = || format!("its record says {record} bytes on {}, its spec {spec}", name(&share.gpu));
-            (exact(record.max(spec)), differs.then(problem))
-        }
-        (Some(record), None) => (exact(record), None),
-        (None, _) if share.ratio > 0 && request.memory == MemoryAsk::Bytes(0) => (HeldMemory::Ask(MemoryAsk::Ratio(share.ratio)), None),
-        (None, _) => (HeldMemory::Ask(request.memory), None),
-    }
+    let (Some(record), Some(spec)) = (share.bytes, spec) else {
+        // Without a unit the record alone says what units are worth.
+        return agreed(share.bytes.filter(|_| spec.is_none()).map_or(HeldMemory::Ask(request.memory), exact));
+    };
+    let is_of_other_unit = units.is_some_and(|units| {
+        let is_all = request.memory == MemoryAsk::Units(units.pod_units);
+        is_all && units_of_device(&share.gpu, units, inventory).is_some()
+    });
+    // Other writers round a share down, which loses less than a byte per device.
+    let differs = record.abs_diff(spec) > u64::from(request.devices);
+    let doubt = differs.then(|| format!("its record says {record} bytes on {}, its spec {spec}", name(&share.gpu)));
+    let bytes = if is_of_other_unit || !differs { record.max(spec) } else { spec };
+    let is_more = core_is_more || (differs && record > spec && !is_of_other_unit);
+    Bounded { memory: exact(bytes), doubt: doubt.or_else(core_doubt), is_more }
 }
 
 /// The old extender's record: a minor and units, worth what they were worth when they were written.
-pub(super) fn from_gpushare(record: GpushareRecord, request: &Request, inventory: Option<&Inventory>) -> GpuAccount {
+pub(super) fn from_gpushare(record: GpushareRecord, request: &Request, inventory: Option<&Inventory>, report: Report) -> GpuAccount {
     let gpu = GpuRef::Minor(record.idx);
     if let Some(problem) = absent(&gpu, inventory) {
-        return anywhere(*request, problem);
+        return unknown(*request, report, problem);
     }
-    let asked = match request.memory {
+    let units = match request.memory {
         MemoryAsk::Units(units) => units,
         MemoryAsk::Bytes(_) | MemoryAsk::Ratio(_) => {
-            return anywhere(*request, "its only record is gpushare's, but it does not ask for memory units".to_owned());
+            return unknown(*request, report, "its only record is gpushare's, but it does not ask for memory units".to_owned());
         }
     };
-    let units = asked.max(record.pod_units);
-    let share = |memory, trusted| HeldShare { gpu, memory, core: request.core, slots: request.slots, trusted };
-    if let Some((now, gpu_bytes, unit)) = units_changed(record, inventory) {
-        let part = u128::from(gpu_bytes) * u128::from(record.pod_units);
+    let contradicts = record.pod_units > units;
+    let share = |memory, trusted| HeldShare { gpu: gpu.clone(), memory, core: request.core, slots: request.slots, trusted };
+    if let Some((now, gpu_bytes, unit)) = units_of_device(&gpu, record, inventory) {
+        let part = u128::from(gpu_bytes) * u128::from(record.pod_units.min(units));
         let part = u64::try_from(part.div_ceil(u128::from(record.device_units))).unwrap_or(u64::MAX);
         let bytes = part.max(units.saturating_mul(unit));
         let problem = format!("GPU {} had {} units when it was placed and has {now} now", record.idx, record.device_units);
         let memory = HeldMemory::Exact(EngineMemory::from_bytes(bytes));
-        return GpuAccount { holding: Holding::Shares(vec![share(memory, false)]), problem: Some(problem) };
+        return GpuAccount { holding: Holding::Shares(vec![share(memory, false)]), problem: Some(problem), contradicts };
     }
-    let differs = record.pod_units != 0 && record.pod_units != asked;
-    let problem = differs.then(|| format!("its record says {} units, its spec {asked}", record.pod_units));
-    GpuAccount { holding: Holding::Shares(vec![share(HeldMemory::Ask(MemoryAsk::Units(units)), !differs)]), problem }
+    let differs = record.pod_units != 0 && record.pod_units != units;
+    let problem = differs.then(|| format!("its record says {} units, its spec {units}", record.pod_units));
+    GpuAccount { holding: Holding::Shares(vec![share(HeldMemory::Ask(MemoryAsk::Units(units)), !differs)]), problem, contradicts }
 }
 
 /// The units that the recorded device has now, its bytes and a unit's, if the units are others than when the pod was placed.
-fn units_changed(record: GpushareRecord, inventory: Option<&Inventory>) -> Option<(u64, u64, u64)> {
+fn units_of_device(gpu: &GpuRef, record: GpushareRecord, inventory: Option<&Inventory>) -> Option<(u64, u64, u64)> {
     let inventory = inventory?;
     let unit = inventory.unit_bytes.filter(|unit| *unit > 0)?;
-    let gpu = inventory.gpus.iter().find(|gpu| gpu.minor == record.idx)?;
+    let gpu = inventory.gpus.iter().find(|device| names(gpu, device))?;
     let now = gpu.memory_bytes / unit;
     (record.device_units > 0 && record.device_units != now).then_some((now, gpu.memory_bytes, unit))
 }

@@ -9,7 +9,7 @@ use proto::resource::ResourceNames;
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::{Account, Ask, PodFacts, Surroundings};
+use super::{Account, Ask, PodFacts, Report, Surroundings};
 use crate::kinds::Kinds;
 
 const MIB: u64 = 1 << 20;
@@ -34,12 +34,16 @@ fn account(limits: &Value, annotations: &Value) -> Account {
 }
 
 fn account_where(allows_all_devices: bool, inventory: &Inventory, limits: &Value, annotations: &Value) -> Account {
+    account_reported(Report::Silent, allows_all_devices, inventory, limits, annotations)
+}
+
+fn account_reported(report: Report, allows_all_devices: bool, inventory: &Inventory, limits: &Value, annotations: &Value) -> Account {
     let pod: Pod = serde_json::from_value(json!({
         "metadata": {"name": "p", "namespace": "d", "uid": "u", "annotations": annotations},
         "spec": {"nodeName": "n1", "containers": [{"name": "c", "resources": {"limits": limits}}]},
     }))
     .unwrap();
-    let around = Surroundings { inventory: Some(inventory), kinds: &Kinds::default(), given: &[], allows_all_devices };
+    let around = Surroundings { inventory: Some(inventory), kinds: &Kinds::default(), given: &[], allows_all_devices, report };
     PodFacts::of(&pod, &ResourceNames::default()).unwrap().account(around).unwrap()
 }
 
@@ -96,12 +100,12 @@ fn records_in_order(#[case] limits: Value, #[case] annotations: Value, #[case] e
     assert_eq!(shown(&account), expected);
 }
 
-/// Both count the larger, and the contradiction is told.
+/// The request bounds what counts, and the contradiction is told.
 #[rstest]
 #[case::record_is_less(bytes(1, 50), record(&[(0, "GPU-0", 40)]), &[("GPU-0", Some(50), false)], "says 41943040 bytes on GPU GPU-0, its spec 52428800")]
-#[case::record_is_more(units(4), record(&[(0, "GPU-0", 80)]), &[("GPU-0", Some(80), false)], "its spec 41943040")]
-#[case::more_devices(bytes(1, 50), record(&[(0, "GPU-0", 50), (1, "GPU-1", 50)]), &[("GPU-0", Some(50), false), ("GPU-1", Some(50), false)], "names 2 devices, its spec asks for 1 only")]
-#[case::old_record_is_more(units(4), old("0", "8", "100"), &[("0", Some(80), false)], "its record says 8 units, its spec 4")]
+#[case::record_is_more(units(4), record(&[(0, "GPU-0", 80)]), &[("GPU-0", Some(40), false)], "its spec 41943040")]
+#[case::more_devices(bytes(1, 50), record(&[(0, "GPU-0", 50), (1, "GPU-1", 50)]), &[("GPU-0", Some(50), false)], "names 2 devices, its spec asks for 1 only")]
+#[case::old_record_is_more(units(4), old("0", "8", "100"), &[("0", Some(40), false)], "its record says 8 units, its spec 4")]
 #[case::units_were_larger(units(8), old("0", "8", "10"), &[("0", Some(800), false)], "had 10 units when it was placed and has 100 now")]
 #[case::units_were_smaller(units(80), old("0", "80", "1000"), &[("0", Some(800), false)], "had 1000 units when it was placed and has 100 now")]
 fn contradictions(
@@ -115,6 +119,53 @@ fn contradictions(
     assert!(told.contains(problem), "{told}");
     let expected: Vec<_> = expected.iter().map(|(gpu, mib, trusted)| ((*gpu).to_owned(), *mib, *trusted)).collect();
     assert_eq!(shown(&account), expected);
+}
+
+/// Where our plugin serves the node, a pod of which nothing is known is counted once, and what was given nothing holds nothing.
+#[rstest]
+#[case::units(units(8), json!({}), MemoryAsk::Units(8))]
+#[case::unknown_minor(units(8), old("7", "8", "100"), MemoryAsk::Units(8))]
+#[case::core_alone(json!({"koordinator.sh/gpu-core": 50}), json!({}), MemoryAsk::Bytes(0))]
+#[case::core_alone_and_a_record(json!({"koordinator.sh/gpu-core": 50}), record(&[(99, "", 1000)]), MemoryAsk::Bytes(0))]
+#[case::two_dialects(json!({"aliyun.com/gpu-mem": 8, "koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu-memory": 20 * MIB}), json!({}), MemoryAsk::Bytes(100 * MIB))]
+fn what_is_not_known_is_counted_once(#[case] limits: Value, #[case] annotations: Value, #[case] expected: MemoryAsk) {
+    let of = |report| account_reported(report, false, &inventory(), &limits, &annotations);
+    let holding = |account: &Account| account.holdings.gpus.clone();
+    let (silent, pending, nothing) = (of(Report::Silent), of(Report::Pending), of(Report::GivenNothing));
+    assert!(matches!(holding(&silent), Holding::Anywhere(request) if request.memory == expected), "{silent:?}");
+    assert!(matches!(holding(&pending), Holding::Somewhere(request) if request.memory == expected), "{pending:?}");
+    assert!(pending.problem.is_some());
+    assert!(nothing.holdings.is_empty(), "{nothing:?}");
+    assert_eq!(nothing.contradicts, annotations != json!({}), "{nothing:?}");
+}
+
+/// Any account that may create pods could write such a record: it takes no device away where our plugin serves the node, and
+/// none that is not there where it does not.
+#[rstest]
+#[case::unknown_minor(record(&[(99, "", 1000)]), 0)]
+#[case::unknown_uuid(record(&[(0, "GPU-9", 1000)]), 0)]
+#[case::twice(record(&[(0, "GPU-0", 1000), (0, "", 1000)]), 0)]
+#[case::one_that_is_there(record(&[(0, "GPU-0", 1000)]), 1)]
+fn a_record_of_a_pod_that_asks_for_nothing(#[case] annotations: Value, #[case] n_silent: usize) {
+    for (report, expected) in [(Report::Silent, n_silent), (Report::Pending, 0), (Report::GivenNothing, 0)] {
+        let account = account_reported(report, false, &inventory(), &json!({"cpu": "1m"}), &annotations);
+        assert_eq!(shown(&account).len(), expected, "{report:?}: {account:?}");
+        assert!(matches!(account.holdings.gpus, Holding::Shares(_)), "{account:?}");
+        assert!(account.contradicts && account.problem.is_some());
+    }
+}
+
+/// After the unit of a node has changed, the bytes of a record are right although its units are worth others now.
+#[rstest]
+#[case::of_another_unit("8", "10", Some(800))]
+#[case::of_this_unit("8", "100", Some(80))]
+#[case::of_other_units("80", "10", Some(80))]
+fn records_outlive_a_change_of_units(#[case] pod_units: &str, #[case] device_units: &str, #[case] mib: Option<u64>) {
+    let mut annotations = old("0", pod_units, device_units);
+    annotations["scheduling.koordinator.sh/device-allocated"] =
+        record(&[(0, "GPU-0", 800)])["scheduling.koordinator.sh/device-allocated"].clone();
+    let account = account(&units(8), &annotations);
+    assert_eq!(shown(&account), [("GPU-0".to_owned(), mib, false)]);
 }
 
 /// Nobody knows which device it is: every device of the node is charged, and why is told.
@@ -152,15 +203,15 @@ fn ratio_is_exact() {
         trusted: true,
     };
     let holdings = Holdings::from(Holding::Shares(vec![share("GPU-0"), share("GPU-1")]));
-    assert_eq!(account, Account { holdings, problem: None });
+    assert_eq!(account, Account { holdings, ..Account::default() });
 }
 
-/// A bound pod whose request breaks a rule is charged by its record, or as a whole device.
+/// A bound pod whose request breaks a rule is charged by its record, or by the amounts that it names.
 #[test]
 fn invalid_requests_are_counted_too() {
     let invalid = json!({"aliyun.com/gpu-mem": 8, "koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu-memory": MIB});
     let unrecorded = account(&invalid, &json!({}));
-    assert!(matches!(unrecorded.holdings.gpus, Holding::Anywhere(request) if request.memory == MemoryAsk::Ratio(100)));
+    assert!(matches!(unrecorded.holdings.gpus, Holding::Anywhere(request) if request.memory == MemoryAsk::Bytes(81 * MIB)));
     let recorded = account(&invalid, &record(&[(0, "GPU-0", 50)]));
     assert!(recorded.problem.unwrap().contains("use the resources of one dialect only"));
     assert!(matches!(recorded.holdings.gpus, Holding::Shares(_)));
@@ -196,7 +247,7 @@ fn zeros_hold_nothing(#[case] limits: Value, #[case] holds: bool) {
             serde_json::from_value(json!({"metadata": {"uid": "u"}, "spec": {"nodeName": node, "containers": containers}})).unwrap();
         PodFacts::of(&pod, &ResourceNames::default())
     };
-    assert!(matches!(facts(Value::Null).unwrap().ask, Ask::Invalid(_)), "refused as long as it is not bound");
+    assert!(matches!(facts(Value::Null).unwrap().ask, Ask::Invalid(..)), "refused as long as it is not bound");
     assert_eq!(facts("n1".into()).is_some(), holds);
 }
 
@@ -250,7 +301,7 @@ fn the_mark_for_all_devices_is_not_simply_believed(
     let annotations: serde_json::Map<_, _> = annotations.as_object().unwrap().clone().into_iter().filter(|(_, v)| !v.is_null()).collect();
     let account = account_where(is_allowed, &inventory_of(healthy), &json!({"koordinator.sh/gpu.shared": 1}), &annotations.into());
     let holds_all_of = match account.holdings.gpus {
-        Holding::Anywhere(request) => vec![request.memory],
+        Holding::Anywhere(request) | Holding::Somewhere(request) => vec![request.memory],
         Holding::Shares(shares) => shares
             .into_iter()
             .map(|share| match share.memory {
@@ -290,7 +341,7 @@ fn a_pod_may_name_its_policies() {
         assert_eq!(preference(json!({DEVICE_POLICY: name})).preference.or(cluster).device.to_string(), name);
     }
     let facts = preference(json!({NODE_POLICY: "tetris"}));
-    let Ask::Invalid(error) = facts.ask else { panic!("{facts:?}") };
+    let Ask::Invalid(error, _) = facts.ask else { panic!("{facts:?}") };
     insta::assert_snapshot!(
         error,
         @r#"annotation gpushare/node-policy is "tetris": choose one of fill, binpack, spread, least-allocated, most-allocated"#

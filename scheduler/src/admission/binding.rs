@@ -34,7 +34,7 @@ impl Bindings for Shared<Index> {
 fn asks_vendor(facts: &PodFacts) -> bool {
     match &facts.ask {
         Ask::Request(request) => request.gpus.as_ref().is_some_and(|gpus| gpus.dialect == Dialect::Vendor),
-        Ask::Invalid(_) => false,
+        Ask::Invalid(..) => false,
     }
 }
 

@@ -63,7 +63,7 @@ impl Index {
     pub fn ask<'a>(&self, uid: &'a str, facts: &PodFacts) -> Result<Option<NodeAsk<'a>>, RequestError> {
         let request = match &facts.ask {
             accounting::Ask::Request(request) => request,
-            accounting::Ask::Invalid(error) => return Err((**error).clone()),
+            accounting::Ask::Invalid(error, _) => return Err((**error).clone()),
         };
         let gpus = request.gpus.as_ref();
         if !self.allows_all_devices && gpus.is_some_and(|gpus| gpus.dialect == Dialect::AllDevices) {

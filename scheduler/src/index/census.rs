@@ -23,6 +23,8 @@ pub struct Census {
     pub n_assumed: u64,
     /// Pods whose devices are not known for sure.
     pub n_conservative: u64,
+    /// Pods whose record says more than they ask for.
+    pub n_contradicting: u64,
     /// Hints that are out.
     pub n_hints: u64,
     /// Each kind of object and whether all of it has been seen.
@@ -136,6 +138,7 @@ impl Index {
             ),
             n_assumed: count(pods().filter(|entry| entry.assumption.is_some()).count()),
             n_conservative: count(pods().filter(|entry| entry.problem.is_some()).count()),
+            n_contradicting: count(pods().filter(|entry| entry.contradicts).count()),
             n_hints: count(self.fleet.n_hints()),
             synced: self.synced(),
             gpus: self.gpu_census(),

@@ -6,16 +6,27 @@ use std::collections::BTreeSet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use placement::{NodeView, OwnerId};
 use proto::checkpoints::DevicesCheckpoints;
+use proto::without_devices::{self, Uids};
 use tracing::warn;
 
 use super::Index;
 use super::nodes::NodeState;
+use crate::accounting::Report;
 use crate::given::{self, Given, GivenByPod};
 
 impl NodeState {
     /// What kubelet has given to a pod.
     pub(super) fn given_to(&self, uid: &str) -> &[Given] {
         self.given.get(uid).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// What its plugin reports of a pod.
+    pub(super) fn report_on(&self, uid: &str) -> Report {
+        match &self.without_devices {
+            None => Report::Silent,
+            Some(uids) if uids.contains(uid) => Report::GivenNothing,
+            Some(_) => Report::Pending,
+        }
     }
 }
 
@@ -29,6 +40,31 @@ impl Index {
                 self.replace_given(node, given.unwrap_or_default());
             }
             Err(error) => warn!(node, %error, "what kubelet has given to pods is taken to be as it was before"),
+        }
+    }
+
+    /// Takes in which pods a Device object says were given nothing; what cannot be read leaves in force what was read before.
+    pub(super) fn read_without_devices(&mut self, node: &str, device: &ObjectMeta) {
+        match without_devices::read(device.annotations.as_ref()) {
+            Ok(now) => self.replace_without_devices(node, now),
+            Err(error) => warn!(node, %error, "which pods were given nothing is taken to be as it was before"),
+        }
+    }
+
+    /// Counts pods again of which a node's plugin says something else than before.
+    pub(super) fn replace_without_devices(&mut self, node: &str, now: Option<Uids>) {
+        let Some(state) = self.nodes.get_mut(node) else { return };
+        if state.without_devices == now {
+            return;
+        }
+        let before = std::mem::replace(&mut state.without_devices, now.clone());
+        if before.is_some() != now.is_some() {
+            self.account_again(node);
+        }
+        let (before, now) = (before.unwrap_or_default(), now.unwrap_or_default());
+        for uid in before.symmetric_difference(&now) {
+            let owner = self.owner(uid);
+            self.account(&owner);
         }
     }
 

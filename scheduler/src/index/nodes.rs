@@ -1,14 +1,16 @@
 //! Nodes and Device objects as watches show them, turned into inventories.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use placement::OwnerId;
 pub use proto::device::RawDevice;
 use proto::exchange;
 use proto::node::Node;
 use proto::pod::Taint;
 use proto::requests;
 use proto::resource::is_gpu_resource;
+use proto::without_devices::Uids;
 use tracing::warn;
 
 use super::Index;
@@ -29,6 +31,10 @@ pub(super) struct NodeState {
     pub(super) exchanged: BTreeMap<String, Recorded>,
     /// What its kubelet has given to pods that somebody else placed.
     pub(super) given: GivenByPod,
+    /// Pods that its plugin reports to have been given nothing; `None` if it reports no such pods.
+    pub(super) without_devices: Option<Uids>,
+    /// Pods bound to it of which something is in doubt, and which hold nothing.
+    pub(super) unheld: BTreeSet<OwnerId>,
     /// What the two amount to.
     report: Option<NodeReport>,
     /// What pods may be given of our resources, by kube-scheduler's sums.
@@ -135,6 +141,7 @@ impl Follow<RawDevice> for Index {
             self.account_again(name);
         }
         self.read_given(name, &device.metadata);
+        self.read_without_devices(name, &device.metadata);
     }
 
     fn delete(&mut self, device: &RawDevice) {
@@ -186,6 +193,7 @@ impl Index {
         if let Some(state) = self.nodes.get_mut(name) {
             let had_exchanged = !std::mem::take(&mut state.exchanged).is_empty();
             self.replace_given(name, GivenByPod::new());
+            self.replace_without_devices(name, None);
             self.replace_device(name, None);
             if had_exchanged {
                 self.account_again(name);

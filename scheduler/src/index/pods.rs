@@ -18,8 +18,10 @@ pub(super) struct PodEntry {
     pub(super) facts: PodFacts,
     /// What a bind decided, until the watch shows the pod bound.
     pub(super) assumption: Option<Box<Assumption>>,
-    /// Why it is counted conservatively.
+    /// Why it is counted conservatively, or what is wrong with its record.
     pub(super) problem: Option<Box<str>>,
+    /// Whether its record says more than it asks for.
+    pub(super) contradicts: bool,
     /// What it is counted for among what pods usually ask for.
     pub(super) counted: Option<Spec>,
     /// What kube-scheduler goes by when it chooses victims.
@@ -104,7 +106,7 @@ impl Index {
             entry.facts = facts;
             entry.list = list;
             if was_bound {
-                entry.problem = None;
+                (entry.problem, entry.contradicts) = (None, false);
                 self.fleet.release(uid);
             }
             return;
@@ -134,6 +136,10 @@ impl Index {
         self.fleet.release(uid);
         self.nominated.remove(uid);
         let Some(entry) = self.pods.remove(uid) else { return };
+        let node = entry.bound().map(|bound| bound.node.clone());
+        if let Some(state) = node.and_then(|node| self.nodes.get_mut(&*node)) {
+            state.unheld.remove(uid);
+        }
         self.fleet.end(uid);
         if let Some(spec) = entry.counted {
             self.fleet.workload_mut().remove(&spec);
@@ -150,26 +156,38 @@ impl Index {
         let exchanged = state.and_then(|node| node.exchanged.get(owner.as_str()));
         let given = state.map(|state| state.given_to(owner.as_str())).unwrap_or_default();
         let inventory = view.and_then(NodeView::inventory);
-        let around = Surroundings { inventory, kinds: &self.kinds, given, allows_all_devices: self.allows_all_devices };
-        let account = entry.facts.account_of(exchanged.unwrap_or(&bound.record), around);
+        let report = state.map(|state| state.report_on(owner.as_str())).unwrap_or_default();
+        let around = Surroundings { inventory, kinds: &self.kinds, given, allows_all_devices: self.allows_all_devices, report };
+        let exchanged = exchanged.map(|record| record.clone().or_units_of(&bound.record));
+        let account = entry.facts.account_of(exchanged.as_ref().unwrap_or(&bound.record), around);
         let problem: Option<Box<str>> = account.problem.map(Into::into);
         if let Some(problem) = problem.as_deref().filter(|problem| entry.problem.as_deref() != Some(problem)) {
             let (namespace, name, node) = (&entry.facts.namespace, &entry.facts.name, &bound.node);
-            warn!(%namespace, pod = %name, %node, problem, "a pod is counted conservatively");
+            let contradicts = account.contradicts;
+            warn!(%namespace, pod = %name, %node, problem, contradicts, "a pod is counted conservatively, or its record is not believed");
         }
-        if account.holdings.is_empty() {
+        let is_unheld = account.holdings.is_empty();
+        if let Some(state) = self.nodes.get_mut(&*bound.node) {
+            if is_unheld && problem.is_some() {
+                state.unheld.insert(owner.clone());
+            } else {
+                state.unheld.remove(owner);
+            }
+        }
+        if is_unheld {
             self.fleet.release(owner.as_str());
         } else {
             self.fleet.hold(owner, &bound.node, account.holdings);
         }
-        entry.problem = problem;
+        (entry.problem, entry.contradicts) = (problem, account.contradicts);
     }
 
     /// Works out anew what pods hold on a node, after its devices or its unit have changed.
     pub(super) fn account_again(&mut self, node: &str) {
-        let Some(node) = self.fleet.node_id(node).and_then(|node| self.fleet.view(node)) else { return };
-        let owners: Vec<OwnerId> = node.held().map(|held| held.owner.clone()).collect();
-        for owner in owners {
+        let unheld = self.nodes.get(node).map(|state| state.unheld.clone()).unwrap_or_default();
+        let view = self.fleet.node_id(node).and_then(|node| self.fleet.view(node));
+        let held: Vec<OwnerId> = view.into_iter().flat_map(|node| node.held().map(|held| held.owner.clone())).collect();
+        for owner in held.into_iter().chain(unheld) {
             self.account(&owner);
         }
     }
@@ -177,7 +195,7 @@ impl Index {
 
 impl PodEntry {
     pub(super) fn new(facts: PodFacts) -> Self {
-        Self { facts, assumption: None, problem: None, counted: None, eviction: Eviction::default(), list: 0 }
+        Self { facts, assumption: None, problem: None, contradicts: false, counted: None, eviction: Eviction::default(), list: 0 }
     }
 
     /// Where the pod is and what its record says: as a watch has shown it, or as a decision will write it.

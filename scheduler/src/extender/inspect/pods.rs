@@ -145,7 +145,7 @@ impl Found {
         let node = facts.bound.as_ref().map(|bound| bound.node.to_string());
         let request = match &facts.ask {
             Ask::Request(request) => request.to_string(),
-            Ask::Invalid(_) => String::new(),
+            Ask::Invalid(..) => String::new(),
         };
         let rule = index.read().ask(uid.as_str(), &facts).err();
         let is_open = rule.is_none() && node.is_none() && !assumed;
