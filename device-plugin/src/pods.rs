@@ -16,7 +16,7 @@ use std::{
 };
 
 use proto::pod::{ALL_DEVICES, Container, Pod, PodSpec, PodStatus, Variable};
-use proto::record::DeviceAllocations;
+use proto::record::{DEVICE_ALLOCATED, DeviceAllocations, MEM_IDX};
 use proto::request::hints::HINTS;
 use proto::request::{self, ContainerKind, ContainerRequest};
 use proto::resource::{HAMI_CORE, ISOLATION_PROVIDER, ResourceNames};
@@ -63,6 +63,13 @@ pub enum Stage {
 }
 
 impl Stage {
+    /// How far a pod has come whose annotations name devices; `None` if they name none.
+    pub(crate) fn of_recorded(pod: &Pod) -> Option<Self> {
+        let annotations = pod.metadata.annotations.as_ref()?;
+        let is_recorded = [DEVICE_ALLOCATED, MEM_IDX].iter().any(|key| annotations.contains_key(*key));
+        is_recorded.then(|| Self::of(&pod.status))
+    }
+
     fn of(status: &PodStatus) -> Self {
         match status.phase.as_deref() {
             Some("Succeeded" | "Failed") => Self::Terminal,
@@ -259,6 +266,8 @@ pub struct Pods {
     told: BTreeMap<PodUid, Result<Placement, Unplaced>>,
     /// Pods of this node that ask for nothing of ours.
     idle: BTreeSet<PodUid>,
+    /// Those of them whose annotations name devices all the same.
+    only_recorded: BTreeMap<PodUid, Stage>,
     /// Pods of this node that use resource claims.
     claimants: BTreeMap<PodUid, Claimant>,
     is_synced: bool,
@@ -291,12 +300,23 @@ impl Pods {
         self.arrivals.remove(uid);
         self.told.remove(uid);
         self.idle.remove(uid);
+        self.only_recorded.remove(uid);
         self.claimants.remove(uid);
     }
 
-    /// Notes a pod of this node that asks for nothing of ours; returns true if it was not known before.
-    pub fn note_idle(&mut self, uid: PodUid) -> bool {
-        self.idle.insert(uid)
+    /// Notes a pod of this node that asks for nothing of ours, and its stage if its annotations name devices all the same.
+    /// Returns true if that was not known before.
+    pub fn note_idle(&mut self, uid: PodUid, recorded: Option<Stage>) -> bool {
+        let before = match recorded {
+            Some(stage) => self.only_recorded.insert(uid.clone(), stage),
+            None => self.only_recorded.remove(&uid),
+        };
+        self.idle.insert(uid) || before != recorded
+    }
+
+    /// The pods that ask for nothing of ours and whose annotations name devices, in the order of UIDs.
+    pub fn only_recorded(&self) -> impl Iterator<Item = (&PodUid, Stage)> {
+        self.only_recorded.iter().map(|(uid, stage)| (uid, *stage))
     }
 
     /// Notes a pod that uses resource claims; returns true if it is new or has changed.
@@ -358,6 +378,7 @@ impl Pods {
         self.by_uid.clear();
         self.told.clear();
         self.idle.clear();
+        self.only_recorded.clear();
         self.claimants.clear();
         for pod in pods {
             self.apply(pod);

@@ -13,6 +13,7 @@ pub mod node_watch;
 pub mod partitions;
 pub mod unit;
 pub mod wake;
+pub mod without_devices;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,6 +28,7 @@ use proto::memory_unit::MemoryUnit;
 use proto::node::Node;
 use proto::resource::ResourceNames;
 use proto::topology::GpuPartitionPolicy;
+use proto::without_devices::PODS_WITHOUT_DEVICES;
 use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -92,6 +94,8 @@ pub struct Facts {
     pub partition_policy: Option<GpuPartitionPolicy>,
     /// The boot of this node, if the kernel names it.
     pub boot_id: Option<String>,
+    /// Whether no container starts on a device without room for it.
+    pub guards_starts: bool,
 }
 
 /// Where a [`Publisher`] learns what to publish.
@@ -111,6 +115,8 @@ pub struct Sources {
     pub additions: watch::Receiver<Arc<Additions>>,
     /// The way in which containers get their devices; none until that is decided.
     pub injection: watch::Receiver<Option<Injection>>,
+    /// Which pods have no device; none as long as that is not known, or where containers start unguarded.
+    pub without_devices: watch::Receiver<Option<String>>,
 }
 
 /// Publishes what it is told by watches.
@@ -171,6 +177,7 @@ impl Publisher {
             _ = sources.device.changed() => {}
             _ = sources.checkpoints.changed() => {}
             _ = sources.additions.changed() => {}
+            Ok(()) = sources.without_devices.changed() => {}
             // Where nothing decides, as on a node without devices, there is nothing to wait for.
             Ok(()) = sources.injection.changed() => {}
             () = undo => {}
@@ -261,7 +268,14 @@ impl Publisher {
         let Facts { serves_vendor, partition_policy, .. } = self.facts;
         let injection = self.sources.injection.borrow_and_update().clone();
         let boot_id = self.facts.boot_id.clone();
-        let remarks = Remarks { checkpoints, serves_vendor, additions, partition_policy, injection, boot_id };
+        let without_devices = if self.facts.guards_starts {
+            // What was written before this process began stays true.
+            let written = held.and_then(|held| held.metadata.annotations.as_ref()?.get(PODS_WITHOUT_DEVICES).cloned());
+            self.sources.without_devices.borrow_and_update().clone().or(written)
+        } else {
+            None
+        };
+        let remarks = Remarks { checkpoints, serves_vendor, additions, partition_policy, injection, boot_id, without_devices };
         device_object::device(fleet, node, &remarks, before.as_ref(), Utc::now())
     }
 

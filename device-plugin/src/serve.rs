@@ -47,6 +47,7 @@ use crate::pods::watch::watch_pods;
 use crate::publish::additions::{Additions, watch_additions};
 use crate::publish::device_watch::{Held, watch_device};
 use crate::publish::node_watch::watch_node;
+use crate::publish::without_devices::watch_without_devices;
 use crate::publish::{Facts, Publisher, Sources};
 use crate::runtime_hook::seen::Seen;
 use crate::runtime_hook::{Hook, serve_runtime};
@@ -206,11 +207,12 @@ impl Parts {
         self.watches.spawn(watch_node(client.clone(), config.node_name.to_string(), sender));
         let (sender, device) = watch::channel(Held::default());
         self.watches.spawn(watch_device(client.clone(), config.node_name.to_string(), sender));
+        let without_devices = self.watch_without_devices(config, pods.clone(), seen.clone());
         let sources = vendor::Sources { fleet: fleet.clone(), pods: pods.clone(), seen };
         let checkpoints = self.watch_vendor(config, client, sources, recorder);
         let published = Published { node: node.clone(), device: device.clone(), checkpoints: checkpoints.clone() };
         let additions = self.watch_additions(config, additions);
-        let sources = Sources { fleet, pods, node, device, checkpoints, additions, injection };
+        let sources = Sources { fleet, pods, node, device, checkpoints, additions, injection, without_devices };
         let facts = Facts {
             node_name: config.node_name.to_string(),
             names: config.settings.names.cluster.clone(),
@@ -218,9 +220,21 @@ impl Parts {
             serves_vendor: config.serves_vendor(),
             partition_policy: config.partition_policy,
             boot_id: boot_id(),
+            guards_starts: config.identity == Identity::Proof,
         };
         self.watches.spawn(Publisher::new(client, facts, sources).run());
         published
+    }
+
+    fn watch_without_devices(
+        &mut self,
+        config: &Config,
+        pods: watch::Receiver<Pods>,
+        seen: watch::Receiver<Seen>,
+    ) -> watch::Receiver<Option<String>> {
+        let (sender, receiver) = watch::channel(None);
+        self.watches.spawn(watch_without_devices(config.device_plugin_dir.clone(), pods, seen, sender));
+        receiver
     }
 
     fn watch_additions(&mut self, config: &Config, first: Arc<Additions>) -> watch::Receiver<Arc<Additions>> {

@@ -14,7 +14,7 @@ use tracing::{debug, info};
 
 use crate::watching::{News, follow};
 
-use super::{Claimant, NodePod, PodUid, Pods};
+use super::{Claimant, NodePod, PodUid, Pods, Stage};
 
 /// kubelet may be waiting for what the watch will tell, so it is tried often.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
@@ -37,7 +37,7 @@ struct Listing {
     /// Each with the time at which it was made.
     pods: Vec<(Option<Time>, NodePod)>,
     /// Those that ask for nothing of ours.
-    idle: Vec<PodUid>,
+    idle: Vec<(PodUid, Option<Stage>)>,
     /// Those that use resource claims.
     claimants: Vec<Claimant>,
 }
@@ -49,7 +49,7 @@ fn take_in(event: watcher::Event<Pod>, node: &str, names: &ResourceNames, listin
             listing.claimants.extend(Claimant::of(&pod));
             match NodePod::of(&pod, node, names) {
                 Some(found) => listing.pods.push((pod.metadata.creation_timestamp, found)),
-                None => listing.idle.push(uid_of(&pod)),
+                None => listing.idle.push((uid_of(&pod), Stage::of_recorded(&pod))),
             }
         }
         watcher::Event::InitDone => {
@@ -59,8 +59,8 @@ fn take_in(event: watcher::Event<Pod>, node: &str, names: &ResourceNames, listin
             complete.sort_by(|(one, _), (other, _)| one.cmp(other));
             pods.send_modify(|pods| {
                 pods.reset(complete.into_iter().map(|(_, pod)| pod));
-                for uid in idle {
-                    pods.note_idle(uid);
+                for (uid, recorded) in idle {
+                    pods.note_idle(uid, recorded);
                 }
                 for claimant in claimants {
                     pods.note_claimant(claimant);
@@ -76,7 +76,7 @@ fn take_in(event: watcher::Event<Pod>, node: &str, names: &ResourceNames, listin
                 // A pod that only repeats what is known must not wake everybody.
                 pods.send_if_modified(|pods| pods.apply(pod));
             } else {
-                pods.send_if_modified(|pods| pods.note_idle(uid_of(&pod)));
+                pods.send_if_modified(|pods| pods.note_idle(uid_of(&pod), Stage::of_recorded(&pod)));
             }
         }
         watcher::Event::Delete(pod) => pods.send_modify(|pods| pods.delete(&uid_of(&pod))),

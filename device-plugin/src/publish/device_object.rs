@@ -16,6 +16,7 @@ use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
 use proto::topology::{
     GPU_LINKS, GPU_PARTITION_POLICY, GPU_PARTITIONS, GpuPartitionPolicy, GpuPartitionTable, NUMA_NODE, NUMA_UNKNOWN, PCIE_ROOT,
 };
+use proto::without_devices::PODS_WITHOUT_DEVICES;
 use serde_json::json;
 
 use crate::fleet::{Fleet, FleetDevice, FleetGpu};
@@ -45,6 +46,8 @@ pub struct Remarks {
     pub injection: Option<Injection>,
     /// The boot of this node, if the kernel names it.
     pub boot_id: Option<String>,
+    /// The annotation with the pods that have no device, where that is reported.
+    pub without_devices: Option<String>,
 }
 
 /// The object that describes `fleet`; a condition that is as it was `before` keeps its time.
@@ -103,7 +106,8 @@ fn annotations(fleet: &Fleet, remarks: &Remarks, partitions: Option<&GpuPartitio
     let links = (!fleet.links.is_empty()).then(|| (GPU_LINKS, json!(fleet.links).to_string()));
     let partitions = partitions.map(|table| (GPU_PARTITIONS, json!(table).to_string()));
     let boot = remarks.boot_id.clone().map(|id| (BOOT_ID, id));
-    checkpoints.into_iter().chain(links).chain(partitions).chain(boot).map(|(name, text)| (name.to_owned(), text)).collect()
+    let without = remarks.without_devices.clone().map(|uids| (PODS_WITHOUT_DEVICES, uids));
+    checkpoints.into_iter().chain(links).chain(partitions).chain(boot).chain(without).map(|(name, text)| (name.to_owned(), text)).collect()
 }
 
 fn gpu(entry: &FleetGpu, slots: u32, history: &History<'_>, said: &DeviceLabels, injection: Option<&Injection>) -> DeviceInfo {

@@ -108,6 +108,7 @@ impl Server {
             checkpoints: checkpoints_seen,
             additions: additions_seen,
             injection: watch::channel(None).1,
+            without_devices: watch::channel(None).1,
         };
         let facts = Facts {
             node_name: "n1".to_owned(),
@@ -116,6 +117,7 @@ impl Server {
             serves_vendor: false,
             partition_policy: None,
             boot_id: None,
+            guards_starts: true,
         };
         tokio::spawn(Publisher::new(&client, facts, sources).run());
         Self { requests, fleet, pods, node, device, checkpoints, additions }

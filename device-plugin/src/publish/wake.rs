@@ -9,6 +9,7 @@ use kube::ResourceExt;
 use proto::checkpoints::DEVICES_CHECKPOINTS;
 use proto::device::{DEVICES_REVISION, RawDevice};
 use proto::node::Node;
+use proto::without_devices::PODS_WITHOUT_DEVICES;
 use serde_json::{Value, json};
 
 /// The merge patch of the node, if it speaks of another state of the object, which everybody can see now.
@@ -18,10 +19,11 @@ pub fn patch(node: &Node, shown: &RawDevice) -> Option<Value> {
         .then(|| json!({"metadata": {"annotations": {DEVICES_REVISION: revision}}}))
 }
 
-/// Another one for every change of the devices, undone ones included, and of who else holds some.
+/// Another one for every change of the devices, undone ones included, and of who else holds some, or none.
 fn revision(device: &RawDevice) -> String {
     let mut hasher = DefaultHasher::new();
-    (&device.metadata.uid, device.metadata.generation, device.annotations().get(DEVICES_CHECKPOINTS)).hash(&mut hasher);
+    let annotations = [DEVICES_CHECKPOINTS, PODS_WITHOUT_DEVICES].map(|key| device.annotations().get(key));
+    (&device.metadata.uid, device.metadata.generation, annotations).hash(&mut hasher);
     format!("{:016x}", hasher.finish())
 }
 

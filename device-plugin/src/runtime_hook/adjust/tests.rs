@@ -111,7 +111,7 @@ fn a_runtime_that_drops_cdi_devices_is_found_out() {
 #[case::nothing(&["A=b"], "leave", "leave", "leave")]
 fn who_asks_for_nothing_sees_nothing(#[case] env: &[&str], #[case] sidecar: &str, #[case] alone: &str, #[case] unknown: &str) {
     let mut all = pods([pod("p", 1, [units(2)]).on([3])]);
-    all.note_idle("alone".into());
+    all.note_idle("alone".into(), None);
     let (fleet, settings) = (fleet(4), settings());
     let unrestricted = ["kube-system".to_owned()];
     let view = View { pods: &all, fleet: &fleet, settings: &settings, mode: Mode::Envvar, unrestricted: &unrestricted, has_gate: false };

@@ -1,0 +1,152 @@
+//! Which pods of this node have no device although their records, or what they ask for, speak of some: for the scheduler, which
+//! counts them until it knows.
+//!
+//! kubelet gives devices at admission, so that nothing is known of a pod before kubelet has reported on it, and nothing changes
+//! afterwards. A pod that asks for something which kubelet calls this plugin for is never reported: its start is held until it
+//! has a record.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use proto::without_devices;
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+use tracing::{info, warn};
+
+use crate::kubelet_checkpoint;
+use crate::pods::{NodePod, PodUid, Pods, Stage};
+use crate::runtime_hook::seen::Seen;
+use crate::watching::one_line;
+
+/// Events that come together are one.
+const SETTLE: Duration = Duration::from_millis(200);
+
+/// How soon kubelet's file is looked at again that could not be read.
+const AGAIN: Duration = Duration::from_secs(5);
+
+/// The pods to report: kubelet has admitted them and allocated them nothing, and no runtime has shown their containers a GPU.
+pub fn report(pods: &Pods, allocated: &BTreeSet<PodUid>, seen: &Seen) -> String {
+    let is_admitted = |stage: Stage| matches!(stage, Stage::Admitted | Stage::Running);
+    let asks_in_vain = |pod: &&NodePod| pod.containers.is_empty() && pod.placement.is_err() && is_admitted(pod.stage);
+    let asking = pods.iter().filter(asks_in_vain).map(|pod| &pod.uid);
+    let recorded = pods.only_recorded().filter(|(_, stage)| is_admitted(*stage)).map(|(uid, _)| uid);
+    let has_nothing = |uid: &&PodUid| !allocated.contains(*uid) && !seen.names(uid) && pods.claimant(uid).is_none();
+    without_devices::write(asking.chain(recorded).filter(has_nothing).map(PodUid::as_str))
+}
+
+/// Keeps the report up to date until the task is dropped; it stays as it is while kubelet's file cannot be read.
+pub async fn watch_without_devices(
+    device_plugin_dir: PathBuf,
+    mut pods: watch::Receiver<Pods>,
+    mut seen: watch::Receiver<Seen>,
+    sender: watch::Sender<Option<String>>,
+) {
+    if pods.wait_for(Pods::is_synced).await.is_err() {
+        return std::future::pending().await;
+    }
+    let mut complaint = None;
+    loop {
+        // The file is read after the pods, so that it is no older: kubelet writes it before it reports on a pod.
+        let (known, shown) = (pods.borrow_and_update().clone(), seen.borrow_and_update().clone());
+        let again = match kubelet_checkpoint::read(&device_plugin_dir) {
+            Ok(entries) => {
+                complaint = None;
+                let held = entries.iter().filter(|entry| !entry.device_ids.is_empty());
+                let allocated = held.map(|entry| PodUid::from(entry.pod_uid.as_str())).collect();
+                publish(report(&known, &allocated, &shown), &sender);
+                Duration::MAX
+            }
+            Err(error) => {
+                let problem = one_line(&error);
+                if complaint.as_ref() != Some(&problem) {
+                    warn!(error = problem, "it is not known which pods kubelet has given no device");
+                    complaint = Some(problem);
+                }
+                AGAIN
+            }
+        };
+        let changed = async {
+            tokio::select! {
+                Ok(()) = pods.changed() => {}
+                Ok(()) = seen.changed() => {}
+                else => std::future::pending().await,
+            }
+        };
+        let _ = timeout(again, changed).await;
+        sleep(SETTLE).await;
+    }
+}
+
+fn publish(report: String, sender: &watch::Sender<Option<String>>) {
+    sender.send_if_modified(|held| {
+        let is_news = held.as_ref() != Some(&report);
+        if is_news {
+            info!(pods = report, "pods that speak of devices and have none");
+            *held = Some(report);
+        }
+        is_news
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+    use crate::builders::{pod, pods, units};
+    use crate::pods::{Requests, Unplaced};
+
+    /// Asks for computing power and for nothing that kubelet allocates.
+    fn core_alone(stage: Stage) -> NodePod {
+        let spec = serde_json::json!({"containers": [{"name": "c", "resources": {"limits": {"koordinator.sh/gpu-core": "50"}}}]});
+        let requests = Requests::of(&serde_json::from_value(spec).unwrap());
+        assert!(!requests.is_empty());
+        NodePod { placement: Err(Unplaced::Missing { key: "k" }), stage, requests, ..pod("core", 0, []) }
+    }
+
+    fn reported(pods: &Pods, allocated: &[&str]) -> String {
+        report(pods, &allocated.iter().map(|uid| PodUid::from(*uid)).collect(), &Seen::default())
+    }
+
+    #[rstest]
+    #[case::bound(Stage::Bound, &[], "[]")]
+    #[case::admitted(Stage::Admitted, &[], "[\"core\"]")]
+    #[case::running(Stage::Running, &[], "[\"core\"]")]
+    #[case::ended(Stage::Terminal, &[], "[]")]
+    #[case::kubelet_gave_it_something(Stage::Running, &["core"], "[]")]
+    fn pods_that_ask_for_what_nobody_gives(#[case] stage: Stage, #[case] allocated: &[&str], #[case] expected: &str) {
+        assert_eq!(reported(&pods([core_alone(stage)]), allocated), expected);
+        let mut none = pods([]);
+        none.note_idle("core".into(), Some(stage));
+        assert_eq!(reported(&none, allocated), expected, "one that asks for nothing and bears a record");
+    }
+
+    #[test]
+    fn others_are_not_reported() {
+        let unplaced = NodePod { placement: Err(Unplaced::Missing { key: "k" }), stage: Stage::Running, ..pod("u", 0, [units(2)]) };
+        let placed = NodePod { stage: Stage::Running, ..pod("p", 1, []) };
+        let mut known = pods([unplaced, placed]);
+        known.note_idle("idle".into(), None);
+        assert_eq!(reported(&known, &[]), "[]");
+    }
+
+    /// A file that cannot be read says nothing; one that is empty says that nothing was allocated.
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_reported_before_kubelet_s_file_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let (sender, mut report) = watch::channel(None);
+        let (pods, receiver) = watch::channel(pods([core_alone(Stage::Running)]));
+        let (_seen, seen) = watch::channel(Seen::default());
+        let task = tokio::spawn(watch_without_devices(dir.path().to_owned(), receiver, seen, sender));
+        assert!(timeout(Duration::from_secs(60), report.changed()).await.is_err());
+        let text = serde_json::json!({"Data": {"PodDeviceEntries": null, "RegisteredDevices": {}}, "Checksum": 1});
+        std::fs::write(dir.path().join(kubelet_checkpoint::FILE), text.to_string()).unwrap();
+        timeout(Duration::from_secs(60), report.changed()).await.unwrap().unwrap();
+        assert_eq!(report.borrow_and_update().as_deref(), Some("[\"core\"]"));
+        pods.send_modify(|pods| pods.delete(&"core".into()));
+        timeout(Duration::from_secs(60), report.changed()).await.unwrap().unwrap();
+        assert_eq!(report.borrow().as_deref(), Some("[]"));
+        task.abort();
+    }
+}
