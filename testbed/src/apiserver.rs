@@ -152,7 +152,12 @@ impl ApiServer {
     ///
     /// A reader sees the whole file or none.
     pub fn kubeconfig(&self, path: &Path, user: &str) -> io::Result<()> {
-        let text = kubeconfig::render(&self.url(), user, self.server.tokens.of(user).as_deref());
+        self.kubeconfig_with(path, user, self.server.tokens.of(user).as_deref())
+    }
+
+    /// Writes a kubeconfig file with this token; several may stand for one user.
+    pub fn kubeconfig_with(&self, path: &Path, user: &str, token: Option<&str>) -> io::Result<()> {
+        let text = kubeconfig::render(&self.url(), user, token);
         let temporary = path.with_extension("new");
         std::fs::write(&temporary, text)?;
         std::fs::rename(temporary, path)

@@ -393,7 +393,7 @@ fn kubeconfig_path(dir: &Path, user: &str) -> PathBuf {
 /// Makes a user with a token of its own and writes its kubeconfig.
 pub(crate) fn user_kubeconfig(api: &ApiServer, dir: &Path, user: &str, groups: &[&str]) -> Result<PathBuf> {
     let groups = groups.iter().map(|group| (*group).to_owned()).collect();
-    api.add_token(&format!("token-of-{}", user.replace(':', "-")), User { name: user.to_owned(), groups });
+    api.add_token(&format!("token-of-{}", user.replace(':', "-")), User { name: user.to_owned(), groups, ..User::default() });
     let path = kubeconfig_path(dir, user);
     api.kubeconfig(&path, user).with_context(|| format!("cannot write {}", path.display()))?;
     Ok(path)

@@ -3,7 +3,7 @@
 //! Nothing is authorised here. The record exists so that a test can hold the RBAC rules of a deployment against
 //! what its programs really do.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Mutex, PoisonError, RwLock};
 
 use serde_json::{Value, json};
@@ -11,12 +11,14 @@ use serde_json::{Value, json};
 use super::status::ApiError;
 
 /// An authenticated caller.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct User {
     /// Name, such as `system:serviceaccount:default:scheduler`.
     pub name: String,
     /// Groups.
     pub groups: Vec<String>,
+    /// What else authentication knows, such as the pod that a service-account token was made for.
+    pub extra: BTreeMap<String, Vec<String>>,
 }
 
 impl User {
@@ -92,7 +94,7 @@ impl Tokens {
     pub(crate) fn authenticate(&self, header: Option<&str>) -> Result<User, ApiError> {
         let tokens = self.0.read().unwrap_or_else(PoisonError::into_inner);
         if tokens.is_empty() {
-            return Ok(User { name: ANONYMOUS.to_owned(), groups: Vec::new() });
+            return Ok(User { name: ANONYMOUS.to_owned(), ..User::default() });
         }
         let token = header.and_then(|h| h.strip_prefix("Bearer ")).map(str::trim);
         let user = token.and_then(|t| tokens.get(t)).cloned();

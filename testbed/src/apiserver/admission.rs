@@ -1,11 +1,12 @@
-//! Admission webhooks: which are called for a request, and what becomes of it.
+//! Admission webhooks and policies: which are asked about a request, and what becomes of it.
 //!
-//! As in a real server: mutating webhooks one after the other, in order of their configurations' names, then the
-//! validating ones. `matchConditions` are not evaluated (there is no CEL here): a webhook that has some is called for
-//! every request that the rest of it matches, which is more often than on a real cluster.
+//! As in a real server: mutating webhooks one after the other, in order of their configurations' names, then policies, then the
+//! validating webhooks. `matchConditions` of webhooks are not evaluated: a webhook that has some is called for every request
+//! that the rest of it matches, which is more often than on a real cluster.
 
 mod call;
 mod hook;
+mod policy;
 mod review;
 
 use std::collections::HashMap;
@@ -23,6 +24,7 @@ use super::store::{Key, Version};
 use super::verbs::{State, Target};
 
 pub(crate) use self::hook::check_configuration;
+pub(crate) use self::policy::Params;
 
 /// Where the Services that webhooks name are served here.
 #[derive(Debug, Default)]
@@ -78,11 +80,12 @@ pub(crate) struct Objects {
     pub(crate) new: Value,
 }
 
-/// The webhooks that one request has to pass.
+/// The webhooks and policies that one request has to pass.
 #[derive(Debug)]
 pub(crate) struct Gate {
     mutating: Vec<Hook>,
     validating: Vec<Hook>,
+    policies: Vec<policy::Rule>,
     /// The namespace of the request as an object; null for cluster-scoped ones.
     namespace: Arc<Value>,
     services: Arc<Services>,
@@ -91,8 +94,8 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    /// The webhooks whose rules and namespace selector match.
-    pub(crate) fn of(state: &State, services: &Arc<Services>, request: &Request<'_>) -> Self {
+    /// The webhooks whose rules and namespace selector match, and the policies whose rules do.
+    pub(crate) fn of(state: &State, services: &Arc<Services>, params: &Params, request: &Request<'_>) -> Self {
         let resource = &request.target.resource;
         let own_kind = matches!(resource.plural.as_str(), "mutatingwebhookconfigurations" | "validatingwebhookconfigurations");
         let hooks = |phase: Phase| {
@@ -104,6 +107,7 @@ impl Gate {
         Self {
             mutating: hooks(Phase::Mutating),
             validating: hooks(Phase::Validating),
+            policies: policy::rules(state, params, request),
             namespace: namespace.unwrap_or_default(),
             services: Arc::clone(services),
             warnings: Mutex::default(),
@@ -112,7 +116,7 @@ impl Gate {
 
     /// Whether nobody has to be asked.
     pub(crate) fn is_open(&self) -> bool {
-        self.mutating.is_empty() && self.validating.is_empty()
+        self.mutating.is_empty() && self.validating.is_empty() && self.policies.is_empty()
     }
 
     /// What the client is to be told.
@@ -141,8 +145,11 @@ impl Gate {
         super::patch::json_patch(&mut objects.new, patch).map_err(|error| ApiError::new(500, format!("Internal error occurred: {error}")))
     }
 
-    /// Asks the validating webhooks, which are told the object as it would be stored.
+    /// Asks policies and the validating webhooks, which are told the object as it would be stored.
     pub(crate) async fn validate(&self, request: &Request<'_>, objects: &Objects) -> Result<(), ApiError> {
+        for policy in &self.policies {
+            policy.validate(request, objects)?;
+        }
         let answers = self.validating.iter().map(|hook| self.ask(hook, request, objects));
         for answer in futures::future::join_all(answers).await {
             answer?;

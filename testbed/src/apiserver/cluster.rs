@@ -10,7 +10,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use chrono::Utc;
 use serde_json::{Value, json};
 
-use super::admission::Services;
+use super::admission::{Params, Services};
 use super::patch::Format;
 use super::pod_log::PodLogs;
 use super::read::ListQuery;
@@ -34,6 +34,7 @@ struct Inner {
     state: RwLock<State>,
     logs: PodLogs,
     services: Arc<Services>,
+    params: Params,
 }
 
 /// Namespaces that every cluster has.
@@ -43,7 +44,8 @@ impl Cluster {
     /// An empty cluster that remembers `event_window` changes per resource.
     pub fn new(event_window: usize) -> Self {
         let state = State { store: Store::new(event_window), registry: Registry::new() };
-        let cluster = Self { inner: Arc::new(Inner { state: RwLock::new(state), logs: PodLogs::new(), services: Arc::default() }) };
+        let inner = Inner { state: RwLock::new(state), logs: PodLogs::new(), services: Arc::default(), params: Params::default() };
+        let cluster = Self { inner: Arc::new(inner) };
         for name in NAMESPACES {
             let namespace = json!({"metadata": {"name": name}});
             if let Err(error) = cluster.create("namespaces", namespace) {
@@ -67,6 +69,11 @@ impl Cluster {
 
     pub(crate) fn services(&self) -> &Arc<Services> {
         &self.inner.services
+    }
+
+    /// What policies have as parameters.
+    pub(crate) fn params(&self) -> &Params {
+        &self.inner.params
     }
 
     /// Says where a Service is served on this machine, for the webhooks that name it.

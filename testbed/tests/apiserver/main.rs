@@ -7,6 +7,8 @@ mod clients;
 #[cfg(test)]
 mod faults;
 #[cfg(test)]
+mod policies;
+#[cfg(test)]
 mod raw;
 #[cfg(test)]
 mod setup;

@@ -163,7 +163,7 @@ async fn custom_resources_are_discovered_at_once() {
 #[tokio::test]
 async fn tokens_name_users_and_uses_are_recorded() {
     let server = start().await;
-    server.add_token("secret", User { name: "alice".to_owned(), groups: Vec::new() });
+    server.add_token("secret", User { name: "alice".to_owned(), ..User::default() });
     let none = get(&server, PODS, "").await;
     assert_eq!((none.code, &none.json()["reason"]), (401, &json!("Unauthorized")));
     assert_eq!(get(&server, "/readyz", "").await.code, 200);
@@ -187,7 +187,7 @@ async fn tokens_name_users_and_uses_are_recorded() {
 #[tokio::test]
 async fn a_kubeconfig_leads_here() {
     let server = start().await;
-    server.add_token("secret", User { name: "alice".to_owned(), groups: Vec::new() });
+    server.add_token("secret", User { name: "alice".to_owned(), ..User::default() });
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("config");
     server.kubeconfig(&path, "alice").unwrap();

@@ -73,7 +73,7 @@ impl Hook {
     }
 }
 
-fn rule_matches(rule: &RuleWithOperations, request: &Request<'_>) -> bool {
+pub(super) fn rule_matches(rule: &RuleWithOperations, request: &Request<'_>) -> bool {
     let resource = &request.target.resource;
     let has = |list: &Option<Vec<String>>, wanted: &str| list.iter().flatten().any(|item| item == "*" || item == wanted);
     let scoped = match rule.scope.as_deref() {

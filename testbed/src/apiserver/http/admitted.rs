@@ -44,7 +44,7 @@ type Passage<T> = Result<Passed<T>, ApiError>;
 
 impl Server {
     fn gate(&self, asked: &Request<'_>) -> Gate {
-        Gate::of(&self.cluster.state(), self.cluster.services(), asked)
+        Gate::of(&self.cluster.state(), self.cluster.services(), self.cluster.params(), asked)
     }
 
     pub(super) async fn create(&self, request: &ApiRequest, body: Value, options: &WriteOptions) -> Passage<Written> {

@@ -1,0 +1,282 @@
+//! ValidatingAdmissionPolicies: which of them a request has to pass, and what their expressions make of it.
+//!
+//! Expressions are evaluated as CEL with optional fields. Compared with kube-apiserver 1.36: only the action Deny is carried out,
+//! parameters are found by name, expressions are neither type-checked nor limited in cost, and selectors, exceptions from rules
+//! and the variables `authorizer` and `namespaceObject` are not known, so that an expression which uses them is an error.
+//!
+//! Objects that policies name as parameters come from [`Params`], which repeats a fault of kube-apiserver
+//! (kubernetes/kubernetes#130887, #133827): its informer of a kind ends with the last policy binding that needs it. Of a
+//! custom resource another one is made later. That of a built-in kind is shared and never starts again: what it had seen by
+//! then is what parameters are from then on. The real server looks for changed bindings once a second; here every write is
+//! such a look.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cel::Context;
+use cel::parser::Parser;
+use k8s_openapi::api::admissionregistration::v1::{
+    NamedRuleWithOperations, ParamKind, ParamRef, RuleWithOperations, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+    Validation,
+};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::hook::rule_matches;
+use super::{Objects, Request, review};
+use crate::apiserver::resource::{ADMISSION, Resource};
+use crate::apiserver::status::ApiError;
+use crate::apiserver::store::{Key, Slice};
+use crate::apiserver::verbs::State;
+
+/// `apiVersion` and kind of parameters.
+type Kind = (String, String);
+
+/// Objects of one kind by namespace and name.
+type Seen = BTreeMap<(String, String), Arc<Value>>;
+
+/// The informers of kinds that policies name.
+#[derive(Debug, Default)]
+pub(crate) struct Params(Mutex<Informers>);
+
+#[derive(Debug, Default)]
+struct Informers {
+    running: BTreeSet<Kind>,
+    /// Those of built-in kinds that have ended, with what they had seen.
+    ended: BTreeMap<Kind, Seen>,
+}
+
+impl Params {
+    /// Starts and ends informers as the bindings demand that there are now.
+    fn refresh(&self, state: &State, needed: &BTreeSet<Kind>) {
+        let mut informers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let unneeded: Vec<Kind> = informers.running.difference(needed).cloned().collect();
+        for kind in unneeded {
+            informers.running.remove(&kind);
+            if let Some(resource) = resource_of(state, &kind).filter(|resource| !resource.custom) {
+                let seen = all(state, &resource);
+                informers.ended.entry(kind).or_insert(seen);
+            }
+        }
+        informers.running.extend(needed.iter().cloned());
+    }
+
+    /// An object as the informer of its kind has it.
+    fn get(&self, state: &State, resource: &Resource, kind: &Kind, namespace: &str, name: &str) -> Option<Arc<Value>> {
+        let informers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(seen) = informers.ended.get(kind) {
+            return seen.get(&(namespace.to_owned(), name.to_owned())).cloned();
+        }
+        state.store.get(&resource.storage, &Key::new(namespace, name)).map(|version| Arc::clone(&version.value))
+    }
+}
+
+fn resource_of(state: &State, (api_version, kind): &Kind) -> Option<Arc<Resource>> {
+    state.registry.all().iter().find(|resource| resource.api_version() == *api_version && resource.kind == *kind).cloned()
+}
+
+fn all(state: &State, resource: &Resource) -> Seen {
+    let mut seen = Seen::new();
+    // A scan of the present never meets compacted revisions.
+    let _ = state.store.scan(&resource.storage, Slice::default(), |key, version| {
+        seen.insert((key.namespace.clone(), key.name.clone()), Arc::clone(&version.value));
+        ControlFlow::Continue(())
+    });
+    seen
+}
+
+fn objects<T: DeserializeOwned>(state: &State, plural: &str) -> Vec<T> {
+    let mut found = Vec::new();
+    let _ = state.store.scan(&format!("{ADMISSION}/{plural}"), Slice::default(), |_, version| {
+        found.extend(T::deserialize(&*version.value).ok());
+        ControlFlow::Continue(())
+    });
+    found
+}
+
+/// A policy with one of its bindings, and the object that the binding names.
+#[derive(Debug)]
+pub(super) struct Rule {
+    policy: ValidatingAdmissionPolicy,
+    binding: String,
+    /// Why there is no parameter where one is demanded, or what it is.
+    params: Result<Arc<Value>, String>,
+}
+
+/// The policies that a request has to pass.
+pub(super) fn rules(state: &State, params: &Params, request: &Request<'_>) -> Vec<Rule> {
+    let policies: Vec<ValidatingAdmissionPolicy> = objects(state, "validatingadmissionpolicies");
+    let bindings: Vec<ValidatingAdmissionPolicyBinding> = objects(state, "validatingadmissionpolicybindings");
+    let bound: Vec<(&ValidatingAdmissionPolicy, &ValidatingAdmissionPolicyBinding)> = bindings
+        .iter()
+        .filter_map(|binding| {
+            let name = binding.spec.as_ref()?.policy_name.as_deref();
+            let policy = policies.iter().find(|policy| policy.metadata.name.as_deref() == name)?;
+            Some((policy, binding))
+        })
+        .collect();
+    let kinds = bound.iter().filter_map(|(policy, _)| policy.spec.as_ref()?.param_kind.as_ref().and_then(kind_of));
+    params.refresh(state, &kinds.collect());
+    if request.target.resource.group == ADMISSION {
+        return Vec::new();
+    }
+    let rule = |(policy, binding): (&ValidatingAdmissionPolicy, &ValidatingAdmissionPolicyBinding)| {
+        let (spec, binding_spec) = (policy.spec.as_ref()?, binding.spec.as_ref()?);
+        let is_denied = binding_spec.validation_actions.iter().flatten().any(|action| action == "Deny");
+        let rules = spec.match_constraints.as_ref().and_then(|constraints| constraints.resource_rules.as_ref());
+        let is_meant = rules.into_iter().flatten().any(|rule| rule_matches(&plain(rule), request));
+        if !is_denied || !is_meant {
+            return None;
+        }
+        let found = param(state, params, spec.param_kind.as_ref(), binding_spec.param_ref.as_ref())?;
+        Some(Rule { policy: policy.clone(), binding: binding.metadata.name.clone().unwrap_or_default(), params: found })
+    };
+    bound.into_iter().filter_map(rule).collect()
+}
+
+fn kind_of(kind: &ParamKind) -> Option<Kind> {
+    Some((kind.api_version.clone()?, kind.kind.clone()?))
+}
+
+fn plain(rule: &NamedRuleWithOperations) -> RuleWithOperations {
+    let NamedRuleWithOperations { api_groups, api_versions, operations, resources, scope, .. } = rule.clone();
+    RuleWithOperations { api_groups, api_versions, operations, resources, scope }
+}
+
+/// The parameter; `None` if the policy does not count without one.
+fn param(state: &State, params: &Params, kind: Option<&ParamKind>, reference: Option<&ParamRef>) -> Option<Result<Arc<Value>, String>> {
+    let (Some(kind), Some(reference)) = (kind.and_then(kind_of), reference) else { return Some(Ok(Arc::default())) };
+    let Some(resource) = resource_of(state, &kind) else {
+        let (api_version, kind) = &kind;
+        return Some(Err(format!(
+            "failed to configure policy: failed to find resource referenced by paramKind: '{api_version}, Kind={kind}'"
+        )));
+    };
+    let namespace = reference.namespace.clone().unwrap_or_default();
+    match params.get(state, &resource, &kind, &namespace, reference.name.as_deref().unwrap_or_default()) {
+        Some(found) => Some(Ok(found)),
+        None if reference.parameter_not_found_action.as_deref() == Some("Deny") => {
+            let why = "no params found for policy binding with `Deny` parameterNotFoundAction";
+            Some(Err(format!("failed to configure binding: {why}")))
+        }
+        None => None,
+    }
+}
+
+impl Rule {
+    /// Refuses a request that an expression forbids, or that cannot be compared with one.
+    pub(super) fn validate(&self, request: &Request<'_>, objects: &Objects) -> Result<(), ApiError> {
+        let Some(spec) = &self.policy.spec else { return Ok(()) };
+        let params = match &self.params {
+            Ok(params) => params,
+            Err(why) => return Err(self.denied(request, "Invalid", why)),
+        };
+        let judged = Expressions::new(request, objects, params).and_then(|expressions| {
+            let mut conditions = spec.match_conditions.iter().flatten();
+            if !conditions.try_fold(true, |all, condition| Ok::<_, String>(expressions.is_true(&condition.expression)? && all))? {
+                return Ok(None);
+            }
+            let variables = spec.variables.iter().flatten().map(|variable| (variable.name.as_str(), variable.expression.as_str()));
+            let expressions = expressions.with_variables(variables);
+            for validation in spec.validations.iter().flatten() {
+                if !expressions.is_true(&validation.expression)? {
+                    let reason = validation.reason.clone().unwrap_or_else(|| "Invalid".to_owned());
+                    return Ok(Some((reason, expressions.message(validation))));
+                }
+            }
+            Ok(None)
+        });
+        match judged {
+            Ok(None) => Ok(()),
+            Ok(Some((reason, message))) => Err(self.denied(request, &reason, &message)),
+            Err(error) if spec.failure_policy.as_deref() == Some("Ignore") => {
+                tracing::warn!(policy = self.name(), error, "a policy cannot be evaluated, failing open");
+                Ok(())
+            }
+            Err(error) => Err(self.denied(request, "Invalid", &error)),
+        }
+    }
+
+    fn name(&self) -> &str {
+        self.policy.metadata.name.as_deref().unwrap_or_default()
+    }
+
+    fn denied(&self, request: &Request<'_>, reason: &str, message: &str) -> ApiError {
+        let (resource, name) = (request.target.resource.qualified(), &request.target.name);
+        let (policy, binding) = (self.name(), &self.binding);
+        let code = match reason {
+            "Unauthorized" => 401,
+            "Forbidden" => 403,
+            "RequestEntityTooLarge" => 413,
+            _ => 422,
+        };
+        let denied = format!("ValidatingAdmissionPolicy '{policy}' with binding '{binding}' denied request: {message}");
+        ApiError::denied(code, reason, format!("{resource} \"{name}\" is forbidden: {denied}"))
+    }
+}
+
+/// What expressions can name.
+struct Expressions {
+    names: Vec<(&'static str, Value)>,
+    variables: serde_json::Map<String, Value>,
+}
+
+impl Expressions {
+    fn new(request: &Request<'_>, objects: &Objects, params: &Value) -> Result<Self, String> {
+        let mut asked = review::request("", request, objects)["request"].take();
+        let fields = asked.as_object_mut().ok_or("the request cannot be shown to policies")?;
+        for field in ["object", "oldObject"] {
+            fields.remove(field);
+        }
+        if let Some(user) = fields.get_mut("userInfo").and_then(Value::as_object_mut) {
+            user.insert("extra".to_owned(), serde_json::json!(request.user.extra));
+        }
+        let names = vec![
+            ("object", objects.new.clone()),
+            ("oldObject", Value::clone(&objects.old)),
+            ("params", params.clone()),
+            ("request", asked),
+        ];
+        Ok(Self { names, variables: serde_json::Map::new() })
+    }
+
+    /// Variables that cannot be evaluated are missing, which is an error where they are used.
+    fn with_variables<'a>(mut self, variables: impl Iterator<Item = (&'a str, &'a str)>) -> Self {
+        for (name, expression) in variables {
+            match self.evaluate(expression).and_then(|value| value.json().map_err(|error| error.to_string())) {
+                Ok(value) => drop(self.variables.insert(name.to_owned(), value)),
+                Err(error) => tracing::debug!(name, error, "a variable of a policy cannot be evaluated"),
+            }
+        }
+        self
+    }
+
+    fn evaluate(&self, expression: &str) -> Result<cel::Value, String> {
+        let failed = |error: String| format!("expression '{}' resulted in error: {error}", expression.trim());
+        let parsed = Parser::new().enable_optional_syntax(true).parse(expression).map_err(|error| failed(error.to_string()))?;
+        let mut context = Context::default();
+        for (name, value) in &self.names {
+            context.add_variable(*name, value).map_err(|error| failed(error.to_string()))?;
+        }
+        context.add_variable("variables", &self.variables).map_err(|error| failed(error.to_string()))?;
+        cel::Value::resolve(&parsed, &context).map_err(|error| failed(error.to_string()))
+    }
+
+    fn is_true(&self, expression: &str) -> Result<bool, String> {
+        match self.evaluate(expression)? {
+            cel::Value::Bool(is_true) => Ok(is_true),
+            other => Err(format!("expression '{expression}' is no truth value but {other:?}")),
+        }
+    }
+
+    /// Why a validation fails: what its own expression says, else its text, else the validation itself.
+    fn message(&self, validation: &Validation) -> String {
+        let said = validation.message_expression.as_ref().and_then(|expression| self.evaluate(expression).ok());
+        match (said, &validation.message) {
+            (Some(cel::Value::String(text)), _) if !text.trim().is_empty() => text.to_string(),
+            (_, Some(message)) => message.clone(),
+            (_, None) => format!("failed expression: {}", validation.expression.trim()),
+        }
+    }
+}
