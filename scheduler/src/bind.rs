@@ -13,7 +13,7 @@ use serde::Deserialize;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tracing::error;
 
-use crate::leader::Leadership;
+use crate::leader::{Leadership, is_refusal};
 
 /// Pause before a busy API server is asked again, unless it says otherwise.
 const BUSY_PAUSE: Duration = Duration::from_millis(200);
@@ -132,6 +132,9 @@ impl Binder {
         if !matches!(posted, Err(Unanswered::Withheld)) && self.leadership.is_overdue(Instant::now().into_std()) {
             let (namespace, pod, node) = (&order.pod.namespace, &order.pod.name, &order.node);
             error!(%namespace, %pod, %node, "the lease ended while a binding was on its way: another replica may not know of it");
+        }
+        if posted.as_ref().is_ok_and(|answer| is_refusal(answer.status)) {
+            self.leadership.note_bind_refused();
         }
         match posted {
             Ok(answer) if answer.status == StatusCode::CONFLICT => self.judge_conflict(order, &answer.message(), deadline).await,

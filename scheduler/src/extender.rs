@@ -234,7 +234,10 @@ impl Extender {
         if self.leadership().is_stray(now()) {
             return Err(format!("not ready: this pod may bear the label {LABEL} and does not lead; it is being taken off"));
         }
-        Ok(())
+        match self.leadership().refused() {
+            Some(problem) => Err(format!("not ready: this replica holds the Lease, and the API server refuses its bindings: {problem}")),
+            None => Ok(()),
+        }
     }
 
     /// Reads a request's body, if the client may ask at all.

@@ -5,6 +5,7 @@
 
 pub mod campaign;
 pub mod election;
+mod fence;
 mod label;
 mod lease;
 pub mod sight;
@@ -18,9 +19,10 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use election::Terms;
+pub(crate) use fence::is_refusal;
 pub use label::LABEL;
 
 /// How long, besides the time of a bind, writes of an earlier scheduler are waited for.
@@ -69,6 +71,8 @@ struct Inner {
     transitions: Counter,
     /// Bindings that were answered after the lease had ended.
     overdue: Counter,
+    /// Told when the API server has refused a binding.
+    bind_refused: Notify,
 }
 
 #[derive(Debug)]
@@ -78,6 +82,8 @@ struct State {
     is_cleared: bool,
     /// Whether this replica's pod may bear the leader's label although it does not lead.
     is_stray: bool,
+    /// Why the API server takes no bindings of this replica although it leads.
+    refused: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -100,13 +106,14 @@ pub struct Binding(Leadership);
 
 impl Leadership {
     fn new(standing: Standing, is_cleared: bool) -> Self {
-        let state = State { standing, is_cleared, is_stray: false };
+        let state = State { standing, is_cleared, is_stray: false, refused: None };
         Self(Arc::new(Inner {
             state: Mutex::new(state),
             binding: watch::Sender::new(0),
             hangups: watch::Sender::new(0),
             transitions: Counter::default(),
             overdue: Counter::default(),
+            bind_refused: Notify::new(),
         }))
     }
 
@@ -206,6 +213,25 @@ impl Leadership {
         }
     }
 
+    /// Why the API server takes no bindings of this replica although it leads; `None` while it takes them.
+    pub fn refused(&self) -> Option<String> {
+        self.state().refused.clone()
+    }
+
+    fn set_refused(&self, refused: Option<String>) {
+        self.state().refused = refused;
+    }
+
+    /// Takes note that the API server has refused a binding, by whatever rule.
+    pub(crate) fn note_bind_refused(&self) {
+        self.0.bind_refused.notify_one();
+    }
+
+    /// Returns when the API server has refused a binding since this was asked last.
+    async fn bind_refused(&self) {
+        self.0.bind_refused.notified().await;
+    }
+
     /// What a predecessor wrote has been seen.
     pub fn clear(&self) {
         self.state().is_cleared = true;
@@ -215,6 +241,7 @@ impl Leadership {
     fn stand_by(&self) {
         let mut state = self.state();
         state.is_cleared = false;
+        state.refused = None;
         state.standing = Standing::Standby;
         drop(state);
         self.0.transitions.inc();
@@ -255,6 +282,7 @@ impl Leadership {
         let help = "Bindings that the API server answered when the lease they were sent under had ended";
         registry.register("overdue_bindings", help, self.0.overdue.clone());
         registry.register_collector(Box::new(IsLeader(self.clone())));
+        registry.register_collector(Box::new(IsRefused(self.clone())));
     }
 }
 
@@ -284,6 +312,18 @@ impl Collector for IsLeader {
         let is_leader = self.0.check(tokio::time::Instant::now().into_std()).is_ok();
         let help = "Whether this replica decides: 1 for the leader, and for a replica without others";
         ConstGauge::new(i64::from(is_leader)).encode(encoder.encode_descriptor("is_leader", help, None, MetricType::Gauge)?)
+    }
+}
+
+/// Reads at scrape time whether this replica leads in vain.
+#[derive(Debug)]
+struct IsRefused(Leadership);
+
+impl Collector for IsRefused {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let is_refused = self.0.refused().is_some();
+        let help = "Whether the API server refuses the bindings of this replica although it holds the Lease";
+        ConstGauge::new(i64::from(is_refused)).encode(encoder.encode_descriptor("leader_refused", help, None, MetricType::Gauge)?)
     }
 }
 

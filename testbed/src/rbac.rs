@@ -59,6 +59,10 @@ pub const SCHEDULER_LEADER: &[Access<'static>] = &[
     access("coordination.k8s.io", "leases", "", "create"),
     access("coordination.k8s.io", "leases", "", "get"),
     access("coordination.k8s.io", "leases", "", "update"),
+    access("gpushare.io", "schedulerleaders", "", "create"),
+    access("gpushare.io", "schedulerleaders", "", "get"),
+    access("gpushare.io", "schedulerleaders", "", "update"),
+    access("", "events", "", "create"),
     access("", "pods", "", "patch"),
 ];
 

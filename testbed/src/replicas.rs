@@ -12,8 +12,8 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::apiserver;
-use crate::cluster::{Cluster, free_address};
+use crate::apiserver::{self, User};
+use crate::cluster::{Cluster, SCHEDULER_USER, free_address};
 use crate::daemons::{Crashes, Daemon, Invocation};
 use crate::http_client;
 use crate::manifests;
@@ -26,6 +26,8 @@ mod front;
 pub const NAMESPACE: &str = "gpushare-system";
 /// Name of the Deployment, of its containers, of the extender's Service and of the Lease.
 const NAME: &str = "gpushare-scheduler";
+/// The kind that names the leader to the API server's policy.
+const LEADERS: &str = "schedulerleaders.gpushare.io";
 /// Flags that say where the scheduler serves what.
 const EXTENDER: &str = "--listen";
 const WEBHOOKS: &str = "--webhook-listen";
@@ -43,8 +45,26 @@ const SERVICES: [Service; 2] = [
     Service { flag: WEBHOOKS, manifest: "components/webhook-configurations/service.yaml", name: "gpushare-webhook" },
 ];
 /// Short times, so that nobody waits long for a leader; what they have to be to each other is as by default.
-const FLAGS: [&str; 9] =
-    ["--leader-elect", "--lease-duration", "4s", "--renew-deadline", "2s", "--retry-period", "400ms", "--bind-timeout", "2s"];
+const FLAGS: [&str; 10] = [
+    "--leader-elect",
+    "--fence-bindings",
+    "--lease-duration",
+    "4s",
+    "--renew-deadline",
+    "2s",
+    "--retry-period",
+    "400ms",
+    "--bind-timeout",
+    "2s",
+];
+/// What of `deploy/` has the API server take the leader's bindings alone.
+const FENCE: [&str; 2] = ["base/scheduler-leader-crd.yaml", "base/scheduler-admission.yaml"];
+/// Most replicas that one cluster sees; each has a token of its own, as a pod's service-account token names the pod.
+const MOST: usize = 16;
+/// What the API server knows of such a token besides its account.
+const POD_CLAIM: &str = "authentication.kubernetes.io/pod-name";
+/// The flag with the kubeconfig.
+const KUBECONFIG: &str = "--kubeconfig";
 /// Pause between two looks at `/readyz`, and how long one may take.
 const PROBE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 /// How long a replica has to end when it is told to.
@@ -77,6 +97,12 @@ impl Replicas {
     pub async fn start(cluster: &Cluster) -> Result<Self> {
         let api = cluster.api().cluster().clone();
         clean(&api)?;
+        for file in FENCE {
+            manifests::apply_file(cluster.client(), &cluster.deploy().join(file)).await?;
+        }
+        for n in 0..MOST {
+            write_kubeconfig(cluster, &format!("{NAME}-{n}"))?;
+        }
         let addresses = Addresses::default();
         let model = cluster.scheduler.invocation().clone();
         let mut fronts = Vec::new();
@@ -125,6 +151,9 @@ impl Replicas {
                 ports.insert(flag, address);
             }
         }
+        if let Some(value) = args.iter().position(|arg| arg == KUBECONFIG).and_then(|idx| args.get_mut(idx + 1)) {
+            *value = kubeconfig(&self.dir, name).display().to_string();
+        }
         args.extend(FLAGS.map(str::to_owned));
         args.extend(["--pod-name", name, "--pod-namespace", NAMESPACE].map(str::to_owned));
         Ok((args, ports))
@@ -159,10 +188,15 @@ impl Replicas {
         tokio::time::timeout(DEADLINE, found).await.with_context(|| format!("nobody but {name:?} leads in time"))
     }
 
+    /// Whether a replica says that it is ready.
+    pub fn is_ready(&self, name: &str) -> bool {
+        self.api.get("pods", NAMESPACE, name).is_ok_and(|pod| front::is_ready(&pod))
+    }
+
     /// Waits until a replica is ready.
     pub async fn until_ready(&self, name: &str) -> Result<()> {
         let ready = async {
-            while !self.api.get("pods", NAMESPACE, name).is_ok_and(|pod| front::is_ready(&pod)) {
+            while !self.is_ready(name) {
                 tokio::time::sleep(PROBE.0).await;
             }
         };
@@ -213,7 +247,7 @@ impl Replicas {
         Ok(())
     }
 
-    /// Ends all processes and removes their pods and the Lease.
+    /// Ends all processes and removes their pods, the Lease and the policies.
     pub fn end(self) -> Result<()> {
         let api = self.api.clone();
         drop(self);
@@ -221,8 +255,29 @@ impl Replicas {
     }
 }
 
-/// Removes what other replicas have left.
+fn kubeconfig(dir: &Path, replica: &str) -> PathBuf {
+    dir.join(format!("{replica}.kubeconfig"))
+}
+
+/// The kubeconfig of a replica, with a token that names its pod.
+fn write_kubeconfig(cluster: &Cluster, replica: &str) -> Result<()> {
+    let token = format!("token-of-pod-{replica}");
+    let extra = [(POD_CLAIM.to_owned(), vec![replica.to_owned()])].into();
+    cluster.api().add_token(&token, User { name: SCHEDULER_USER.to_owned(), groups: Vec::new(), extra });
+    let path = kubeconfig(cluster.dir(), replica);
+    cluster.api().kubeconfig_with(&path, SCHEDULER_USER, Some(&token)).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Removes what other replicas have left, and the policies, which know no scheduler without replicas.
 fn clean(api: &apiserver::Cluster) -> Result<()> {
+    for plural in ["validatingadmissionpolicybindings", "validatingadmissionpolicies"] {
+        for object in api.list(plural, None)? {
+            api.delete(plural, "", object.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default(), None)?;
+        }
+    }
+    if api.get(LEADERS, NAMESPACE, NAME).is_ok() {
+        api.delete(LEADERS, NAMESPACE, NAME, None)?;
+    }
     for pod in api.list("pods", Some(NAMESPACE))? {
         api.delete("pods", NAMESPACE, pod.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default(), Some(0))?;
     }

@@ -35,6 +35,7 @@ mod nonsense;
 mod old_nodes;
 mod other_types;
 mod policies;
+mod records;
 mod replicas;
 mod requests;
 mod runtime_hook;
@@ -76,8 +77,14 @@ type Entry = (&'static str, &'static str, Body);
 /// Every scenario, harmless ones first.
 pub fn all() -> Vec<Scenario> {
     let harmless: [&[Entry]; 3] = [sharing::SCENARIOS, requests::SCENARIOS, isolation::SCENARIOS];
-    let faults: [&[Entry]; 5] =
-        [daemon_faults::SCENARIOS, node_faults::SCENARIOS, kubelet_books::SCENARIOS, network_faults::SCENARIOS, old_nodes::SCENARIOS];
+    let faults: [&[Entry]; 6] = [
+        daemon_faults::SCENARIOS,
+        node_faults::SCENARIOS,
+        kubelet_books::SCENARIOS,
+        network_faults::SCENARIOS,
+        old_nodes::SCENARIOS,
+        records::SCENARIOS,
+    ];
     let mixed: [&[Entry]; 6] =
         [vendors::SCENARIOS, claims::SCENARIOS, runtime_hook::SCENARIOS, migration::SCENARIOS, nonsense::SCENARIOS, other_types::SCENARIOS];
     let groups = [

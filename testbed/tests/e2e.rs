@@ -74,7 +74,9 @@ async fn the_daemons_do_only_what_their_roles_allow() {
     let on_bind = Matching::anything().verb("create").resource("pods").subresource("binding").times(1);
     cluster.api().faults().inject(on_bind, Fault::DropReply);
     let mut world = World::new(client, "rbac", None, Some(cluster)).await.unwrap();
-    for scenario in scenario::all().iter().filter(|s| ["gpushare-pod", "two-devices", "refusals", "leader-killed"].contains(&s.name)) {
+    for scenario in
+        scenario::all().iter().filter(|s| ["gpushare-pod", "two-devices", "refusals", "leader-killed", "fence-refused"].contains(&s.name))
+    {
         world.run(scenario).await.unwrap_or_else(|error| panic!("{}: {error:#}", scenario.name));
     }
     let mut cluster = world.end().await.unwrap().unwrap();

@@ -14,6 +14,10 @@ pub(super) struct LeaderArgs {
     /// Decide only while leading: several replicas elect one of them by a Lease. Needs --pod-name.
     #[arg(long, env = "GPUSHARE_LEADER_ELECT", requires = "pod_name")]
     leader_elect: bool,
+    /// Write the object SchedulerLeader, named as the Lease, when this replica takes the lead, and bind nothing before the API
+    /// server takes its bindings: the policy gpushare-scheduler-bindings refuses those of all others.
+    #[arg(long, env = "GPUSHARE_FENCE_BINDINGS", requires = "leader_elect")]
+    fence_bindings: bool,
     /// Name of the Lease.
     #[arg(long, env = "GPUSHARE_LEASE_NAME", value_name = "NAME", default_value = "gpushare-scheduler")]
     lease_name: String,
@@ -45,6 +49,8 @@ pub struct Leader {
     pub pod: String,
     /// Namespace of the pod and of the Lease, if it is said.
     pub namespace: Option<String>,
+    /// Whether a policy of the API server takes the leader's bindings alone.
+    pub fences_bindings: bool,
 }
 
 impl LeaderArgs {
@@ -66,6 +72,6 @@ impl LeaderArgs {
                 "--renew-deadline and --bind-timeout together must not be longer than --lease-duration: a leader's last bind must end before another begins"
             );
         }
-        Ok(Some(Leader { lease: self.lease_name, terms, pod, namespace: self.pod_namespace }))
+        Ok(Some(Leader { lease: self.lease_name, terms, pod, namespace: self.pod_namespace, fences_bindings: self.fence_bindings }))
     }
 }

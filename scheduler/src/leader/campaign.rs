@@ -9,6 +9,7 @@ use tokio::time::sleep_until;
 use tracing::{info, warn};
 
 use super::election::{Action, Election, Reign, Terms, Written};
+use super::fence::{self, Fence};
 use super::label::{LabelKeeper, Wanted};
 use super::lease::LeaseObject;
 use super::sight::Sight;
@@ -33,6 +34,8 @@ pub struct Settings {
     pub terms: Terms,
     /// Longest time that one bind may take.
     pub bind_timeout: Duration,
+    /// Whether a policy of the API server takes the bindings of that replica alone which the SchedulerLeader object names.
+    pub fences_bindings: bool,
 }
 
 /// A replica that takes part.
@@ -43,6 +46,7 @@ pub struct Campaign {
     sight: Sight,
     lease: LeaseObject,
     label: LabelKeeper,
+    fence: Option<Fence>,
     election: Election,
     /// The reign that has been acted upon.
     reign: Option<Reign>,
@@ -77,11 +81,15 @@ impl Campaign {
     /// A replica that reads and writes through `client`.
     pub fn new(client: Client, settings: Settings, leadership: Leadership, index: Shared<Index>, sight: Sight) -> Self {
         let lease = LeaseObject::new(client.clone(), &settings.namespace, &settings.lease);
-        let label = LabelKeeper::start(client, settings.pod.clone(), leadership.clone());
+        let label = LabelKeeper::start(client.clone(), settings.pod.clone(), leadership.clone());
         // A process that comes after this one in the same pod is another replica.
         let identity = format!("{}_{:016x}", settings.pod.name, RandomState::new().build_hasher().finish());
+        let fence = settings.fences_bindings.then(|| {
+            let Settings { lease: name, namespace, pod, .. } = settings.clone();
+            Fence::new(client, fence::Settings { namespace, name, pod, holder: identity.clone() }, leadership.clone())
+        });
         let election = Election::new(identity, settings.terms, now());
-        Self { settings, leadership, index, sight, lease, label, election, reign: None, succession: None }
+        Self { settings, leadership, index, sight, lease, label, fence, election, reign: None, succession: None }
     }
 
     /// Takes part until `stop` completes, then gives the Lease up once all binds have ended.
@@ -179,21 +187,31 @@ impl Campaign {
         self.index.write().end_reign();
     }
 
-    /// Waits out what the predecessor may be writing, writes the label, and waits until the watch has shown that, and so all
-    /// that was written before.
+    /// Has the API server refuse what the predecessor may still send, waits out what it may be writing, writes the label, and
+    /// waits until the watch has shown that, and so all that was written before. Then sees to it that bindings are taken.
     fn succeed(&self, reign: Reign) -> JoinHandle<()> {
         let since = jiff::Timestamp::now().to_string();
         let (leadership, sight, wanted) = (self.leadership.clone(), self.sight.clone(), self.label.sender());
         let patience = patience(self.settings.bind_timeout);
+        let fence = self.fence.clone();
         tokio::spawn(async move {
+            if let Some(fence) = &fence {
+                fence.take().await;
+            }
             if !reign.is_handed_over {
                 info!(?patience, "the leader before did not say goodbye: what it may be writing is waited out");
                 tokio::time::sleep(patience).await;
             }
             wanted.send_replace(Wanted::Leader(since.clone()));
             sight.has_shown(&since).await;
+            if let Some(fence) = &fence {
+                fence.until_taken().await;
+            }
             leadership.clear();
             info!("ready to bind: everything that was written before has been seen");
+            if let Some(fence) = &fence {
+                fence.keep().await;
+            }
         })
     }
 

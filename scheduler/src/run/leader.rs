@@ -36,7 +36,14 @@ impl Part {
         let settings = config.leader.as_ref().map(|leader| {
             let namespace = leader.namespace.clone().unwrap_or_else(|| namespace.to_owned());
             let pod = PodName { namespace: namespace.clone(), name: leader.pod.clone() };
-            Settings { lease: leader.lease.clone(), namespace, pod, terms: leader.terms, bind_timeout }
+            Settings {
+                lease: leader.lease.clone(),
+                namespace,
+                pod,
+                terms: leader.terms,
+                bind_timeout,
+                fences_bindings: leader.fences_bindings,
+            }
         });
         let leadership = if settings.is_some() { Leadership::standby() } else { Leadership::alone_after_another() };
         let sight = Sight::new(settings.as_ref().map(|settings| settings.pod.clone()));

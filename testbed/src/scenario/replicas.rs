@@ -5,15 +5,19 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use kube::ResourceExt;
+use kube::api::{Api, DeleteParams, ListParams};
 use proto::resource::{GPU_MEM, GPU_MEMORY};
 use serde_json::{Value, json};
 
 use super::{Body, DEADLINE, World};
 use crate::apiserver::{Fault, Matching};
+use crate::cluster::SCHEDULER_USER;
+use crate::manifests;
 use crate::observer::node_of;
 use crate::pods::PodSpec;
-use crate::replicas::Replicas;
+use crate::replicas::{NAMESPACE, Replicas};
 
 /// Pods that are on their way while a leader is killed.
 const N_PODS: usize = 12;
@@ -21,6 +25,8 @@ const N_PODS: usize = 12;
 const N_LATE: u64 = 3;
 /// What becomes of bindings that the leader has sent when it dies: not written yet, or written and not answered.
 const LATE: [Fault; 2] = [Fault::Delay(Duration::from_millis(500)), Fault::DropReply];
+/// A policy that refuses every binding.
+const REFUSAL: &str = "test-refuses-bindings";
 /// Pause between pods that arrive during a rollout.
 const ARRIVAL: Duration = Duration::from_millis(250);
 /// Pause between two looks at something.
@@ -37,6 +43,12 @@ pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
     ),
     ("leader-paused", "a leader that stands still until another leads binds nothing when it goes on", |world| {
         with_replicas(world, leader_paused).boxed()
+    }),
+    ("fence-reinstalled", "the policy that fences replicas deleted and installed again: the next leader binds", |world| {
+        with_replicas(world, fence_reinstalled).boxed()
+    }),
+    ("fence-refused", "a leader whose bindings the API server refuses is not ready and says so, and goes on when it may", |world| {
+        with_replicas(world, fence_refused).boxed()
     }),
     ("rollout", "both replicas replaced while pods arrive: none waits, and webhooks answer for each", |world| {
         with_replicas(world, rollout).boxed()
@@ -126,6 +138,60 @@ fn leader_paused<'a>(world: &'a mut World, replicas: &'a mut Replicas) -> BoxFut
         world.verify().await?;
         // Whoever led before does not come back: the label is taken off.
         until("the former leader's label to be taken off", || !replicas.leaders().contains(&leader)).await
+    }
+    .boxed()
+}
+
+/// Where kube-apiserver watches what the policy has as its parameter, that watch has ended in between.
+fn fence_reinstalled<'a>(world: &'a mut World, replicas: &'a mut Replicas) -> BoxFuture<'a, Result<()>> {
+    async move {
+        let leader = replicas.until_led_by_another_than("").await?;
+        world.start(PodSpec::new("before", &[(GPU_MEM, "1")])).await?;
+        let (client, path) = {
+            let cluster = world.cluster()?;
+            (cluster.client().clone(), cluster.deploy().join("base/scheduler-admission.yaml"))
+        };
+        let policies: Api<ValidatingAdmissionPolicy> = Api::all(client.clone());
+        let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(client.clone());
+        let (one, all) = (DeleteParams::default(), ListParams::default());
+        bindings.delete_collection(&one, &all).await.context("cannot delete bindings of policies")?;
+        policies.delete_collection(&one, &all).await.context("cannot delete policies")?;
+        manifests::apply_file(&client, &path).await?;
+        world.start(PodSpec::new("reinstalled", &[(GPU_MEM, "1")])).await?;
+        replicas.kill(&leader).await?;
+        replicas.until_led_by_another_than(&leader).await?;
+        world.start(PodSpec::new("next-leader", &[(GPU_MEM, "1")])).await?;
+        replicas.restart(&leader).await?;
+        replicas.until_ready(&leader).await
+    }
+    .boxed()
+}
+
+fn fence_refused<'a>(world: &'a mut World, replicas: &'a mut Replicas) -> BoxFuture<'a, Result<()>> {
+    async move {
+        let leader = replicas.until_led_by_another_than("").await?;
+        let api = world.cluster()?.api().cluster().clone();
+        let rule = json!({"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods/binding"]});
+        let account = format!("request.userInfo.username == '{SCHEDULER_USER}'");
+        let policy = json!({"metadata": {"name": REFUSAL}, "spec": {
+            "failurePolicy": "Fail", "matchConstraints": {"resourceRules": [rule]},
+            "matchConditions": [{"name": "is-scheduler", "expression": account}],
+            "validations": [{"expression": "false", "message": "not today", "reason": "Forbidden"}],
+        }});
+        let binding = json!({"metadata": {"name": REFUSAL}, "spec": {"policyName": REFUSAL, "validationActions": ["Deny"]}});
+        api.create("validatingadmissionpolicies", policy)?;
+        api.create("validatingadmissionpolicybindings", binding)?;
+        world.create(PodSpec::new("waits", &[(GPU_MEM, "1")])).await?;
+        until("the leader not to be ready", || !replicas.is_ready(&leader)).await?;
+        let is_told = |event: &Value| event.get("reason").is_some_and(|reason| reason == "BindingsRefused");
+        until("an event of the leader's pod", || {
+            api.list("events", Some(NAMESPACE)).is_ok_and(|events| events.iter().any(|event| is_told(event)))
+        })
+        .await?;
+        api.delete("validatingadmissionpolicybindings", "", REFUSAL, None)?;
+        api.delete("validatingadmissionpolicies", "", REFUSAL, None)?;
+        world.until_running(&["waits"]).await?;
+        replicas.until_ready(&leader).await
     }
     .boxed()
 }

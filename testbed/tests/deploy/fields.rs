@@ -65,6 +65,7 @@ fn kinds() -> Vec<(&'static str, &'static str, Known)> {
 #[case::runtime_class(render_base_with("components/nvidia-runtime-class"))]
 #[case::driver_root(render_with("base", &["components/driver-root", "components/gpu-operator", "components/selinux", "components/read-only-etc"]))]
 #[case::runtime_hook(render_base_with("components/nri"))]
+#[case::record_writers(render_base_with("components/record-writers"))]
 #[case::all_devices(render_base_with("components/all-devices"))]
 #[case::device_labels(render_base_with("components/device-labels"))]
 fn every_field_is_known(#[case] objects: Vec<Value>) {

@@ -68,7 +68,8 @@ fn rights_are_for_the_lease_that_is_used_and_the_own_pod() {
     let role = find(&objects, "Role", "gpushare-scheduler-leader");
     let named: Vec<&str> = role["rules"].as_array().unwrap().iter().flat_map(|rule| texts(&rule["resourceNames"])).collect();
     let (container, help) = (container(&objects), SCHEDULER.help());
-    assert_eq!(named, [flag(&container, &help, "--lease-name")]);
+    let lease = flag(&container, &help, "--lease-name");
+    assert_eq!(named, [lease, lease], "the Lease, and the object of the same name that repeats it");
     assert!(SCHEDULER_LEADER.iter().any(|access| (access.resource, access.verb) == ("pods", "patch")));
     let policy = find(&objects, "ValidatingAdmissionPolicy", "gpushare-scheduler-pods");
     let spec = &policy["spec"];
@@ -89,12 +90,18 @@ fn rights_are_for_the_lease_that_is_used_and_the_own_pod() {
     assert_eq!((&binding["spec"]["policyName"], &binding["spec"]["validationActions"]), (&policy["metadata"]["name"], &json!(["Deny"])));
 }
 
-/// A write that an earlier leader has sent may come in at any time: the API server refuses it once the Lease is another's.
+/// A write that an earlier leader has sent may come in at any time: the API server refuses it once another is named. The kind is
+/// our own: of a built-in one kube-apiserver's watch does not survive the policy.
 #[test]
-fn only_who_holds_the_lease_binds() {
+fn only_who_is_named_binds() {
     let objects = render("base");
     let spec = &find(&objects, "ValidatingAdmissionPolicy", "gpushare-scheduler-bindings")["spec"];
-    assert_eq!((&spec["failurePolicy"], &spec["paramKind"]["kind"]), (&json!("Fail"), &json!("Lease")));
+    let definition = find(&objects, "CustomResourceDefinition", "schedulerleaders.gpushare.io");
+    let (group, version) = (&definition["spec"]["group"], &definition["spec"]["versions"][0]["name"]);
+    let api_version = format!("{}/{}", group.as_str().unwrap(), version.as_str().unwrap());
+    let kind = json!({"apiVersion": api_version, "kind": definition["spec"]["names"]["kind"]});
+    assert_eq!((&spec["failurePolicy"], &spec["paramKind"]), (&json!("Fail"), &kind));
+    assert!(texts(&container(&objects)["args"]).contains(&"--fence-bindings"), "nobody would be named");
     let resources = texts(&spec["matchConstraints"]["resourceRules"][0]["resources"]);
     // The API server answers a review and stores nothing.
     let stores = |access: &&testbed::rbac::Access| access.verb == "create" && !access.resource.ends_with("reviews");
@@ -112,6 +119,20 @@ fn only_who_holds_the_lease_binds() {
         "parameterNotFoundAction": "Deny",
     });
     assert_eq!((&binding["paramRef"], &binding["validationActions"]), (&lease, &json!(["Deny"])));
+}
+
+/// A policy whose parameter is of a built-in kind refuses everything once it was deleted and made again.
+#[test]
+fn no_policy_has_a_parameter_of_a_built_in_kind() {
+    for folder in ["base", "attach/second-scheduler"] {
+        let objects = render(folder);
+        let definitions = all(&objects, "CustomResourceDefinition");
+        let is_ours = |kind: &Value| definitions.iter().any(|definition| definition["spec"]["names"]["kind"] == *kind);
+        for policy in all(&objects, "ValidatingAdmissionPolicy") {
+            let kind = &policy["spec"]["paramKind"]["kind"];
+            assert!(kind.is_null() || is_ours(kind), "{}: {kind}", policy["metadata"]["name"]);
+        }
+    }
 }
 
 /// A leader ends its binds, gives the Lease up, takes its label off and answers what is in work before kubelet kills it.
@@ -140,5 +161,6 @@ fn beside_a_kube_scheduler_there_is_one_and_no_election(#[case] folder: &str) {
     assert!(!names("Role").contains(&"gpushare-scheduler-leader"));
     for kind in ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"] {
         assert!(!names(kind).contains(&"gpushare-scheduler-bindings"), "nobody could bind");
+        assert!(names(kind).contains(&"gpushare-records"));
     }
 }

@@ -12,6 +12,7 @@ mod fields;
 mod flow;
 mod images;
 mod leader;
+mod records;
 mod render;
 mod samples;
 mod scheduler_configuration;

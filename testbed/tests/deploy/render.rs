@@ -216,6 +216,7 @@ fn every_kustomization_is_known() {
     components/nri/kustomization.yaml
     components/nvidia-runtime-class/kustomization.yaml
     components/read-only-etc/kustomization.yaml
+    components/record-writers/kustomization.yaml
     components/second-scheduler/kustomization.yaml
     components/selinux/kustomization.yaml
     components/simulated/kustomization.yaml

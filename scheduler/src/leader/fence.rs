@@ -1,0 +1,250 @@
+//! The SchedulerLeader object, which names the replica whose bindings the API server takes, and whether it takes them.
+//!
+//! The policy `gpushare-scheduler-bindings` compares the pod of a scheduler's token with the holder in this object. The
+//! object repeats the Lease in a kind of our own, as kube-apiserver watches the objects that a policy names as parameters,
+//! and its watch of a built-in kind ends for good with the last policy binding of that kind (kubernetes/kubernetes#133827).
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow};
+use http::{Method, Request, StatusCode, header};
+use kube::Client;
+use kube::client::Body;
+use serde_json::{Value, json};
+use tokio::time::{sleep, timeout};
+use tracing::{info, warn};
+
+use super::{Leadership, PodName};
+
+/// Group and version of the object.
+const API_VERSION: &str = "gpushare.io/v1alpha1";
+/// Its kind, and its name in paths.
+const KIND: (&str, &str) = ("SchedulerLeader", "schedulerleaders");
+/// Longest time that one request may take.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(4);
+/// Pause between looks at whether bindings are taken, while they are and while they are not.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(10), Duration::from_millis(200));
+/// How long a refusal may last before it is reported: the API server takes a moment to see a new holder.
+const TOLERATED: Duration = Duration::from_secs(3);
+/// The node of the binding that is tried and never written.
+const NO_NODE: &str = "gpushare-dry-run";
+
+/// Where the object and the Lease are, and whom the object is to name.
+#[derive(Clone, Debug)]
+pub(super) struct Settings {
+    /// Namespace of both.
+    pub(super) namespace: String,
+    /// Name of both.
+    pub(super) name: String,
+    /// This replica's pod.
+    pub(super) pod: PodName,
+    /// What the Lease says while this replica holds it.
+    pub(super) holder: String,
+}
+
+/// Has the API server take this replica's bindings, for one term.
+#[derive(Clone)]
+pub(super) struct Fence {
+    client: Client,
+    settings: Settings,
+    leadership: Leadership,
+}
+
+/// Whether the API server takes a binding of this replica.
+#[derive(Debug, PartialEq, Eq)]
+enum Probe {
+    Taken,
+    /// Its words.
+    Refused(String),
+    /// Why that is not known.
+    Unknown(String),
+}
+
+impl Fence {
+    pub(super) fn new(client: Client, settings: Settings, leadership: Leadership) -> Self {
+        Self { client, settings, leadership }
+    }
+
+    /// Names this replica in the object; returns when that is written.
+    ///
+    /// From then on the API server refuses what an earlier leader sends, as soon as it has seen the object change.
+    pub(super) async fn take(&self) {
+        let mut report = Report::new(self);
+        while let Err(error) = self.write().await {
+            report.refused(format!("{error:#}")).await;
+            sleep(PAUSES.1).await;
+        }
+    }
+
+    /// Returns when the API server takes this replica's bindings.
+    pub(super) async fn until_taken(&self) {
+        let mut report = Report::new(self);
+        loop {
+            let problem = match self.probe().await {
+                Probe::Taken => return report.taken(),
+                Probe::Refused(message) | Probe::Unknown(message) => message,
+            };
+            let written = self.write().await;
+            report.refused(written.map_or_else(|error| format!("{error:#}"), |()| problem)).await;
+            sleep(PAUSES.1).await;
+        }
+    }
+
+    /// Sees to it that bindings are taken, until the term ends with this future.
+    pub(super) async fn keep(&self) {
+        loop {
+            // A refused binding wakes this at once.
+            let _ = timeout(PAUSES.0, self.leadership.bind_refused()).await;
+            self.until_taken().await;
+        }
+    }
+
+    /// Writes the object over the version that was read, if it names another.
+    ///
+    /// Leadership is asked after the read: a replica that was deposed meanwhile either sees so, or writes over a version that
+    /// its successor has replaced or will replace.
+    async fn write(&self) -> anyhow::Result<()> {
+        let Settings { namespace, name, holder, .. } = &self.settings;
+        let collection = format!("/apis/{API_VERSION}/namespaces/{namespace}/{}", KIND.1);
+        let path = format!("{collection}/{name}");
+        let (status, found) = self.send(Method::GET, &path, None).await?;
+        let version = match status {
+            StatusCode::OK if found.pointer("/spec/holderIdentity").and_then(Value::as_str) == Some(holder) => return Ok(()),
+            StatusCode::OK => Some(found.pointer("/metadata/resourceVersion").cloned().unwrap_or_default()),
+            StatusCode::NOT_FOUND => None,
+            _ => return Err(refusal("read", name, status, &found)),
+        };
+        self.check_lease().await?;
+        self.leadership.check(now())?;
+        let mut metadata = json!({"name": name, "namespace": namespace, "labels": {"app.kubernetes.io/part-of": "gpushare"}});
+        if let Some((version, metadata)) = version.clone().zip(metadata.as_object_mut()) {
+            metadata.insert("resourceVersion".to_owned(), version);
+        }
+        let spec = json!({"holderIdentity": holder, "acquireTime": jiff::Timestamp::now().to_string()});
+        let object = json!({"apiVersion": API_VERSION, "kind": KIND.0, "metadata": metadata, "spec": spec});
+        let (method, path) = if version.is_some() { (Method::PUT, path) } else { (Method::POST, collection) };
+        let (status, answer) = self.send(method, &path, Some(&object)).await?;
+        if !status.is_success() {
+            return Err(refusal("write", name, status, &answer));
+        }
+        info!(name, holder, "the API server is to take this replica's bindings and no other's");
+        Ok(())
+    }
+
+    /// A person may have given the Lease to another, who then takes bindings over.
+    async fn check_lease(&self) -> anyhow::Result<()> {
+        let Settings { namespace, name, holder, .. } = &self.settings;
+        let path = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}");
+        let (status, lease) = self.send(Method::GET, &path, None).await?;
+        let held_by = lease.pointer("/spec/holderIdentity").and_then(Value::as_str).unwrap_or_default();
+        anyhow::ensure!(status == StatusCode::OK && held_by == holder, "the Lease {name} does not name this replica any more");
+        Ok(())
+    }
+
+    /// Tries a binding of this replica's own pod, which is bound: the API server refuses it by policy, or else as a conflict.
+    async fn probe(&self) -> Probe {
+        let PodName { namespace, name } = &self.settings.pod;
+        let target = json!({"apiVersion": "v1", "kind": "Node", "name": NO_NODE});
+        let metadata = json!({"name": name, "namespace": namespace});
+        let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target});
+        let path = format!("/api/v1/namespaces/{namespace}/pods/{name}/binding?dryRun=All");
+        match self.send(Method::POST, &path, Some(&binding)).await {
+            Ok((status, answer)) if is_refusal(status) => Probe::Refused(message(&answer)),
+            Ok((status, _)) if status.is_success() || [StatusCode::CONFLICT, StatusCode::NOT_FOUND].contains(&status) => Probe::Taken,
+            Ok((status, answer)) => Probe::Unknown(format!("{status}: {}", message(&answer))),
+            Err(error) => Probe::Unknown(format!("{error:#}")),
+        }
+    }
+
+    /// Writes an event about this replica's pod.
+    async fn tell(&self, text: &str) {
+        let PodName { namespace, name } = &self.settings.pod;
+        let now = jiff::Timestamp::now();
+        let event = json!({
+            "apiVersion": "v1", "kind": "Event", "type": "Warning", "reason": "BindingsRefused", "message": text, "count": 1,
+            "metadata": {"namespace": namespace, "name": format!("{name}.{:x}", now.as_nanosecond())},
+            "involvedObject": {"apiVersion": "v1", "kind": "Pod", "namespace": namespace, "name": name},
+            "source": {"component": "gpushare-scheduler"},
+            "firstTimestamp": now.round(jiff::Unit::Second).unwrap_or(now).to_string(),
+            "lastTimestamp": now.round(jiff::Unit::Second).unwrap_or(now).to_string(),
+        });
+        let sent = self.send(Method::POST, &format!("/api/v1/namespaces/{namespace}/events"), Some(&event)).await;
+        let problem = match sent {
+            Ok((status, _)) if status.is_success() => return,
+            Ok((status, answer)) => format!("{status}: {}", message(&answer)),
+            Err(error) => format!("{error:#}"),
+        };
+        warn!(error = problem, "cannot write an event");
+    }
+
+    async fn send(&self, method: Method, path: &str, body: Option<&Value>) -> anyhow::Result<(StatusCode, Value)> {
+        use http_body_util::BodyExt;
+        let request = Request::builder().method(method).uri(path).header(header::CONTENT_TYPE, "application/json");
+        let request = request.body(Body::from(body.map(|body| body.to_string().into_bytes()).unwrap_or_default()))?;
+        let exchange = async {
+            let (head, body) = self.client.send(request).await?.into_parts();
+            anyhow::Ok((head.status, body.collect().await?.to_bytes()))
+        };
+        let (status, bytes) = timeout(REQUEST_TIMEOUT, exchange).await.context("no answer in time")??;
+        Ok((status, serde_json::from_slice(&bytes).unwrap_or_else(|_| Value::String(String::from_utf8_lossy(&bytes).into_owned()))))
+    }
+}
+
+/// Reports a refusal that lasts, once.
+struct Report<'a> {
+    fence: &'a Fence,
+    since: Option<Instant>,
+    is_told: bool,
+}
+
+impl<'a> Report<'a> {
+    fn new(fence: &'a Fence) -> Self {
+        Self { fence, since: None, is_told: false }
+    }
+
+    async fn refused(&mut self, problem: String) {
+        let since = *self.since.get_or_insert_with(now);
+        if now().duration_since(since) < TOLERATED {
+            return;
+        }
+        self.fence.leadership.set_refused(Some(problem.clone()));
+        if !self.is_told {
+            self.is_told = true;
+            warn!(problem, "this replica holds the Lease, and the API server does not take its bindings");
+            let text = format!(
+                "this replica holds the Lease, and the API server does not take its bindings: {problem}. If the object SchedulerLeader \
+                 names this pod, restart kube-apiserver; else see that the CRD, the Role and the policy of this version are installed"
+            );
+            self.fence.tell(&text).await;
+        }
+    }
+
+    fn taken(self) {
+        self.fence.leadership.set_refused(None);
+        if self.is_told {
+            info!("the API server takes this replica's bindings again");
+        }
+    }
+}
+
+/// Whether an answer says that a policy, or RBAC, keeps a request from being carried out.
+pub(crate) fn is_refusal(status: StatusCode) -> bool {
+    matches!(status, StatusCode::FORBIDDEN | StatusCode::UNPROCESSABLE_ENTITY)
+}
+
+fn refusal(verb: &str, name: &str, status: StatusCode, answer: &Value) -> anyhow::Error {
+    anyhow!("cannot {verb} {} {name} ({status}): {}", KIND.0, message(answer))
+}
+
+/// What an answer says, for people.
+fn message(answer: &Value) -> String {
+    let text = answer.get("message").and_then(Value::as_str).or_else(|| answer.as_str()).unwrap_or_default();
+    crate::bind::shorten(text.trim())
+}
+
+fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}
+
+#[cfg(test)]
+mod tests;

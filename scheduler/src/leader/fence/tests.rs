@@ -1,0 +1,164 @@
+//! What is written when, and what a refusal by the API server leads to.
+
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex};
+
+use http::Response;
+use http_body_util::BodyExt;
+use rstest::rstest;
+
+use super::super::election::Terms;
+use super::*;
+
+/// The parts of an API server that matter here.
+#[derive(Debug, Default)]
+struct Server {
+    /// Whom the Lease names.
+    lease: String,
+    /// Version and holder of the object.
+    object: Option<(u64, String)>,
+    /// Whether the object has just been written by another whenever it is read.
+    is_contended: bool,
+    /// The answer to a binding.
+    binding: u16,
+    /// Requests in order, without those that read.
+    written: Vec<String>,
+}
+
+type Shared = Arc<Mutex<Server>>;
+
+impl Server {
+    fn answer(&mut self, method: &Method, path: &str, body: &Value) -> (u16, Value) {
+        if *method != Method::GET {
+            self.written.push(format!("{method} {}", path.rsplit('/').next().unwrap_or_default()));
+        }
+        if path.contains("/leases/") {
+            return (200, json!({"spec": {"holderIdentity": self.lease}}));
+        }
+        if path.contains("/binding") {
+            return (self.binding, json!({"message": "so it is"}));
+        }
+        if path.ends_with("/events") {
+            return (201, json!({}));
+        }
+        if *method == Method::GET {
+            let Some((version, holder)) = self.object.clone() else { return (404, json!({})) };
+            if self.is_contended {
+                self.object = Some((version + 1, holder.clone()));
+            }
+            return (200, json!({"metadata": {"resourceVersion": version.to_string()}, "spec": {"holderIdentity": holder}}));
+        }
+        let version = self.object.as_ref().map(|(version, _)| version.to_string());
+        if body.pointer("/metadata/resourceVersion").and_then(Value::as_str) != version.as_deref() {
+            return (409, json!({"message": "another version"}));
+        }
+        let holder = body.pointer("/spec/holderIdentity").and_then(Value::as_str).unwrap_or_default().to_owned();
+        self.object = Some((self.object.as_ref().map_or(1, |(version, _)| version + 1), holder));
+        (200, body.clone())
+    }
+}
+
+fn fence(server: Server) -> (Fence, Shared) {
+    let shared = Arc::new(Mutex::new(server));
+    let state = Arc::clone(&shared);
+    let service = tower::service_fn(move |request: Request<Body>| {
+        let state = Arc::clone(&state);
+        async move {
+            let (head, body) = request.into_parts();
+            let body = body.collect().await.unwrap().to_bytes();
+            let (status, answer) =
+                state.lock().unwrap().answer(&head.method, head.uri.path(), &serde_json::from_slice(&body).unwrap_or_default());
+            Ok::<_, Infallible>(Response::builder().status(status).body(Body::from(answer.to_string().into_bytes())).unwrap())
+        }
+    });
+    let client = Client::new(service, "ns");
+    let pod = PodName { namespace: "ns".to_owned(), name: "pod-1".to_owned() };
+    let settings = Settings { namespace: "ns".to_owned(), name: "gpushare-scheduler".to_owned(), pod, holder: "pod-1_a".to_owned() };
+    let leadership = Leadership::standby();
+    let terms = Terms { lease: Duration::from_secs(15), renew: Duration::from_secs(10), retry: Duration::from_secs(2) };
+    leadership.lead(terms, now(), true);
+    (Fence::new(client, settings, leadership), shared)
+}
+
+fn holding() -> Server {
+    Server { lease: "pod-1_a".to_owned(), binding: 409, ..Server::default() }
+}
+
+#[rstest]
+#[case::there_is_none(None, &["POST schedulerleaders"])]
+#[case::another_is_named(Some("pod-0_b"), &["PUT gpushare-scheduler"])]
+#[case::an_earlier_process_of_the_pod(Some("pod-1_0"), &["PUT gpushare-scheduler"])]
+#[case::it_is_named_already(Some("pod-1_a"), &[])]
+#[tokio::test]
+async fn names_itself_once_it_leads(#[case] before: Option<&str>, #[case] expected: &[&str]) {
+    let (fence, server) = fence(Server { object: before.map(|holder| (7, holder.to_owned())), ..holding() });
+    fence.take().await;
+    let server = server.lock().unwrap();
+    assert_eq!(server.written, expected);
+    assert_eq!(server.object.as_ref().map(|(_, holder)| holder.as_str()), Some("pod-1_a"));
+}
+
+/// Whoever has lost the Lease, by its own clock or by the word of the API server, takes nothing from the one that has it.
+#[rstest]
+#[case::the_lease_names_another("pod-0_b", true, false, "does not name this replica any more")]
+#[case::the_time_is_over("pod-1_a", false, false, "not the leader")]
+#[case::another_has_written_meanwhile("pod-1_a", true, true, "another version")]
+#[tokio::test]
+async fn writes_only_as_the_leader(#[case] lease: &str, #[case] leads: bool, #[case] is_contended: bool, #[case] problem: &str) {
+    let object = Some((7, "pod-0_b".to_owned()));
+    let (fence, server) = fence(Server { lease: lease.to_owned(), object, is_contended, ..holding() });
+    if !leads {
+        fence.leadership.stand_by();
+    }
+    let error = fence.write().await.unwrap_err();
+    assert!(format!("{error:#}").contains(problem), "{error:#}");
+    assert_eq!(server.lock().unwrap().object.as_ref().map(|(_, holder)| holder.as_str()), Some("pod-0_b"));
+}
+
+#[rstest]
+#[case::bound_already(409, Probe::Taken)]
+#[case::pod_is_gone(404, Probe::Taken)]
+#[case::refused(403, Probe::Refused("so it is".to_owned()))]
+#[case::refused_for_want_of_a_parameter(422, Probe::Refused("so it is".to_owned()))]
+#[case::trouble(500, Probe::Unknown("500 Internal Server Error: so it is".to_owned()))]
+#[tokio::test]
+async fn knows_whether_bindings_are_taken(#[case] binding: u16, #[case] expected: Probe) {
+    let (fence, _) = fence(Server { binding, ..holding() });
+    assert_eq!(fence.probe().await, expected);
+}
+
+/// As after the informer of kube-apiserver has died: the object names this replica, and its bindings are refused all the same.
+#[tokio::test(start_paused = true)]
+async fn a_refusal_that_lasts_is_reported_once_and_ends() {
+    let object = Some((7, "pod-1_a".to_owned()));
+    let (fence, server) = fence(Server { object, binding: 403, ..holding() });
+    let leadership = fence.leadership.clone();
+    let waiting = tokio::spawn(async move { fence.until_taken().await });
+    sleep(TOLERATED / 2).await;
+    assert_eq!(leadership.refused(), None, "a new holder is seen a moment later");
+    sleep(TOLERATED).await;
+    assert_eq!(leadership.refused().as_deref(), Some("so it is"));
+    sleep(TOLERATED).await;
+    assert_eq!(server.lock().unwrap().written.iter().filter(|line| *line == "POST events").count(), 1);
+    assert!(!waiting.is_finished());
+    server.lock().unwrap().binding = 409;
+    waiting.await.unwrap();
+    assert_eq!(leadership.refused(), None);
+}
+
+/// Somebody deletes the object: the next binding is refused, and that brings it back.
+#[tokio::test(start_paused = true)]
+async fn a_refused_binding_has_the_object_looked_at() {
+    let (fence, server) = fence(Server { object: Some((7, "pod-1_a".to_owned())), ..holding() });
+    let leadership = fence.leadership.clone();
+    let keeping = tokio::spawn(async move { fence.keep().await });
+    sleep(Duration::from_secs(1)).await;
+    {
+        let mut server = server.lock().unwrap();
+        (server.object, server.binding) = (None, 422);
+    }
+    leadership.note_bind_refused();
+    sleep(Duration::from_millis(100)).await;
+    assert_eq!(server.lock().unwrap().object, Some((1, "pod-1_a".to_owned())));
+    keeping.abort();
+}

@@ -1,0 +1,153 @@
+//! Records that no scheduler wrote, and pods that nobody placed: what they take away, and who may write them.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, bail, ensure};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, Patch, PatchParams, PostParams};
+use kube::{Client, ResourceExt};
+use proto::record::{DEVICE_ALLOCATED, MEM_ASSIGNED, MEM_IDX};
+use proto::resource::{GPU_CORE, GPU_MEM};
+use proto::without_devices::PODS_WITHOUT_DEVICES;
+use serde_json::{Value, json};
+
+use super::{Body, World};
+use crate::cluster::user_client;
+use crate::manifests;
+use crate::observer::{Snapshot, node_of};
+use crate::pods::PodSpec;
+
+/// Name, promise, body.
+pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
+    ("records-forged", "records of pods that ask for nothing, and pods that nobody placed, take no GPU from anybody else", forged),
+    ("records-guarded", "records are written by the scheduler and the plugin, and pods that have some stay changeable", guarded),
+];
+
+/// The policy, and where it lies in `deploy/`.
+const POLICY: (&str, &str) = ("gpushare-records", "base/record-admission.yaml");
+/// The scheduler of pods that nobody schedules.
+const NOBODY: &str = "nobody";
+
+fn record(minors: &[u32]) -> BTreeMap<String, String> {
+    let gpu = |minor: &u32| json!({"minor": minor, "resources": {"koordinator.sh/gpu-memory": "80Gi", "koordinator.sh/gpu-core": 100}});
+    let gpus: Vec<Value> = minors.iter().map(gpu).collect();
+    [(DEVICE_ALLOCATED.to_owned(), json!({"gpu": gpus}).to_string())].into()
+}
+
+/// Puts a pod on a node as its author can with `nodeName`.
+async fn put(world: &mut World, spec: PodSpec, node: &str) -> Result<String> {
+    let pod = world.pods.create(&spec.scheduler(NOBODY)).await?;
+    let (name, namespace) = (pod.name_any(), world.namespace.clone());
+    world.excused.insert(world.key(&name));
+    let binding = json!({"metadata": {"name": name, "uid": pod.uid()}, "target": {"kind": "Node", "name": node}});
+    world.cluster()?.api().cluster().bind(&namespace, &name, binding)?;
+    Ok(pod.uid().unwrap_or_default())
+}
+
+fn forged(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        let node = world.gpu_node(2)?;
+        let minors: Vec<u32> = (0..).take(node.units.len()).collect();
+        let mut without = Vec::new();
+        for (name, minors) in [("names-nothing-there", &[99][..]), ("names-all", &minors)] {
+            let spec = PodSpec::new(name, &[("cpu", "1m")]).annotated(&record(minors));
+            without.push(put(world, spec, &node.name).await?);
+        }
+        without.push(put(world, PodSpec::new("core-alone", &[(GPU_CORE, "50")]), &node.name).await?);
+        world.until_running(&["names-nothing-there", "names-all", "core-alone"]).await?;
+        until_reported(world, &node.name, &without).await?;
+        let names: Vec<String> = (0..node.units.len()).map(|idx| format!("full-{idx}")).collect();
+        for (name, units) in names.iter().zip(&node.units) {
+            world.create(PodSpec::new(name, &[(GPU_MEM, &units.to_string())]).on(&node.name)).await?;
+        }
+        world.until_all_run(&names).await?;
+        for name in &names {
+            world.delete(name).await?;
+        }
+        counted_once(world, &node.name, node.units.iter().max().copied().unwrap_or_default()).await?;
+        for name in ["names-nothing-there", "names-all", "core-alone"] {
+            world.delete(name).await?;
+        }
+        world.excused.clear();
+        Ok(())
+    }
+    .boxed()
+}
+
+/// A pod whose device nobody knows leaves the other GPUs of its node as they are.
+async fn counted_once(world: &mut World, node: &str, units: u64) -> Result<()> {
+    put(world, PodSpec::new("direct", &[(GPU_MEM, "1")]), node).await?;
+    // The GPU with the most room is the one that is charged for it.
+    let largest = world.gpu_node(2)?.units.iter().filter(|other| **other == units).count();
+    let next = if largest > 1 {
+        units
+    } else {
+        world.gpu_node(2)?.units.iter().filter(|other| **other < units).max().copied().unwrap_or_default()
+    };
+    world.create(PodSpec::new("beside", &[(GPU_MEM, &next.to_string())]).on(node)).await?;
+    let key = world.key("beside");
+    let is_bound = |snapshot: &Snapshot| snapshot.pods.get(&key).and_then(node_of).map(drop);
+    world.until("a pod to be placed beside one whose device is not known", is_bound).await?;
+    for name in ["beside", "direct"] {
+        world.pods.delete_now(name).await?;
+    }
+    Ok(())
+}
+
+/// Waits until the Device object of a node says that these pods were given nothing.
+async fn until_reported(world: &mut World, node: &str, uids: &[String]) -> Result<()> {
+    let reported = |snapshot: &Snapshot| {
+        let text = snapshot.devices.get(node)?.metadata.annotations.as_ref()?.get(PODS_WITHOUT_DEVICES)?.clone();
+        uids.iter().all(|uid| text.contains(uid.as_str())).then_some(())
+    };
+    world.until("the plugin to report pods without devices", reported).await
+}
+
+fn guarded(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        let node = world.gpu_node(1)?;
+        put(world, PodSpec::new("before", &[("cpu", "1m")]).annotated(&record(&[0])), &node.name).await?;
+        world.until_running(&["before"]).await?;
+        let cluster = world.cluster()?;
+        let path = cluster.deploy().join(POLICY.1);
+        manifests::apply_file(cluster.client(), &path).await?;
+        let alice = user_client(cluster.api(), cluster.dir(), "alice", &[]).await?;
+        let tried = try_accounts(world, &alice).await;
+        let api = world.cluster()?.api().cluster().clone();
+        for plural in ["validatingadmissionpolicybindings", "validatingadmissionpolicies"] {
+            api.delete(plural, "", POLICY.0, None)?;
+        }
+        world.delete("before").await?;
+        world.excused.clear();
+        tried
+    }
+    .boxed()
+}
+
+async fn try_accounts(world: &mut World, alice: &Client) -> Result<()> {
+    let pods: Api<Pod> = Api::namespaced(alice.clone(), &world.namespace);
+    let refused = |what: &str, outcome: kube::Result<Pod>| match outcome {
+        Err(kube::Error::Api(status)) if status.code == 403 && status.message.contains("says which devices a pod holds") => Ok(()),
+        other => bail!("{what}: {other:?}"),
+    };
+    let forged = PodSpec::new("forged", &[("cpu", "1m")]).annotated(&record(&[0])).pod()?;
+    refused("a pod with a record", pods.create(&PostParams::default(), &forged).await)?;
+    let change = async |status: bool, annotations: Value| {
+        let (params, patch) = (PatchParams::default(), Patch::Merge(json!({"metadata": {"annotations": annotations}})));
+        if status { pods.patch_status("before", &params, &patch).await } else { pods.patch("before", &params, &patch).await }
+    };
+    refused("a record that is changed", change(false, json!({DEVICE_ALLOCATED: "{}"})).await)?;
+    refused("a record that is removed", change(false, json!({DEVICE_ALLOCATED: null})).await)?;
+    refused("a record by way of status", change(true, json!({MEM_IDX: "1"})).await)?;
+    change(false, json!({"note": "anything"})).await.context("a pod with a record is no longer changeable")?;
+    let served = world.start(PodSpec::new("served", &[(GPU_MEM, "2")])).await?;
+    ensure!(served.annotations().contains_key(DEVICE_ALLOCATED), "the scheduler wrote no record");
+    let key = world.key("served");
+    let is_assigned = |snapshot: &Snapshot| {
+        let assigned = snapshot.pods.get(&key)?.annotations().get(MEM_ASSIGNED)?;
+        (assigned == "true").then_some(())
+    };
+    world.until("the plugin to mark the pod assigned", is_assigned).await
+}

@@ -1,0 +1,51 @@
+//! Who may write the annotations that say which devices a pod holds.
+//!
+//! What the expressions make of requests is tried in `testbed/tests/apiserver/policies.rs`.
+
+use proto::record::{BIND_TIMESTAMP, DEVICE_ALLOCATED, GPU_MINORS, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_DEV, MEM_IDX, MEM_POD};
+use serde_json::{Value, json};
+use testbed::cluster::{PLUGIN_USER, SCHEDULER_USER};
+
+use crate::render::{render, render_with};
+use crate::{find, texts};
+
+const NAME: &str = "gpushare-records";
+
+fn policy(objects: &[Value]) -> Value {
+    find(objects, "ValidatingAdmissionPolicy", NAME)["spec"].clone()
+}
+
+/// Every word between single quotes.
+fn quoted(expression: &Value) -> Vec<String> {
+    expression.as_str().unwrap().split('\'').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+fn variable(spec: &Value, name: &str) -> Value {
+    let variables = spec["variables"].as_array().unwrap();
+    variables.iter().find(|variable| variable["name"] == name).unwrap()["expression"].clone()
+}
+
+#[test]
+fn every_annotation_of_a_record_is_guarded() {
+    let objects = render("base");
+    let spec = policy(&objects);
+    let keys = [DEVICE_ALLOCATED, BIND_TIMESTAMP, GPU_MINORS, MEM_IDX, MEM_POD, MEM_DEV, MEM_ASSIGNED, MEM_ASSUME_TIME];
+    assert_eq!(quoted(&variable(&spec, "changed")), keys);
+    assert_eq!(spec["failurePolicy"], "Fail");
+    let rule = &spec["matchConstraints"]["resourceRules"][0];
+    assert_eq!(texts(&rule["operations"]), ["CREATE", "UPDATE"]);
+    for resource in ["pods", "pods/status", "pods/binding", "bindings"] {
+        assert!(texts(&rule["resources"]).contains(&resource), "{resource}");
+    }
+    let binding = &find(&objects, "ValidatingAdmissionPolicyBinding", NAME)["spec"];
+    assert_eq!((&binding["policyName"], &binding["validationActions"]), (&json!(NAME), &json!(["Deny"])));
+}
+
+#[test]
+fn the_component_adds_accounts() {
+    let ours = quoted(&variable(&policy(&render("base")), "writers"));
+    assert_eq!(ours, [SCHEDULER_USER, PLUGIN_USER]);
+    let all = quoted(&variable(&policy(&render_with("base", &["components/record-writers"])), "writers"));
+    assert!(all.starts_with(&ours) && all.len() > ours.len(), "{all:?}");
+    assert!(all.iter().all(|account| account.starts_with("system:serviceaccount:")), "{all:?}");
+}
