@@ -104,7 +104,7 @@ fn only_who_is_named_binds() {
     assert!(texts(&container(&objects)["args"]).contains(&"--fence-bindings"), "nobody would be named");
     let resources = texts(&spec["matchConstraints"]["resourceRules"][0]["resources"]);
     // The API server answers a review and stores nothing.
-    let stores = |access: &&testbed::rbac::Access| access.verb == "create" && !access.resource.ends_with("reviews");
+    let stores = |access: &&testbed::rbac::Access<'_>| access.verb == "create" && !access.resource.ends_with("reviews");
     for access in testbed::rbac::SCHEDULER.iter().filter(stores) {
         assert!(resources.contains(&format!("{}/{}", access.resource, access.subresource).as_str()), "not asked about: {access}");
     }
