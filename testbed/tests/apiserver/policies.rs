@@ -118,7 +118,7 @@ async fn a_parameter_of_our_own_kind_does_not_freeze() {
     uninstall(&server).await;
     apply(&server, "scheduler-admission.yaml").await;
     let path = format!("{LEADERS}/gpushare-scheduler");
-    assert_eq!(ask(&server, "s-1", Method::PUT, &path, &leader("s-1_b")).await.code, 200);
+    assert_eq!(ask(&server, "s-1", Method::PATCH, &path, &json!({"spec": {"holderIdentity": "s-1_b"}})).await.code, 200);
     assert_eq!((bind(&server, "s-0", "c").await.0, bind(&server, "s-1", "d").await.0), (403, 201));
     server.cluster().delete("customresourcedefinitions", "", "schedulerleaders.gpushare.io", None).unwrap();
     let (code, text) = bind(&server, "s-1", "e").await;
