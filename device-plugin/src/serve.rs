@@ -10,6 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, ensure};
+use daemon::panics::{log_panics, named};
+use daemon::supervise::Tasks;
 use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client};
@@ -78,6 +80,7 @@ const ENDING: Duration = Duration::from_secs(5);
 /// # Errors
 /// What keeps it from starting.
 pub fn start(config: Config) -> anyhow::Result<()> {
+    log_panics();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the runtime")?;
     let ended = runtime.block_on(run(config));
     // A driver that hangs must not keep the process from ending.
@@ -104,6 +107,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     parts.serve_health(&config, readiness, Arc::new(registry)).await?;
     let inventory = tokio::select! {
         () = stop.requested() => return Ok(()),
+        ended = parts.watches.ended() => return Err(ended.into()),
         found = find_devices(&config) => found?,
     };
     let client = client(&config).await?;
@@ -119,7 +123,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
         recorder.node(Weight::Warning, "GPUNotShared", gpu.to_string());
     }
     let listeners = Listeners { injection: tell_injection, recorder: recorder.clone(), metrics: metrics.clone() };
-    parts.watches.spawn(follow(Arc::clone(&node), node_facts(&config), listeners));
+    parts.watches.spawn("way of injection", follow(Arc::clone(&node), node_facts(&config), listeners));
     if config.identity == Identity::Proof {
         parts.guard_starts(&config, &client, &node, pods.clone(), recorder.clone(), metrics.clone());
     } else {
@@ -128,14 +132,18 @@ async fn run(config: Config) -> anyhow::Result<()> {
     parts.watch_pods(&config, &client, pods);
     let seen = parts.serve_runtime(&config, &node, metrics);
     let published = parts.publish(&config, &client, (node.fleet.clone(), node.pods.clone(), injection), seen, additions, recorder.clone());
-    parts.watches.spawn(watch_clearance(Api::all(client.clone()), published.device.clone(), node.fleet.clone(), clear));
+    parts
+        .watches
+        .spawn("watch of cleared devices", watch_clearance(Api::all(client.clone()), published.device.clone(), node.fleet.clone(), clear));
     let sources = casualties::Sources { fleet: node.fleet.clone(), pods: node.pods.clone(), faults, recorder };
-    parts.watches.spawn(look_after(client.clone(), sources, config.evicts_from_sick_devices));
-    parts.watches.spawn(inherit_pods(Arc::clone(&node)));
-    parts.watches.spawn(mark_assigned(client, Arc::clone(&node)));
+    parts.watches.spawn("pods on unhealthy devices", look_after(client.clone(), sources, config.evicts_from_sick_devices));
+    parts.watches.spawn("pods of a predecessor", inherit_pods(Arc::clone(&node)));
+    parts.watches.spawn("marks of assigned pods", mark_assigned(client, Arc::clone(&node)));
     for (resource, is_registered) in registered {
         let dir = KubeletDir::new(config.device_plugin_dir.clone());
-        parts.servers.spawn(offer::serve(dir, resource, Arc::clone(&node), published.clone(), stop.clone(), is_registered));
+        parts
+            .servers
+            .spawn(resource.socket(), offer::serve(dir, resource, Arc::clone(&node), published.clone(), stop.clone(), is_registered));
     }
     parts.run(stop).await?;
     info!("ended");
@@ -148,9 +156,9 @@ struct Parts {
     /// The task that follows the devices, and ends when only another process can.
     devices: JoinSet<DriverReplaced>,
     /// Tasks that are simply dropped at the end.
-    watches: JoinSet<()>,
+    watches: Tasks,
     /// Tasks that have something to close.
-    servers: JoinSet<()>,
+    servers: Tasks,
 }
 
 /// This side of what follows the devices.
@@ -172,12 +180,13 @@ impl Parts {
         let (tell_fault, faults) = mpsc::channel(MOST_FAULTS);
         let (clear, cleared) = mpsc::channel(MOST_FAULTS);
         let channels = Channels { fleet: tell_fleet, faults: tell_fault, cleared };
-        self.devices.spawn(watch_devices(config.source.clone(), inventory, health, number, channels));
+        self.devices.spawn(named("watch of devices", watch_devices(config.source.clone(), inventory, health, number, channels)));
         Ok(Devices { fleet, faults, clear })
     }
 
     fn watch_pods(&mut self, config: &Config, client: &Client, pods: watch::Sender<Pods>) {
-        self.watches.spawn(watch_pods(client.clone(), config.node_name.to_string(), config.settings.names.cluster.clone(), pods));
+        self.watches
+            .spawn("watch of pods", watch_pods(client.clone(), config.node_name.to_string(), config.settings.names.cluster.clone(), pods));
     }
 
     /// Tells the cluster of a node whose devices are away, so that what was published of them before goes away too.
@@ -190,7 +199,7 @@ impl Parts {
         let recorder = parts.write_events(config, client);
         let seen = watch::channel(Seen::default()).1;
         parts.publish(config, client, (none, pods_seen, watch::channel(None).1), seen, Arc::default(), recorder);
-        parts.watches.spawn(async move { fleet.closed().await });
+        parts.watches.spawn("absent devices", async move { fleet.closed().await });
         Ok(parts)
     }
 
@@ -204,9 +213,9 @@ impl Parts {
         recorder: Recorder,
     ) -> Published {
         let (sender, node) = watch::channel(None);
-        self.watches.spawn(watch_node(client.clone(), config.node_name.to_string(), sender));
+        self.watches.spawn("watch of the node", watch_node(client.clone(), config.node_name.to_string(), sender));
         let (sender, device) = watch::channel(Held::default());
-        self.watches.spawn(watch_device(client.clone(), config.node_name.to_string(), sender));
+        self.watches.spawn("watch of the Device object", watch_device(client.clone(), config.node_name.to_string(), sender));
         let without_devices = self.watch_without_devices(config, pods.clone(), seen.clone());
         let sources = vendor::Sources { fleet: fleet.clone(), pods: pods.clone(), seen };
         let checkpoints = self.watch_vendor(config, client, sources, recorder);
@@ -222,7 +231,7 @@ impl Parts {
             boot_id: boot_id(),
             guards_starts: config.identity == Identity::Proof,
         };
-        self.watches.spawn(Publisher::new(client, facts, sources).run());
+        self.watches.spawn("publication", Publisher::new(client, facts, sources).run());
         published
     }
 
@@ -233,13 +242,13 @@ impl Parts {
         seen: watch::Receiver<Seen>,
     ) -> watch::Receiver<Option<String>> {
         let (sender, receiver) = watch::channel(None);
-        self.watches.spawn(watch_without_devices(config.device_plugin_dir.clone(), pods, seen, sender));
+        self.watches.spawn("pods without devices", watch_without_devices(config.device_plugin_dir.clone(), pods, seen, sender));
         receiver
     }
 
     fn watch_additions(&mut self, config: &Config, first: Arc<Additions>) -> watch::Receiver<Arc<Additions>> {
         let (sender, receiver) = watch::channel(first);
-        self.watches.spawn(watch_additions(config.additions.clone(), config.source.interval(), sender));
+        self.watches.spawn("device labels", watch_additions(config.additions.clone(), config.source.interval(), sender));
         receiver
     }
 
@@ -261,7 +270,7 @@ impl Parts {
         };
         let (sender, checkpoints) = watch::channel(None);
         let sinks = vendor::Sinks { checkpoints: sender, recorder };
-        self.watches.spawn(watch_vendor(settings, sources, AdminAccess::new(client.clone()), sinks));
+        self.watches.spawn("other plugins' devices", watch_vendor(settings, sources, AdminAccess::new(client.clone()), sinks));
         checkpoints
     }
 
@@ -269,7 +278,10 @@ impl Parts {
     fn serve_runtime(&mut self, config: &Config, node: &Arc<NodeState>, metrics: Metrics) -> watch::Receiver<Seen> {
         let (sender, seen) = watch::channel(Seen::default());
         if let Some(socket) = config.nri_socket.clone() {
-            self.watches.spawn(serve_runtime(Hook::new(Arc::clone(node), metrics, sender, config.unrestricted_namespaces.clone()), socket));
+            self.watches.spawn(
+                "runtime hook",
+                serve_runtime(Hook::new(Arc::clone(node), metrics, sender, config.unrestricted_namespaces.clone()), socket),
+            );
         }
         seen
     }
@@ -277,13 +289,13 @@ impl Parts {
     /// Sees when the container runtime reads CDI specs.
     fn watch_readers(&mut self, config: &Config) -> Readers {
         let readers = Readers::default();
-        self.watches.spawn(readers.clone().watch(config.settings.injection.specs.path().to_owned()));
+        self.watches.spawn("readers of CDI specs", readers.clone().watch(config.settings.injection.specs.path().to_owned()));
         readers
     }
 
     fn write_events(&mut self, config: &Config, client: &Client) -> Recorder {
         let (recorder, writer) = events::recorder(client.clone(), config.node_name.to_string());
-        self.watches.spawn(writer.run());
+        self.watches.spawn("events", writer.run());
         recorder
     }
 
@@ -300,14 +312,14 @@ impl Parts {
         let exchange = Arc::new(Mutex::new(Exchange::new(client, config.node_name.to_string(), pods)));
         let gate = Gate::new(client.clone(), config.starts.clone(), Arc::clone(&exchange), recorder, metrics);
         node.gate.get_or_init(|| gate);
-        self.watches.spawn(exchange::follow(client.clone(), Arc::clone(node), exchange));
-        self.watches.spawn(keep_reconciled(Arc::clone(node)));
+        self.watches.spawn("exchanged records", exchange::follow(client.clone(), Arc::clone(node), exchange));
+        self.watches.spawn("comparison of running pods", keep_reconciled(Arc::clone(node)));
     }
 
     async fn serve_health(&mut self, config: &Config, readiness: Readiness, registry: Arc<Registry>) -> anyhow::Result<()> {
         let Some(address) = config.health_listen else { return Ok(()) };
         let listener = TcpListener::bind(address).await.with_context(|| format!("--health-listen: cannot listen on {address}"))?;
-        self.watches.spawn(health_http::serve(listener, readiness, registry));
+        self.watches.spawn("probes and metrics", health_http::serve(listener, readiness, registry));
         Ok(())
     }
 
@@ -322,14 +334,14 @@ impl Parts {
                 info!("asked to end");
                 Ok(())
             }
-            Some(ended) = self.devices.join_next() => Err(ended.map_or_else(|error| unexpected(Err(error)), |replaced| anyhow!(replaced))),
-            Some(ended) = self.watches.join_next() => Err(unexpected(ended)),
-            Some(ended) = self.servers.join_next() => Err(unexpected(ended)),
+            Some(ended) = self.devices.join_next() => Err(ended.map_or_else(devices_failed, |replaced| anyhow!(replaced))),
+            ended = self.watches.ended() => Err(ended.into()),
+            ended = self.servers.ended() => Err(ended.into()),
         };
         if ended.is_err() {
             self.servers.abort_all();
         }
-        let closed = timeout(ENDING, async { while self.servers.join_next().await.is_some() {} }).await;
+        let closed = timeout(ENDING, self.servers.all_ended()).await;
         if closed.is_err() {
             warn!("not everything could be closed in time");
         }
@@ -337,23 +349,20 @@ impl Parts {
     }
 }
 
-fn unexpected(ended: Result<(), JoinError>) -> anyhow::Error {
-    match ended {
-        Ok(()) => anyhow!("a task has ended unexpectedly"),
-        Err(error) => anyhow!(error).context("a task has failed"),
-    }
+fn devices_failed(error: JoinError) -> anyhow::Error {
+    anyhow!(error).context("task \"watch of devices\" has failed, and the process with it")
 }
 
 fn end_on_signal(stopper: Stopper) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?;
-    tokio::spawn(async move {
+    tokio::spawn(named("signals", async move {
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
         stopper.stop();
-    });
+    }));
     Ok(())
 }
 
@@ -378,15 +387,20 @@ async fn find_devices(config: &Config) -> anyhow::Result<Inventory> {
         }
         let is_by_choice = cause.is_some_and(InventoryError::is_by_choice);
         warn!(error = %format!("{error:#}"), "no devices to share, looking again in {} s", LOOK_AGAIN.as_secs());
-        if meanwhile.is_none() {
+        let parts = if let Some(parts) = &mut meanwhile {
+            parts
+        } else {
             let client = client(config).await?;
             let mut parts = Parts::without_devices(config, &client)?;
             if is_by_choice {
                 parts.write_events(config, &client).node(Weight::Warning, "GPUNotShared", format!("{error:#}"));
             }
-            meanwhile = Some(parts);
+            meanwhile.insert(parts)
+        };
+        tokio::select! {
+            () = sleep(LOOK_AGAIN) => {}
+            ended = parts.watches.ended() => return Err(ended.into()),
         }
-        sleep(LOOK_AGAIN).await;
     }
 }
 

@@ -133,7 +133,7 @@ impl Keeper {
                     info!("authorities of clients have changed, new connections meet the new ones");
                 }
                 Err(error) => {
-                    warn!(error = format!("{error:#}"), "authorities of clients have changed and cannot be used, the old ones stay")
+                    warn!(error = format!("{error:#}"), "authorities of clients have changed and cannot be used, the old ones stay");
                 }
             }
         }

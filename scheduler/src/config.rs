@@ -66,9 +66,13 @@ pub struct Args {
         value_name = "unresolvable|resolvable"
     )]
     misfit_nodes: MisfitNodes,
-    /// Longest time that one bind may take; stay below the extender's httpTimeout (5s unless configured).
-    #[arg(long, env = "GPUSHARE_BIND_TIMEOUT", default_value = "4s", value_parser = duration)]
+    /// Longest time that one bind may take; stay below the extender's httpTimeout (3s as shipped).
+    #[arg(long, env = "GPUSHARE_BIND_TIMEOUT", default_value = "2s", value_parser = duration)]
     bind_timeout: Duration,
+    /// How long the process may hang before it ends itself: its runtime runs no task, or the lock of its state is not released. The
+    /// time that it is stopped or suspended does not count; 0s never ends it.
+    #[arg(long, env = "GPUSHARE_HANG_TIMEOUT", default_value = "10s", value_parser = duration)]
+    hang_timeout: Duration,
     /// How long an answer keeps room for its pod on the one node that it leaves, or on the best of several.
     #[arg(long, env = "GPUSHARE_HINT_TTL", default_value = "30s", value_parser = duration)]
     hint_ttl: Duration,
@@ -132,6 +136,8 @@ pub struct Config {
     pub admission: Admission,
     /// The log.
     pub log: Log,
+    /// How long the process may hang before it ends itself; zero for ever.
+    pub hang_timeout: Duration,
     /// Something else to do than to serve.
     pub command: Option<Command>,
 }
@@ -270,6 +276,7 @@ impl TryFrom<Args> for Config {
             serving,
             leader,
             admission,
+            hang_timeout: args.hang_timeout,
             log: Log { format: args.log_format, level: args.log_level },
             command: args.command,
         })

@@ -10,6 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use daemon::panics::log_panics;
+use daemon::supervise::Tasks;
+use daemon::watchdog::{self, Probe};
 use futures::FutureExt;
 use futures::future::OptionFuture;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -19,6 +22,7 @@ use prometheus_client::registry::Registry;
 use proto::node::Node;
 use serde::de::DeserializeOwned;
 use tokio::net::TcpListener;
+use tokio::runtime::Handle;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
@@ -45,10 +49,11 @@ const READ_TIMEOUT: Duration = Duration::from_secs(300);
 /// Runs the daemon until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// Whatever keeps it from starting.
+/// Whatever keeps it from starting, and the end of a task that goes on as long as the process.
 pub async fn run(args: Args) -> anyhow::Result<()> {
     let config = Config::try_from(args)?;
     start_log(&config.log)?;
+    log_panics();
     let client = client(&config).await?;
     let namespace = config.admission.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
     if let Some(command) = &config.command {
@@ -69,7 +74,8 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
             .answering(config.scheduling.answer_nodes)
             .reporting(config.scheduling.misfit_nodes),
     );
-    let tls = tls::begin(&config, &client, namespace, &mut registry)?;
+    let mut tasks = Tasks::default();
+    let tls = tls::begin(&config, &client, namespace, &mut registry, &mut tasks)?;
     let listener = listen(config.serving.listen).await?;
     if !config.serving.is_local() && !config.serving.demands_certificates() {
         warn!(address = %config.serving.listen, "--insecure-listen: every client that reaches this address may bind pods");
@@ -84,21 +90,38 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     };
     let health = OptionFuture::from(config.serving.health_listen.map(listen)).await.transpose()?;
     info!(prefix = config.serving.prefix, tls = tls.extender.is_some(), webhooks = webhooks.is_some(), "serving");
-    register_watches(&mut registry, watch_all(&client, &index, &part));
+    register_watches(&mut registry, watch_all(&client, &index, &part, &mut tasks));
     // A cluster may withhold this right, so that nothing waits for it and its age is no cause for alarm.
-    tokio::spawn(watch(Api::<PodDisruptionBudget>::all(client.clone()), index.clone()));
-    let stop = part.begin(client, index.clone(), stop);
-    tokio::spawn(Arc::clone(&extender).sweep());
-    tokio::spawn(rehearse(index));
+    let budgets = Api::<PodDisruptionBudget>::all(client.clone());
+    tasks.spawn("watch of disruption budgets", watch(budgets, index.clone()));
+    let stop = part.begin(client, index.clone(), stop, &mut tasks);
+    tasks.spawn("search for decisions that are not seen", Arc::clone(&extender).sweep());
+    tasks.spawn("rehearsal", rehearse(index.clone()));
+    watch_for_hangs(config.hang_timeout, index)?;
     let registry = Arc::new(registry);
     let read_timeout = config.serving.read_timeout;
     let routes = router(Arc::clone(&extender), Arc::clone(&registry), &config.serving);
     let health = health.map(|listener| serve(listener, health_router(extender, registry), None, read_timeout, stop.clone()));
     let webhooks = webhooks.map(|(listener, routes, tls)| serve(listener, routes, Some(tls), read_timeout, stop.clone()));
     let extender = serve_anew(listener, routes, tls.extender, read_timeout, hangups, stop);
-    tokio::join!(extender, OptionFuture::from(health), OptionFuture::from(webhooks));
-    info!("stopped");
-    Ok(())
+    let servers = async { tokio::join!(extender, OptionFuture::from(health), OptionFuture::from(webhooks)) };
+    tokio::select! {
+        ended = tasks.ended() => Err(ended.into()),
+        _ = servers => {
+            info!("stopped");
+            Ok(())
+        }
+    }
+}
+
+/// Ends the process if it hangs for so long; never for zero.
+fn watch_for_hangs(limit: Duration, index: Shared<Index>) -> anyhow::Result<()> {
+    if limit.is_zero() {
+        return Ok(());
+    }
+    let started = Probe::of_lock("lock of the index", move || drop(index.write()))
+        .and_then(|lock| watchdog::watch(limit, vec![Probe::of_runtime(Handle::current()), lock]));
+    started.context("cannot start the thread that watches for hangs")
 }
 
 async fn obey(command: &Command, client: Client, secret: String, namespace: String) -> anyhow::Result<()> {
@@ -119,17 +142,18 @@ async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
 }
 
 /// Follows every kind; says when each was last heard of.
-fn watch_all(client: &Client, index: &Shared<Index>, part: &Part) -> Vec<Heard> {
-    vec![watch_kind::<Node>(client, index), watch_kind::<RawDevice>(client, index), part.watch_pods(client, index)]
+fn watch_all(client: &Client, index: &Shared<Index>, part: &Part, tasks: &mut Tasks) -> Vec<Heard> {
+    let nodes = watch_kind::<Node>("watch of nodes", client, index, tasks);
+    vec![nodes, watch_kind::<RawDevice>("watch of devices", client, index, tasks), part.watch_pods(client, index, tasks)]
 }
 
-fn watch_kind<K>(client: &Client, index: &Shared<Index>) -> Heard
+fn watch_kind<K>(name: &'static str, client: &Client, index: &Shared<Index>, tasks: &mut Tasks) -> Heard
 where
     K: kube::Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
     Index: Follow<K>,
 {
     let heard = Heard::new(<Index as Follow<K>>::KIND);
-    tokio::spawn(watch(Api::<K>::all(heard.listen(client)), index.clone()));
+    tasks.spawn(name, watch(Api::<K>::all(heard.listen(client)), index.clone()));
     heard
 }
 

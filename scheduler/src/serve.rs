@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
+use daemon::panics::named;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
@@ -75,7 +76,7 @@ pub async fn serve_anew(
         };
         match accepted {
             Ok((stream, _)) => {
-                tokio::spawn(connection.clone().run(stream, graceful.watcher()));
+                tokio::spawn(named("connection", connection.clone().run(stream, graceful.watcher())));
             }
             Err(error) => {
                 warn!(%error, "cannot accept a connection");

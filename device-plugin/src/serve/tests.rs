@@ -114,14 +114,15 @@ async fn what_was_published_goes_away_with_the_devices() {
 async fn a_task_that_ends_is_an_error() {
     let (stopper, stop) = Stopper::new();
     let mut parts = Parts::default();
-    parts.servers.spawn(std::future::pending());
-    parts.watches.spawn(async {});
-    assert!(timeout(ENDING, parts.run(stop)).await.unwrap().is_err());
+    parts.servers.spawn("server", std::future::pending());
+    parts.watches.spawn("watch", async {});
+    let error = timeout(ENDING, parts.run(stop)).await.unwrap().unwrap_err();
+    assert_eq!(error.to_string(), "task \"watch\" has ended, and the process with it");
     stopper.stop();
     let (stopper, stop) = Stopper::new();
     stopper.stop();
     let mut parts = Parts::default();
-    parts.watches.spawn(async {});
+    parts.watches.spawn("watch", async {});
     assert!(parts.run(stop).await.is_ok());
 }
 

@@ -23,7 +23,8 @@ fn defaults_are_the_old_extenders_paths() {
     assert_eq!(config.scheduling.policies, placement::Policies::default());
     let weights = &config.scheduling.weights;
     assert_eq!((weights.memory_ratio, weights.memory, weights.core, weights.others.len()), (1, 1, 0, 2));
-    assert!(config.scheduling.bind_timeout.as_secs() < 5, "below kube-scheduler's own timeout");
+    assert!(config.scheduling.bind_timeout.as_secs() < 3, "below the httpTimeout of deploy/");
+    assert_eq!(config.hang_timeout.as_secs(), 10);
 }
 
 #[test]
@@ -56,6 +57,7 @@ fn policies_and_weights_are_taken_over() {
 #[case::no_binds(&["--bind-concurrency", "0"], "must be from 1 to 65536")]
 #[case::cert_without_key(&["--tls-cert-file", "a"], "--tls-key-file")]
 #[case::client_ca_without_cert(&["--client-ca-file", "a"], "--tls-cert-file")]
+#[case::hang_timeout(&["--hang-timeout=never"], "write a whole number and ms, s, m or h")]
 #[case::level(&["--log-level", "inof"], "\"inof\" is none of off, error, warn, info, debug, trace")]
 #[case::webhooks_in_the_clear(&["--webhook-listen", "0.0.0.0:9443"], "--webhook-listen needs --certificate-secret, or --tls-cert-file")]
 #[case::clients_of_no_webhooks(&["--webhook-client-ca-file=x"], "--webhook-listen")]

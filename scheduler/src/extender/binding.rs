@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use daemon::panics::named;
 use proto::extender::{ExtenderBindingArgs, ExtenderBindingResult};
 use rustc_hash::FxHashSet;
 use tokio::time::{Instant, sleep, timeout_at};
@@ -83,7 +84,7 @@ pub async fn answer(extender: &Arc<Extender>, body: &[u8], deadline: Instant, ti
     }
     let shown = (shorten(&format!("{}/{}", args.pod_namespace, args.pod_name)), shorten(&args.node));
     let (uid, node) = (args.pod_uid.clone(), args.node.clone());
-    let bound = tokio::spawn(Arc::clone(extender).bind_pod(args, deadline)).await;
+    let bound = tokio::spawn(named("bind", Arc::clone(extender).bind_pod(args, deadline))).await;
     let bound = bound.unwrap_or_else(|error| Err(BindFailure::Broken(error.to_string())));
     let error = match bound {
         Ok(()) => {
@@ -178,7 +179,7 @@ impl Extender {
             Outcome::Refused(_) | Outcome::Busy(_) | Outcome::Unknown(_) => {
                 self.index.write().doubt(&pod.uid, stamp, now());
                 if self.resolving().insert((pod.uid.as_str().into(), stamp)) {
-                    tokio::spawn(Arc::clone(self).resolve(pod, stamp));
+                    tokio::spawn(named("outcome of a bind", Arc::clone(self).resolve(pod, stamp)));
                 }
             }
         }

@@ -3,6 +3,7 @@
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::{Duration, Instant};
 
+use daemon::panics::named;
 use kube::Client;
 use tokio::task::JoinHandle;
 use tokio::time::sleep_until;
@@ -194,7 +195,7 @@ impl Campaign {
         let (leadership, sight, wanted) = (self.leadership.clone(), self.sight.clone(), self.label.sender());
         let patience = patience(self.settings.bind_timeout);
         let fence = self.fence.clone();
-        tokio::spawn(async move {
+        tokio::spawn(named("takeover", async move {
             if let Some(fence) = &fence {
                 fence.take().await;
             }
@@ -212,7 +213,7 @@ impl Campaign {
             if let Some(fence) = &fence {
                 fence.keep().await;
             }
-        })
+        }))
     }
 
     /// Lets binds end, gives the Lease up and takes the label off.

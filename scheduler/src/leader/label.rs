@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Context;
+use daemon::panics::named;
 use http::{Method, Request, header};
 use kube::Client;
 use serde_json::{Value, json};
@@ -43,7 +44,7 @@ impl LabelKeeper {
     pub(super) fn start(client: Client, pod: PodName, leadership: Leadership) -> Self {
         let (wanted, wishes) = watch::channel(Wanted::Plain);
         let (report, done) = watch::channel(None);
-        tokio::spawn(keep(client, pod, leadership, wishes, report));
+        tokio::spawn(named("leader's label", keep(client, pod, leadership, wishes, report)));
         Self { wanted, done }
     }
 

@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
+use daemon::panics::named;
+use daemon::supervise::Tasks;
 use futures::future::{BoxFuture, FutureExt, Shared as SharedFuture};
 use kube::{Api, Client};
 use proto::pod::Pod;
+use tokio::sync::oneshot;
 use tokio::time::sleep;
 
 use crate::config::Config;
@@ -51,23 +54,32 @@ impl Part {
     }
 
     /// Follows pods.
-    pub(super) fn watch_pods(&self, client: &Client, index: &Shared<Index>) -> Heard {
+    pub(super) fn watch_pods(&self, client: &Client, index: &Shared<Index>, tasks: &mut Tasks) -> Heard {
         let heard = Heard::new(<Index as crate::watch::Follow<Pod>>::KIND);
         let api: Api<Pod> = Api::all(heard.listen(client));
         let (sight, index) = (self.sight.clone(), index.clone());
-        tokio::spawn(async move { sight.follow(index, || events(api.clone())).await });
+        tasks.spawn("watch of pods", async move { sight.follow(index, || events(api.clone())).await });
         heard
     }
 
     /// Begins; what comes back completes when nothing need be served any more.
-    pub(super) fn begin(self, client: Client, index: Shared<Index>, stop: Stop) -> Stop {
+    pub(super) fn begin(self, client: Client, index: Shared<Index>, stop: Stop, tasks: &mut Tasks) -> Stop {
         let Some(settings) = self.settings else {
-            tokio::spawn(succeed_alone(self.leadership, index, self.sight, self.bind_timeout));
+            tokio::spawn(named("beginning", succeed_alone(self.leadership, index, self.sight, self.bind_timeout)));
             return stop;
         };
         let campaign = Campaign::new(client, settings, self.leadership, index, self.sight);
-        let taking_part = tokio::spawn(campaign.run(stop.clone()));
-        let ended = async move { drop(tokio::join!(taking_part, stop.then(|()| sleep(LINGER)))) };
+        let (end, has_ended) = oneshot::channel();
+        let asked = stop.clone();
+        tasks.spawn("election of a leader", async move {
+            campaign.run(asked.clone()).await;
+            // Its end is right once the process is asked to end, and no reason to hurry then.
+            if asked.peek().is_some() {
+                let _ = end.send(());
+                std::future::pending::<()>().await;
+            }
+        });
+        let ended = async move { drop(tokio::join!(has_ended, stop.then(|()| sleep(LINGER)))) };
         ended.boxed().shared()
     }
 }

@@ -1,5 +1,6 @@
 //! Where the servers' certificates come from: files, or the Secret in which the scheduler makes them itself.
 
+use daemon::supervise::Tasks;
 use kube::Client;
 use prometheus_client::registry::Registry;
 
@@ -24,12 +25,18 @@ const EXTENDER: Names = ["extender", "extender-client-ca"];
 const WEBHOOK: Names = ["webhook", WEBHOOK_CLIENT_CA];
 
 /// Reads certificates from files or has them made, and sees to it that they stay new.
-pub(super) fn begin(config: &Config, client: &Client, namespace: String, registry: &mut Registry) -> anyhow::Result<Tls> {
+pub(super) fn begin(
+    config: &Config,
+    client: &Client,
+    namespace: String,
+    registry: &mut Registry,
+    tasks: &mut Tasks,
+) -> anyhow::Result<Tls> {
     let metrics = Metrics::register(registry);
     let webhooks = config.admission.webhooks.as_ref();
     let mut tls = Tls {
-        extender: from_files(config.serving.tls.clone(), EXTENDER, &metrics)?,
-        webhooks: from_files(webhooks.and_then(|webhooks| webhooks.tls.clone()), WEBHOOK, &metrics)?,
+        extender: from_files(config.serving.tls.clone(), EXTENDER, &metrics, tasks)?,
+        webhooks: from_files(webhooks.and_then(|webhooks| webhooks.tls.clone()), WEBHOOK, &metrics, tasks)?,
     };
     if let Some(wanted) = &config.admission.certificates {
         let service = |name: &str| format!("{name}.{namespace}.svc");
@@ -43,12 +50,12 @@ pub(super) fn begin(config: &Config, client: &Client, namespace: String, registr
         if wanted.for_extender {
             tls.extender = Some(keeper.serve(Clients::Known)?);
         }
-        tokio::spawn(keeper.keep());
+        tasks.spawn("renewal of certificates in the Secret", keeper.keep());
     }
     Ok(tls)
 }
 
-fn from_files(files: Option<TlsFiles>, [shown, clients]: Names, metrics: &Metrics) -> anyhow::Result<Option<Current>> {
+fn from_files(files: Option<TlsFiles>, [shown, clients]: Names, metrics: &Metrics, tasks: &mut Tasks) -> anyhow::Result<Option<Current>> {
     let Some(files) = files else { return Ok(None) };
     let metrics = metrics.clone();
     let certificates = CertificateFiles::load(files)?.telling(move |in_use| {
@@ -58,6 +65,6 @@ fn from_files(files: Option<TlsFiles>, [shown, clients]: Names, metrics: &Metric
         }
     });
     let current = certificates.current();
-    tokio::spawn(certificates.follow());
+    tasks.spawn("renewal of certificates from files", certificates.follow());
     Ok(Some(current))
 }

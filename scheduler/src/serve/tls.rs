@@ -31,7 +31,7 @@ pub struct CertificateFiles {
     seen: Contents,
     current: watch::Sender<Arc<ServerConfig>>,
     /// Called with what is in use whenever that changes.
-    tell: Option<Box<dyn Fn(&InUse) + Send + Sync>>,
+    tell: Option<Listener>,
 }
 
 impl fmt::Debug for CertificateFiles {
@@ -39,6 +39,9 @@ impl fmt::Debug for CertificateFiles {
         f.debug_struct("CertificateFiles").field("files", &self.files).finish_non_exhaustive()
     }
 }
+
+/// Hears which certificates are in use.
+type Listener = Box<dyn Fn(&InUse) + Send + Sync>;
 
 /// The certificates that are in use.
 #[derive(Debug)]

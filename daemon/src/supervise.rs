@@ -1,0 +1,97 @@
+//! Tasks that go on as long as the process: the end of one is the end of all.
+//!
+//! Without this a daemon whose watch has ended goes on to decide by what it saw last, and says that it is ready. Does not end
+//! the process itself: `main` does, when [`Tasks::ended`] returns.
+
+use std::collections::HashMap;
+
+use tokio::task::{Id, JoinError, JoinSet};
+
+use crate::panics::named;
+
+/// Tasks by name; dropping it ends them.
+#[derive(Debug, Default)]
+pub struct Tasks {
+    running: JoinSet<()>,
+    names: HashMap<Id, &'static str>,
+}
+
+/// A task that has ended.
+#[derive(Debug, thiserror::Error)]
+pub enum Ended {
+    /// It returned.
+    #[error("task {name:?} has ended, and the process with it")]
+    Returned {
+        /// Its name.
+        name: &'static str,
+    },
+    /// It panicked, or was aborted.
+    #[error("task {name:?} has failed, and the process with it")]
+    Failed {
+        /// Its name.
+        name: &'static str,
+        /// How.
+        #[source]
+        source: JoinError,
+    },
+}
+
+impl Tasks {
+    /// Starts a task.
+    pub fn spawn(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        let id = self.running.spawn(named(name, task)).id();
+        self.names.insert(id, name);
+    }
+
+    /// Returns when a task has ended, never without tasks. Nothing is lost if it is dropped before.
+    pub async fn ended(&mut self) -> Ended {
+        match self.running.join_next_with_id().await {
+            Some(Ok((id, ()))) => Ended::Returned { name: self.name(id) },
+            Some(Err(source)) => Ended::Failed { name: self.name(source.id()), source },
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Asks all tasks to end.
+    pub fn abort_all(&mut self) {
+        self.running.abort_all();
+    }
+
+    /// Returns when every task has ended.
+    pub async fn all_ended(&mut self) {
+        while self.running.join_next().await.is_some() {}
+    }
+
+    fn name(&mut self, id: Id) -> &'static str {
+        self.names.remove(&id).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_end_of_a_task_is_told_by_its_name() {
+        let mut tasks = Tasks::default();
+        tasks.spawn("goes on", std::future::pending());
+        let waited = tokio::time::timeout(Duration::from_secs(3600), tasks.ended()).await;
+        assert!(waited.is_err(), "{waited:?}");
+        tasks.spawn("returns", async {});
+        assert_eq!(tasks.ended().await.to_string(), "task \"returns\" has ended, and the process with it");
+        tasks.spawn("panics", async { panic!("by intent") });
+        let ended = tasks.ended().await;
+        assert_eq!(ended.to_string(), "task \"panics\" has failed, and the process with it");
+        let Ended::Failed { source, .. } = ended else { panic!("{ended:?}") };
+        assert!(source.is_panic());
+        tasks.abort_all();
+        tasks.all_ended().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_task_never_ends() {
+        assert!(tokio::time::timeout(Duration::from_secs(3600), Tasks::default().ended()).await.is_err());
+    }
+}

@@ -1,0 +1,167 @@
+//! A thread that ends the process when it hangs: when the runtime runs no task, or a lock cannot be taken, for too long.
+//!
+//! A hung extender holds up every pod that kube-scheduler asks it about, so an end and a restart are better. It counts the
+//! times that it was itself awake and got no answer, and reads no clock: a process that was stopped (SIGSTOP, a suspended
+//! machine, a starved control group) has the whole time from when it goes on.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tracing::error;
+
+/// How many times an answer is looked for within the limit.
+const LOOKS: u32 = 20;
+/// Longest time that the log may take before the process ends all the same: what hangs may be the log.
+const LOG_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Something that answers as long as it does not hang.
+pub struct Probe {
+    name: &'static str,
+    /// Sends a question; its answer is the number given, in the counter.
+    ask: Box<dyn FnMut(u64) + Send>,
+    answered: Arc<AtomicU64>,
+}
+
+impl fmt::Debug for Probe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Probe").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Probe {
+    /// Answers if the runtime runs a task that waits for its timer.
+    pub fn of_runtime(runtime: Handle) -> Self {
+        let answered = Arc::new(AtomicU64::new(0));
+        let answer = Arc::clone(&answered);
+        let ask = move |number| {
+            let answer = Arc::clone(&answer);
+            runtime.spawn(async move {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                answer.store(number, Ordering::Release);
+            });
+        };
+        Self { name: "runtime", ask: Box::new(ask), answered }
+    }
+
+    /// Answers if `take` returns, such as a function that takes a lock and releases it. It runs on a thread of its own.
+    ///
+    /// # Errors
+    /// If the thread cannot be started.
+    pub fn of_lock(name: &'static str, take: impl Fn() + Send + 'static) -> io::Result<Self> {
+        let answered = Arc::new(AtomicU64::new(0));
+        let answer = Arc::clone(&answered);
+        let (send, asked) = mpsc::channel();
+        thread::Builder::new().name("watchdog-lock".to_owned()).spawn(move || {
+            for number in asked {
+                take();
+                answer.store(number, Ordering::Release);
+            }
+        })?;
+        let ask = move |number| {
+            // The thread ends with this sender, and with nothing else.
+            let _ = send.send(number);
+        };
+        Ok(Self { name, ask: Box::new(ask), answered })
+    }
+}
+
+/// What is known of a probe: which question it was asked last, and how often its answer was looked for in vain.
+struct Watched {
+    probe: Probe,
+    asked: u64,
+    missed: u32,
+}
+
+impl Watched {
+    /// Looks for the answer, and asks again if it is there; whether the probe has hung for the whole limit.
+    fn has_hung(&mut self) -> bool {
+        if self.asked == 0 || self.probe.answered.load(Ordering::Acquire) == self.asked {
+            self.missed = 0;
+            self.asked += 1;
+            (self.probe.ask)(self.asked);
+            return false;
+        }
+        self.missed += 1;
+        self.missed >= LOOKS
+    }
+}
+
+/// Ends the process (SIGABRT) when one of the probes does not answer for `limit`, and logs which. The limit is kept to a tenth.
+///
+/// # Errors
+/// If the thread cannot be started.
+pub fn watch(limit: Duration, probes: Vec<Probe>) -> io::Result<()> {
+    let mut watched: Vec<Watched> = probes.into_iter().map(|probe| Watched { probe, asked: 0, missed: 0 }).collect();
+    thread::Builder::new().name("watchdog".to_owned()).spawn(move || {
+        loop {
+            thread::sleep(limit / LOOKS);
+            if let Some(hung) = watched.iter_mut().find_map(|watched| watched.has_hung().then_some(watched.probe.name)) {
+                abort(hung, limit);
+            }
+        }
+    })?;
+    Ok(())
+}
+
+fn abort(hung: &'static str, limit: Duration) {
+    let (logged, is_logged) = mpsc::channel();
+    let log = move || {
+        error!(hangs = hung, ?limit, "the process hangs and ends itself, see --hang-timeout");
+        // Nobody waits any more after LOG_TIMEOUT.
+        let _ = logged.send(());
+    };
+    if thread::Builder::new().name("watchdog-log".to_owned()).spawn(log).is_ok() {
+        let _ = is_logged.recv_timeout(LOG_TIMEOUT);
+    }
+    std::process::abort();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A probe that answers when the test says so.
+    fn probe() -> (Watched, Arc<AtomicU64>) {
+        let answered = Arc::new(AtomicU64::new(0));
+        let probe = Probe { name: "test", ask: Box::new(drop), answered: Arc::clone(&answered) };
+        (Watched { probe, asked: 0, missed: 0 }, answered)
+    }
+
+    #[test]
+    fn answers_that_come_late_are_answers() {
+        let (mut watched, answered) = probe();
+        for number in 1..100 {
+            assert!(!watched.has_hung());
+            assert_eq!(watched.asked, number);
+            assert!((1..LOOKS).all(|_| !watched.has_hung()), "one look less than the limit");
+            answered.store(number, Ordering::Release);
+        }
+    }
+
+    #[test]
+    fn no_answer_for_the_whole_limit_is_a_hang() {
+        let (mut watched, answered) = probe();
+        assert!(!watched.has_hung());
+        answered.store(1, Ordering::Release);
+        assert!(!watched.has_hung());
+        let looks = (1..=LOOKS).find(|_| watched.has_hung());
+        assert_eq!(looks, Some(LOOKS));
+    }
+
+    /// However long a stop lasts, the watchdog was awake once: one look in vain.
+    #[test]
+    fn a_stop_counts_as_one_look() {
+        let (mut watched, answered) = probe();
+        assert!(!watched.has_hung());
+        assert!(!watched.has_hung(), "the first look after the stop");
+        answered.store(1, Ordering::Release);
+        assert!(!watched.has_hung());
+        assert_eq!(watched.missed, 0);
+    }
+}

@@ -1,0 +1,80 @@
+//! Processes whose tasks go wrong, built in release mode as the daemons are.
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use rstest::rstest;
+
+/// How long a process may take to end.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// The example, built in release mode into a folder of its own, where no other build waits for it.
+fn program() -> &'static PathBuf {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("release-example");
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "--locked", "--release", "--package", "daemon", "--example", "supervised", "--target-dir"]);
+        let built = cargo.arg(&target).current_dir(env!("CARGO_MANIFEST_DIR")).status().unwrap();
+        assert!(built.success(), "{built}");
+        target.join("release/examples/supervised")
+    })
+}
+
+fn start(way: &str) -> Child {
+    Command::new(program()).arg(way).stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Waits for the end; how it was, and what was logged.
+fn end_of(mut child: Child) -> (String, String) {
+    let began = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if began.elapsed() > DEADLINE {
+            child.kill().unwrap();
+            panic!("the process goes on: {}", log(&child.wait_with_output().unwrap()));
+        }
+        std::thread::yield_now();
+    }
+    let output = child.wait_with_output().unwrap();
+    (output.status.to_string(), log(&output))
+}
+
+fn log(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// A watch that had panicked left a leader behind that was ready and decided by what it had seen before.
+#[rstest]
+#[case::return_of_a_task("returns", "exit status: 1", &["task \"watch of pods\" has ended"])]
+#[case::panic_in_a_task("panics", "signal: 6", &["panic task=\"watch of pods\"", "something that cannot be", "supervised.rs"])]
+#[case::panic_in_a_thread("panics-in-thread", "signal: 6", &["panic task=\"\" thread=\"device-watch\"", "something that cannot be"])]
+#[case::hang_of_the_runtime("hangs", "signal: 6", &["hangs=\"runtime\" limit=500ms"])]
+#[case::lock_that_is_never_released("holds-lock", "signal: 6", &["hangs=\"state\" limit=500ms"])]
+#[case::nothing("goes-on", "exit status: 0", &[])]
+fn what_goes_wrong_ends_the_process(#[case] way: &str, #[case] status: &str, #[case] words: &[&str]) {
+    let (ended, log) = end_of(start(way));
+    assert!(ended.starts_with(status), "{ended}: {log}");
+    for word in words {
+        assert!(log.contains(word), "{word}: {log}");
+    }
+    assert!(!words.is_empty() || log.is_empty(), "{log}");
+}
+
+/// A process that stood still for longer than the watchdog's limit has not hung.
+#[test]
+fn a_stop_is_no_hang() {
+    let child = start("goes-on");
+    let signal = |name: &str| assert!(Command::new("sh").args(["-c", &format!("kill -{name} {}", child.id())]).status().unwrap().success());
+    for _ in 0..3 {
+        signal("STOP");
+        let stopped = Instant::now();
+        while stopped.elapsed() < Duration::from_millis(1500) {
+            std::thread::yield_now();
+        }
+        signal("CONT");
+    }
+    let (ended, log) = end_of(child);
+    assert!(ended.starts_with("exit status: 0") && log.is_empty(), "{ended}: {log}");
+}
