@@ -37,7 +37,7 @@ const SMALL_BODY: usize = 64 << 10;
 /// Most bodies longer than [`SMALL_BODY`] in memory at one time: together they stay below 56 MiB.
 const LARGE_BODIES: usize = 8;
 /// Longest time in which a review must have come in: the API server itself waits no longer.
-const READ_TIMEOUT: Duration = Duration::from_secs(5);
+const READ_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Everything that reviews are answered with.
 #[derive(Debug)]
@@ -83,8 +83,8 @@ enum ReviewFailure {
 }
 
 impl ReviewFailure {
-    fn of_body(error: Box<dyn std::error::Error + Send + Sync>) -> Self {
-        if error.is::<LengthLimitError>() { Self::TooLarge } else { Self::Broken(error.to_string()) }
+    fn of_body(error: &(dyn std::error::Error + Send + Sync + 'static)) -> Self {
+        if error.downcast_ref::<LengthLimitError>().is_some() { Self::TooLarge } else { Self::Broken(error.to_string()) }
     }
 }
 
@@ -153,7 +153,7 @@ impl Webhooks {
         let mut body = Limited::new(body, MAX_BODY);
         let (mut bytes, mut permit) = (Vec::new(), None);
         while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(ReviewFailure::of_body)?;
+            let frame = frame.map_err(|error| ReviewFailure::of_body(&*error))?;
             let Ok(data) = frame.into_data() else { continue };
             if permit.is_none() && bytes.len() + data.len() > SMALL_BODY {
                 permit = self.large_bodies.acquire().await.ok();

@@ -66,7 +66,7 @@ fn nobody_is_in_the_way() {
         let name = webhook["name"].as_str().unwrap();
         assert!(name.split('.').count() >= 3, "{name}: the API server demands three parts");
         let fields = ["failurePolicy", "sideEffects", "timeoutSeconds"].map(|field| webhook[field].clone());
-        assert_eq!(fields, [json!("Ignore"), json!("None"), json!(5)], "{name}");
+        assert_eq!(fields, [json!("Ignore"), json!("None"), json!(2)], "{name}: a hung scheduler holds up two of them");
         let namespaces = match name {
             "validate.pods.gpushare" => json!(["kube-system", "gpu-operator", "gpushare-system"]),
             _ => json!(["kube-system", "gpushare-system"]),
