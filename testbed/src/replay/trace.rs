@@ -1,6 +1,7 @@
 //! A trace as it is published: nodes and pods, a line each, of comma-separated columns that the first line names.
 //!
-//! Reads and checks; what the lines mean to Kubernetes is said elsewhere. Cells have no quotes and no commas.
+//! Reads and checks; what the lines mean to Kubernetes is said elsewhere. Cells have no quotes and no commas. Columns that say
+//! nothing about any line may be left out: the models that a pod can do with, and its times.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -101,7 +102,7 @@ pub fn pods_of(text: &str) -> Result<Vec<PodRow>> {
             memory_mib: row.number("memory_mib")?,
             gpus: row.number("num_gpu")?,
             gpu_milli: row.number("gpu_milli")?,
-            models: row.text("gpu_spec")?.to_owned(),
+            models: row.cell("gpu_spec").unwrap_or_default().to_owned(),
             created: row.time("creation_time")?,
             deleted: row.time("deletion_time")?,
         };
@@ -174,6 +175,15 @@ mod tests {
             pods.iter().map(|pod| (pod.gpu_milli, &*pod.models, pod.created, pod.deleted)).collect::<Vec<_>>(),
             [(460, "A|B", None, Some(7)), (0, "", None, None),]
         );
+    }
+
+    /// Four public lists have no column `gpu_spec`.
+    #[test]
+    fn columns_that_are_empty_may_be_absent() {
+        let with = pods_of("name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,creation_time\np1,500,64,1,460,,\n").unwrap();
+        let without = pods_of("name,cpu_milli,memory_mib,num_gpu,gpu_milli\np1,500,64,1,460\n").unwrap();
+        assert_eq!(with, without);
+        assert_eq!((&*without[0].models, without[0].created), ("", None));
     }
 
     #[rstest]
