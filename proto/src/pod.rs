@@ -116,7 +116,7 @@ impl Container {
     pub fn asks_for(&self, resource: &str) -> bool {
         let ResourceRequirements { limits, requests } = &self.resources;
         let amount = limits.get(resource).or_else(|| requests.get(resource));
-        amount.is_some_and(|amount| amount.quantity().ok() != Some(Quantity::default()))
+        amount.is_some_and(|amount| !amount.is_zero())
     }
 }
 
@@ -144,6 +144,11 @@ pub enum QuantityText {
 }
 
 impl QuantityText {
+    /// Whether it says that nothing is asked for.
+    pub fn is_zero(&self) -> bool {
+        self.quantity().ok() == Some(Quantity::default())
+    }
+
     /// The value, or the text that is none.
     pub fn quantity(&self) -> Result<Quantity, Cow<'_, str>> {
         match self {

@@ -119,7 +119,7 @@ pub enum RequestError {
         other: String,
     },
     /// A quantity that makes no sense.
-    #[error("container {container:?}: {resource} is {value:?}, which is not a whole number from 1 to {MAX_AMOUNT}")]
+    #[error("container {container:?}: {resource} is {value:?}, which is not a whole number up to {MAX_AMOUNT}")]
     Quantity {
         /// The container.
         container: String,

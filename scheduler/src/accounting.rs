@@ -185,8 +185,6 @@ impl PodFacts {
         let ask = match request {
             Ok(None) if !is_recorded => return None,
             Ok(request) => Ask::Request(request.unwrap_or_default()),
-            // kubelet hands such a pod no device, so it holds none; before it is bound it is refused by its rule.
-            Err(_) if bound.is_some() && asks_for_zero_only(pod, names) => return None,
             Err(_) if bound.is_some() && !asks_for_gpus(pod, names) => Ask::Request(whole_others(pod)),
             Err(error) => Ask::Invalid(Box::new(error), Bounds::of(pod, names)),
         };
@@ -264,12 +262,6 @@ fn amounts<'a>(pod: &'a Pod, names: &'a ResourceNames) -> impl Iterator<Item = (
         resources.limits.iter().chain(unlimited)
     });
     amounts.filter(|(name, _)| is_gpu_resource(name, names) || *name == RDMA || *name == FPGA)
-}
-
-/// Whether every amount of ours that a pod names is zero.
-fn asks_for_zero_only(pod: &Pod, names: &ResourceNames) -> bool {
-    let mut amounts = amounts(pod, names).map(|(_, text)| text.quantity().ok().and_then(Quantity::unsigned)).peekable();
-    amounts.peek().is_some() && amounts.all(|amount| amount == Some(0))
 }
 
 impl Bounds {

@@ -64,7 +64,7 @@ impl Amounts {
         if let (Some(shared), false, false) = (shared, has_memory, sees_all) {
             return Err(rule(format!("{GPU_SHARED} ({shared}) needs {GPU_MEMORY} or {GPU_MEMORY_RATIO} beside it")));
         }
-        // With a zero, as charts write it, a pod says that it wants no GPU. Several vendors' names are refused elsewhere.
+        // Several vendors' names are refused elsewhere.
         let vendor = VENDOR_GPUS.into_iter().find(|name| container.asks_for(name));
         let whole = vendor.map(read).transpose()?.flatten().unwrap_or(0);
         let or_zero = Option::unwrap_or_default;
@@ -204,7 +204,7 @@ fn others(container: &Container, names: &ResourceNames) -> Result<BTreeMap<Strin
     Ok(others)
 }
 
-/// The whole number that a container asks for of a resource; none if it does not name it.
+/// The whole number that a container asks for of a resource; none if it does not name it, or writes a zero, as charts do.
 pub(super) fn amount(container: &Container, resource: &str) -> Result<Option<u64>, RequestError> {
     let resources = &container.resources;
     let Some(text) = resources.limits.get(resource).or_else(|| resources.requests.get(resource)) else {
@@ -216,6 +216,6 @@ pub(super) fn amount(container: &Container, resource: &str) -> Result<Option<u64
         value: value.chars().take(64).collect(),
     };
     let quantity = text.quantity().map_err(|text| fail(text.into_owned()))?;
-    let value = quantity.unsigned().filter(|value| (1..=MAX_AMOUNT).contains(value));
-    value.map(Some).ok_or_else(|| fail(quantity.to_string()))
+    let value = quantity.unsigned().filter(|value| *value <= MAX_AMOUNT).ok_or_else(|| fail(quantity.to_string()))?;
+    Ok((value > 0).then_some(value))
 }

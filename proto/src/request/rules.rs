@@ -70,8 +70,10 @@ pub(super) fn refuse_unserved(pod: &Pod, names: &ResourceNames) -> Result<(), Re
     Ok(())
 }
 
+/// What a container asks for of a resource; a zero asks for nothing.
 fn text<'a>(container: &'a Container, resource: &str) -> Option<&'a QuantityText> {
-    container.resources.limits.get(resource).or_else(|| container.resources.requests.get(resource))
+    let text = container.resources.limits.get(resource).or_else(|| container.resources.requests.get(resource));
+    text.filter(|text| !text.is_zero())
 }
 
 fn shown(text: &QuantityText) -> String {

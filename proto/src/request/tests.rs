@@ -107,7 +107,6 @@ fn amounts_without_shares_are_understood_of_bound_pods_only(#[case] limits: serd
 #[case::core_alone(json!({"koordinator.sh/gpu-core": 50}), "koordinator.sh/gpu-core (50) needs koordinator.sh/gpu-memory or")]
 #[case::rdma(json!({"koordinator.sh/rdma": 101}), "koordinator.sh/rdma (101) is more than one device, so it must be a multiple of 100")]
 #[case::fpga(json!({"koordinator.sh/fpga": 250}), "koordinator.sh/fpga (250) is more than one device")]
-#[case::no_rdma(json!({"koordinator.sh/rdma": 0}), "container \"c0\": koordinator.sh/rdma is \"0\", which is not a whole number from 1")]
 #[case::half_an_fpga(json!({"koordinator.sh/fpga": "500m"}), "koordinator.sh/fpga is \"500m\"")]
 #[case::vendor_and_share(json!({"nvidia.com/gpu": 1, "koordinator.sh/gpu.shared": 1}), "the pod asks for both koordinator.sh/gpu.shared (1) and nvidia.com/gpu (1)")]
 #[case::two_vendors(json!({"nvidia.com/gpu": 1, "amd.com/gpu": 1}), "the pod asks for both nvidia.com/gpu (1) and amd.com/gpu (1)")]
@@ -120,12 +119,38 @@ fn broken_rules_make_bound_pods_doubtful_too(#[case] limits: serde_json::Value, 
     assert!(validate(&whole(&spec), &ResourceNames::default()).is_err());
 }
 
-/// Charts write a zero where a pod is to have no GPU.
+/// Charts write a zero where a pod is to have no GPU: it asks for nothing, as in Kubernetes.
+#[rstest]
+#[case::vendors(json!({"nvidia.com/gpu": "0", "amd.com/gpu": 0}))]
+#[case::units(json!({"aliyun.com/gpu-mem": 0}))]
+#[case::shares(json!({"koordinator.sh/gpu.shared": "0", "koordinator.sh/gpu-memory": "0Gi", "koordinator.sh/gpu-core": "0m"}))]
+#[case::amount_alone(json!({"koordinator.sh/gpu-memory": "0"}))]
+#[case::core_alone(json!({"koordinator.sh/gpu-core": 0}))]
+#[case::gpu(json!({"koordinator.sh/gpu": "0e3"}))]
+#[case::both_memories(json!({"koordinator.sh/gpu-memory": "0", "koordinator.sh/gpu-memory-ratio": "0"}))]
+#[case::others(json!({"koordinator.sh/rdma": 0, "koordinator.sh/fpga": "0"}))]
+#[case::old_name(json!({"kubernetes.io/gpu": "0"}))]
+fn a_zero_asks_for_nothing(#[case] zeros: serde_json::Value) {
+    assert_eq!(read(&pod(&[zeros.clone()])), Ok(None));
+    assert_eq!(read_bound(&pod(&[zeros.clone()])), Ok(None));
+    for asked in [
+        json!({"koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu-memory": "1Gi"}),
+        json!({"aliyun.com/gpu-mem": 2}),
+        json!({"nvidia.com/gpu": 1}),
+    ] {
+        assert_eq!(read(&pod(&[asked.clone(), zeros.clone()])), read(&pod(&[asked.clone()])), "{asked} beside it");
+        assert_eq!(containers(&pod(&[zeros.clone(), asked.clone()]), &ResourceNames::default()).len(), 1, "kubelet is asked about one");
+    }
+}
+
+/// What is asked for counts beside a zero in the same container.
 #[test]
-fn none_of_a_vendors_gpus_is_no_request() {
-    assert_eq!(read(&pod(&[json!({"nvidia.com/gpu": "0", "amd.com/gpu": 0})])), Ok(None));
-    let shares = json!({"koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu-memory": "1Gi"});
-    assert_eq!(read(&pod(&[shares.clone(), json!({"nvidia.com/gpu": "0"})])), read(&pod(&[shares])));
+fn a_zero_serves_nothing() {
+    let zero_served = pod(&[json!({"koordinator.sh/gpu.shared": 0, "koordinator.sh/gpu-memory": "1Gi"})]);
+    assert!(matches!(read(&zero_served), Err(RequestError::NotServed { .. })));
+    let both = json!({"nvidia.com/gpu": "0", "koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu-memory": "1Gi", "koordinator.sh/gpu-memory-ratio": 0});
+    let plain = json!({"koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu-memory": "1Gi"});
+    assert_eq!(read(&pod(&[both])), read(&pod(&[plain])));
 }
 
 #[test]
@@ -206,7 +231,6 @@ fn not_ours(#[case] limits: serde_json::Value) {
 )]
 #[case::units_and_core(json!({"koordinator.sh/gpu-core": 10, "aliyun.com/gpu-mem": 1}), "the pod asks for both aliyun.com/gpu-mem (1) and koordinator.sh/gpu-core (10)")]
 #[case::vendor_and_units(json!({"nvidia.com/gpu": 1, "aliyun.com/gpu-mem": 1}), "the pod asks for both aliyun.com/gpu-mem (1) and nvidia.com/gpu (1)")]
-#[case::zero(json!({"aliyun.com/gpu-mem": 0}), "container \"c0\": aliyun.com/gpu-mem is \"0\", which is not a whole number from 1")]
 #[case::negative(json!({"aliyun.com/gpu-mem": "-3"}), "aliyun.com/gpu-mem is \"-3\"")]
 #[case::fraction(json!({"aliyun.com/gpu-mem": "500m"}), "aliyun.com/gpu-mem is \"500m\"")]
 #[case::absurd(json!({"koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu-memory": "2Pi"}), "koordinator.sh/gpu-memory is \"2Pi\"")]

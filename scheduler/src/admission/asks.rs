@@ -1,4 +1,4 @@
-//! Which of our resources a pod names, in whose words.
+//! Which of our resources a pod asks for, in whose words. A zero asks for nothing.
 
 use proto::pod::{ALL_DEVICES, Container, Pod};
 use proto::resource::{FPGA, GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, OLD_NAMES, RDMA, ResourceNames, VENDOR_GPUS};
@@ -31,10 +31,10 @@ impl Asks {
 
     /// What a container names.
     pub(super) fn of_container(container: &Container, names: &ResourceNames) -> Self {
-        let is_old = |wanted: &[&str]| OLD_NAMES.iter().any(|(old, new)| wanted.contains(new) && names_it(container, old));
-        let names_one = |wanted: &[&str]| wanted.iter().any(|name| names_it(container, name));
+        let is_old = |wanted: &[&str]| OLD_NAMES.iter().any(|(old, new)| wanted.contains(new) && container.asks_for(old));
+        let names_one = |wanted: &[&str]| wanted.iter().any(|name| container.asks_for(name));
         Self {
-            units: names_it(container, &names.memory),
+            units: container.asks_for(&names.memory),
             shares: names_one(&SHARES) || is_old(&SHARES),
             others: names_one(&[RDMA, FPGA]) || is_old(&[RDMA, FPGA]),
             vendor: VENDOR_GPUS.iter().any(|name| container.asks_for(name)),
@@ -64,11 +64,6 @@ impl Asks {
     pub(super) fn shares_devices(self) -> bool {
         self.units || self.shares
     }
-}
-
-/// Whether a container's limits or requests name a resource.
-pub(super) fn names_it(container: &Container, resource: &str) -> bool {
-    container.resources.limits.contains_key(resource) || container.resources.requests.contains_key(resource)
 }
 
 /// The annotation by which a pod asks for all devices of its node.

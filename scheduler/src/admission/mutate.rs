@@ -111,8 +111,9 @@ fn replace(draft: &mut Draft, container: &str, old: &str, new: &[&str]) {
 
 /// Says how many devices a container's amounts are for, if it does not say so itself.
 fn add_shared(draft: &mut Draft, container: &str) {
-    let has = |resource| get(draft, container, resource).is_some();
-    if has(GPU_SHARED) || ![GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO].into_iter().any(has) {
+    let is_zero = |value: &Value| Quantity::deserialize(value).is_ok_and(|quantity| quantity == Quantity::default());
+    let has = |resource| get(draft, container, resource).is_some_and(|value| !is_zero(value));
+    if get(draft, container, GPU_SHARED).is_some() || ![GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO].into_iter().any(has) {
         return;
     }
     let number = |resource| get(draft, container, resource).and_then(|value| Quantity::deserialize(value).ok()?.unsigned());

@@ -143,10 +143,9 @@ async fn pod_that_asks_for_nothing_keeps_off_the_cpu_that_gpus_need() {
 #[rstest]
 #[case::amounts_alone(json!({"koordinator.sh/gpu-memory": "1Gi"}), "container \"main\" asks for koordinator.sh/gpu-memory (1Gi) but not for koordinator.sh/gpu.shared; without it kubelet does not ask for a device")]
 #[case::two_dialects(json!({"aliyun.com/gpu-mem": "1", "koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "1Gi"}), "the pod asks for both aliyun.com/gpu-mem (1) and koordinator.sh/gpu.shared (1); use the resources of one dialect only")]
-#[case::zero(json!({"aliyun.com/gpu-mem": "0"}), "container \"main\": aliyun.com/gpu-mem is \"0\", which is not a whole number from 1 to 1125899906842624")]
-#[case::negative(json!({"aliyun.com/gpu-mem": "-1"}), "container \"main\": aliyun.com/gpu-mem is \"-1\", which is not a whole number from 1 to 1125899906842624")]
-#[case::absurd(json!({"aliyun.com/gpu-mem": "9223372036854775807"}), "container \"main\": aliyun.com/gpu-mem is \"9223372036854775807\", which is not a whole number from 1 to 1125899906842624")]
-#[case::no_number(json!({"aliyun.com/gpu-mem": {"a": 1}}), "container \"main\": aliyun.com/gpu-mem is \"{\\\"a\\\":1}\", which is not a whole number from 1 to 1125899906842624")]
+#[case::negative(json!({"aliyun.com/gpu-mem": "-1"}), "container \"main\": aliyun.com/gpu-mem is \"-1\", which is not a whole number up to 1125899906842624")]
+#[case::absurd(json!({"aliyun.com/gpu-mem": "9223372036854775807"}), "container \"main\": aliyun.com/gpu-mem is \"9223372036854775807\", which is not a whole number up to 1125899906842624")]
+#[case::no_number(json!({"aliyun.com/gpu-mem": {"a": 1}}), "container \"main\": aliyun.com/gpu-mem is \"{\\\"a\\\":1}\", which is not a whole number up to 1125899906842624")]
 #[tokio::test]
 async fn invalid_requests(#[case] limits: Value, #[case] reason: &str) {
     let world = World::new().with_node("n1", &[100]);
@@ -159,6 +158,26 @@ async fn invalid_requests(#[case] limits: Value, #[case] reason: &str) {
     let (_, text) = world.send("GET", "/gpushare-scheduler/inspect?pod=default/p", "").await;
     let shown: Value = serde_json::from_str(&text).unwrap();
     assert!(shown["pods"][0]["invalid"].as_str().is_some_and(|sentence| error.ends_with(sentence)), "{text}");
+}
+
+/// A chart's zero was refused.
+#[rstest]
+#[case::units(json!({"aliyun.com/gpu-mem": "0"}))]
+#[case::vendor(json!({"nvidia.com/gpu": "0"}))]
+#[case::shares(json!({"koordinator.sh/gpu.shared": "0", "koordinator.sh/gpu-memory": "0", "koordinator.sh/rdma": "0"}))]
+#[tokio::test]
+async fn a_zero_goes_anywhere(#[case] zeros: Value) {
+    let world = World::new().with_node("full", &[100]);
+    world.apply_node(&node("plain", "MiB"));
+    world.place(&units("a", 100), "full").await;
+    let pod = pod("p", &zeros);
+    for name in ["full", "plain"] {
+        assert_eq!(world.fitting(&pod, &[name]).await, [name]);
+    }
+    world.api.put(&pod);
+    world.apply_pod(&pod);
+    assert_eq!(world.bind(&pod, "plain").await, "");
+    assert_eq!(world.api.pod(&pod)["metadata"]["annotations"], Value::Null, "nothing is recorded");
 }
 
 #[tokio::test]

@@ -126,9 +126,8 @@ fn refusals(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let too_large = (node.units.iter().max().copied().unwrap_or(0) + 1).to_string();
         world.create(PodSpec::new("too-large", &[(GPU_MEM, &too_large)]).on(&node.name)).await?;
         world.until_refused("too-large", "larger than the node's GPUs").await?;
-        let pods: [(&str, &Limits<'_>, &str); 3] = [
+        let pods: [(&str, &Limits<'_>, &str); 2] = [
             ("two-dialects", &[(GPU_MEM, "1"), (GPU_SHARED, "1"), (GPU_MEMORY, "1Gi")], "one dialect only"),
-            ("zero", &[(GPU_MEM, "0")], "not a whole number from 1"),
             ("memory-twice", &[(GPU_SHARED, "1"), (GPU_MEMORY, "1Gi"), (GPU_MEMORY_RATIO, "50")], "exclude each other"),
         ];
         let tried = pods.iter().map(|(name, limits, words)| world.until_breaks_rule(PodSpec::new(name, limits).on(&node.name), words));

@@ -24,7 +24,7 @@ fn amounts(pod: &Value, pointer: &str) -> Value {
 #[case::bare_number(json!({"koordinator.sh/gpu-memory-ratio": 200}), "2")]
 #[case::other_notation(json!({"koordinator.sh/gpu-memory-ratio": "0.2k"}), "2")]
 #[case::nonsense(json!({"koordinator.sh/gpu-memory-ratio": "many"}), "1")]
-#[case::nothing(json!({"koordinator.sh/gpu-memory-ratio": "0"}), "1")]
+#[case::zero_beside_it(json!({"koordinator.sh/gpu-memory": "8Gi", "koordinator.sh/gpu-memory-ratio": "0", "koordinator.sh/gpu-core": "200"}), "2")]
 #[case::core_alone(json!({"koordinator.sh/gpu-core": "50"}), "1")]
 fn number_of_devices_is_added(#[case] asked: Value, #[case] devices: &str) {
     let mutated = mutated(&Rules::default(), &pod(&asked));
@@ -33,6 +33,18 @@ fn number_of_devices_is_added(#[case] asked: Value, #[case] devices: &str) {
     expected.remove("koordinator.sh~1gpu.shared");
     expected.insert("koordinator.sh/gpu.shared".to_owned(), devices.into());
     assert_eq!(amounts(&mutated, "/spec/containers/0"), Value::Object(expected));
+}
+
+/// Charts write a zero where a pod is to have no GPU.
+#[rstest]
+#[case::ratio(json!({"koordinator.sh/gpu-memory-ratio": "0"}))]
+#[case::gpu(json!({"koordinator.sh/gpu": "0"}))]
+#[case::old_name(json!({"kubernetes.io/gpu": 0}))]
+#[case::units(json!({"aliyun.com/gpu-mem": "0"}))]
+fn a_zero_is_left_alone(#[case] asked: Value) {
+    let rules = Rules { scheduler_name: Some("gpushare".to_owned()), ..Rules::default() };
+    let pod = pod(&asked);
+    assert_eq!(mutated(&rules, &pod), pod);
 }
 
 #[rstest]
