@@ -18,6 +18,8 @@ mod bodies;
 mod devices;
 #[path = "extender/early.rs"]
 mod early;
+#[path = "extender/every_route.rs"]
+mod every_route;
 #[path = "extender/golden.rs"]
 mod golden;
 #[path = "extender/histories.rs"]

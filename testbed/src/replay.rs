@@ -64,8 +64,8 @@ pub struct ReplayArgs {
     /// With --pods these come on top of what is there; without, the cluster's own pods are placed again, oldest first.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["nodes", "departures"])]
     kubeconfig: Option<PathBuf>,
-    /// Pods of the trace, a CSV file with the columns `name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec`, and
-    /// `creation_time,deletion_time` if it has them; repeat it for several lists.
+    /// Pods of the trace, a CSV file with the columns `name,cpu_milli,memory_mib,num_gpu,gpu_milli`, and
+    /// `gpu_spec,creation_time,deletion_time` if it has them; repeat it for several lists.
     #[arg(long, visible_alias = "arrivals", value_name = "CSV", required_unless_present = "kubeconfig")]
     pods: Vec<PathBuf>,
     /// Policies to compare: the scheduler's own as NODE or NODE/DEVICE, such as fill or spread/binpack; or kube-default, fgd, best-fit, fullest, random.

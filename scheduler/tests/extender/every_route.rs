@@ -1,0 +1,101 @@
+//! Any bytes at any route: each request is answered, none with 500, and no handler panics, which would end a release build.
+
+use axum::body::Body;
+use http::{HeaderValue, Method, Request, StatusCode};
+use http_body_util::BodyExt;
+use proptest::prelude::*;
+use scheduler::config::Serving;
+use scheduler::offline;
+use serde_json::json;
+use tower::ServiceExt;
+
+use crate::objects::{node, units};
+use crate::world::World;
+
+/// Every route, with what may stand for a name; and some that are none.
+const PATHS: [&str; 16] = [
+    "/gpushare-scheduler/filter",
+    "/gpushare-scheduler/prioritize",
+    "/gpushare-scheduler/preempt",
+    "/gpushare-scheduler/bind",
+    "/gpushare-scheduler/inspect",
+    "/gpushare-scheduler/inspect/n1",
+    "/gpushare-scheduler/inspect/%00%ff",
+    "/gpushare-scheduler/inspect/pods/default/p",
+    "/gpushare-scheduler/inspect/pods/%2e%2e/%ff",
+    "/gpushare-scheduler/inspect/pods/default",
+    "/gpushare-scheduler/version",
+    "/version",
+    "/healthz",
+    "/readyz",
+    "/metrics",
+    "/",
+];
+
+/// Requests that kube-scheduler could send, to be damaged.
+fn requests() -> Vec<String> {
+    let pod = units("p", 1);
+    vec![
+        json!({"Pod": pod, "Nodes": null, "NodeNames": ["n1", "n2", "n1"]}).to_string(),
+        json!({"Pod": pod, "Nodes": {"metadata": {}, "items": [node("n1", "MiB")]}, "NodeNames": null}).to_string(),
+        json!({"PodName": "p", "PodNamespace": "default", "PodUID": "uid-p", "Node": "n2"}).to_string(),
+    ]
+}
+
+/// What is done to a request: at a place, some bytes are taken out and others put in.
+fn damaged() -> impl Strategy<Value = Vec<u8>> {
+    let tokens = ["\"", "{", "}", "[", "]", ",", ":", "\\", "\\ud800", "\u{0}", "null", "-1", "1e999", "99999999999999999999", "\u{fffd}"];
+    let put = prop_oneof![
+        prop::sample::select(tokens.to_vec()).prop_map(|token| token.as_bytes().to_vec()),
+        prop::collection::vec(any::<u8>(), 0..4),
+    ];
+    let cut = (any::<prop::sample::Index>(), 0..12_usize, put);
+    (prop::sample::select(requests()), prop::collection::vec(cut, 0..4)).prop_map(|(request, cuts)| {
+        let mut bytes = request.into_bytes();
+        for (at, n_taken, put) in cuts {
+            let at = at.index(bytes.len() + 1);
+            let end = (at + n_taken).min(bytes.len());
+            bytes.splice(at..end, put);
+        }
+        bytes
+    })
+}
+
+fn body() -> impl Strategy<Value = Vec<u8>> {
+    prop_oneof![3 => damaged(), 1 => prop::collection::vec(any::<u8>(), 0..200)]
+}
+
+fn query() -> impl Strategy<Value = String> {
+    let parts =
+        ["limit=", "continue=", "pod=", "format=text", "&", "=", "%2F", "%", "default/p", "-1", "99999999999999999999", "n1", "1", "é"];
+    prop::collection::vec(prop::sample::select(parts.to_vec()), 0..6).prop_map(|parts| parts.concat().replace('é', "%C3%A9"))
+}
+
+proptest! {
+    #[test]
+    fn no_request_panics(
+        path in prop::sample::select(PATHS.to_vec()),
+        method in prop::sample::select(vec![Method::GET, Method::POST, Method::HEAD, Method::PUT, Method::DELETE, Method::OPTIONS]),
+        query in query(),
+        body in body(),
+        authorization in prop::option::of(prop::collection::vec(0x20..=0xff_u8, 0..40)),
+        length in prop::option::of("[-0-9a-z]{0,25}"),
+        guarded in any::<bool>(),
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let world = World::unsynced(&Serving { tls_from_secret: guarded, ..offline::serving() }).with_node("n1", &[1000]);
+            let mut request = Request::builder().method(method).uri(format!("{path}?{query}")).body(Body::from(body)).unwrap();
+            for (header, value) in [("authorization", authorization), ("content-length", length.map(String::into_bytes))] {
+                if let Some(value) = value.and_then(|value| HeaderValue::from_bytes(&value).ok()) {
+                    request.headers_mut().insert(header, value);
+                }
+            }
+            let reply = world.router.clone().oneshot(request).await.unwrap();
+            prop_assert_ne!(reply.status(), StatusCode::INTERNAL_SERVER_ERROR);
+            reply.into_body().collect().await.unwrap();
+            world.check();
+            Ok(())
+        })?;
+    }
+}
