@@ -9,6 +9,7 @@ use crate::node::Node;
 use crate::rank::Order;
 use crate::reason::Reason;
 use crate::request::{Ask, GpuAsk};
+use crate::shape::Spot;
 use crate::topology::follow::Company;
 use crate::topology::links::Links;
 use crate::topology::partitions::{Choice, Tables};
@@ -69,14 +70,33 @@ impl Scene<'_> {
         let (parts, pools): (Vec<Part<'_>>, Vec<Pool>) = parts.into_iter().unzip();
         let joint = self.joint(gpus.as_ref(), &parts, &pools);
         let mut chosen: Vec<(&Kind, Vec<usize>)> = self.choose_joint(&joint, choices.as_deref().unwrap_or_default())?;
+        let settled = self.settled_gpus(ask.gpus);
         for pool in gpus.iter().chain(&pools) {
-            if chosen.iter().all(|(kind, _)| **kind != pool.kind) {
-                chosen.extend(self.choose(&[pool], choices.as_deref().unwrap_or_default(), false)?);
+            if chosen.iter().any(|(kind, _)| **kind == pool.kind) {
+                continue;
+            }
+            match settled.as_ref().filter(|_| self.follows_gpus(pool)) {
+                Some(gpus) => chosen.push((&pool.kind, beside(pool, gpus))),
+                None => chosen.extend(self.choose(&[pool], choices.as_deref().unwrap_or_default(), false)?),
             }
         }
         let of = |kind: &Kind| chosen.iter().find(|(of, _)| *of == kind).map(|(_, devices)| devices.clone()).unwrap_or_default();
         let others = parts.iter().zip(&pools).flat_map(|(part, pool)| part.shares(&of(&pool.kind))).collect();
         Ok(Decision { gpus: of(&Kind::Gpu), others })
+    }
+
+    /// Where the GPUs sit that the vendor's plugin will choose, if the pod takes all that are free.
+    fn settled_gpus(&self, ask: GpuAsk) -> Option<Vec<Spot>> {
+        let GpuAsk::Whole(n) = ask else { return None };
+        let free: Vec<usize> = self.node.whole_rows(self.hints).map(|(at, _)| at).collect();
+        let is_settled = !self.inventory.serves_vendor && usize::try_from(n).is_ok_and(|n| n == free.len());
+        is_settled.then(|| free.iter().filter_map(|at| self.shape.spots.gpus.get(*at).copied()).collect())
+    }
+
+    /// Whether devices come along with GPUs.
+    fn follows_gpus(&self, pool: &Pool) -> bool {
+        let kinds = self.wishes.and_then(|wishes| wishes.joint.as_ref()).map_or(&[][..], |joint| &joint.kinds);
+        kinds.first() == Some(&Kind::Gpu) && kinds.contains(&pool.kind) && pool.n <= MAX_MEMBERS
     }
 
     /// The types that are joined and asked for, the leading one first; less than two are none.
@@ -185,6 +205,13 @@ impl Scene<'_> {
         };
         traits?.place.as_ref()?.switch.clone()
     }
+}
+
+/// Devices that come along with GPUs that sit there.
+fn beside(pool: &Pool, gpus: &[Spot]) -> Vec<usize> {
+    let pool = &*pool.narrowed();
+    let (chosen, _) = Follower { pool, allowed: pool.all() }.follow(gpus);
+    pool.devices(chosen)
 }
 
 /// The best choice of devices of all types, with the GPUs from one of the sets to choose from.

@@ -30,7 +30,8 @@ impl Follower<'_> {
         self.pool.kind != Kind::Gpu
     }
 
-    fn follow(&self, lead: &[Spot]) -> (Set, Company) {
+    /// The devices that come along with leading ones that sit there.
+    pub(crate) fn follow(&self, lead: &[Spot]) -> (Set, Company) {
         let Self { pool, allowed } = *self;
         let distance = |at: usize| distance(pool, at, lead);
         let mut order = pool.by_preference(allowed);

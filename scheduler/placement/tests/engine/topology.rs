@@ -102,6 +102,33 @@ fn a_nic_for_every_switch_with_a_gpu() {
     }
 }
 
+/// Four GPUs on four switches, and three NICs on the first of them: each switch gets its own NIC before one gets a second.
+#[rstest]
+fn each_switch_with_a_gpu_gets_its_own_nic_first(
+    #[values(1, 100, 200, 300, 400)] amount: u64,
+    #[values([0, 0, 0, 0], [0, 0, 1, 1], [0, 1, 0, 1])] numas: [u32; 4],
+    #[values(GpuAsk::Whole(4), GpuAsk::from(&ask(4, placement::MemoryAsk::Ratio(100))))] gpus: GpuAsk,
+) {
+    let at = |switch: u32| (numas[switch as usize], switch);
+    let of_gpus = (0..4).map(|minor| gpu_at(minor, at(minor).0, minor)).collect();
+    let nics = (0..).zip([0, 0, 0, 1, 2, 3]).map(|(minor, switch)| nic_at(minor, at(switch).0, switch)).collect();
+    let inventory = Inventory { gpus: of_gpus, classes: Some(vec![class("rdma", nics)]), serves_vendor: true, ..Inventory::default() };
+    let choice = try_choose(&fleet_of(inventory), gpus, &[rdma(amount)], Some(&joint(false)));
+    assert_eq!(chosen(choice), Ok((vec![0, 1, 2, 3], vec![0, 3, 4, 5])));
+}
+
+/// The vendor's plugin chooses the GPUs, and a pod that takes all that are free leaves it no choice.
+#[rstest]
+#[case::all_that_are_free(4, &[0, 3, 4, 5])]
+#[case::some_of_them(3, &[0, 1, 2, 3])]
+fn nics_come_along_with_gpus_that_the_vendor_s_plugin_must_choose(#[case] n: u32, #[case] nics: &[u32]) {
+    let of_gpus = (0..4).map(|minor| gpu_at(minor, 0, minor)).collect();
+    let of_nics = (0..).zip([0, 0, 0, 1, 2, 3]).map(|(minor, switch)| nic_at(minor, 0, switch)).collect();
+    let inventory = Inventory { gpus: of_gpus, classes: Some(vec![class("rdma", of_nics)]), ..Inventory::default() };
+    let choice = try_choose(&fleet_of(inventory), GpuAsk::Whole(n), &[rdma(400)], Some(&joint(false)));
+    assert_eq!(chosen(choice), Ok((vec![], nics.to_vec())));
+}
+
 #[test]
 fn the_one_nic_there_is() {
     let fleet = fleet_of(eight_switches(&[5]));
