@@ -55,7 +55,7 @@ async fn go_wrong(way: &str, state: &RwLock<()>) {
         "panics-in-thread" => {
             let thread = std::thread::Builder::new().name("device-watch".to_owned());
             let _ = thread.spawn(|| panic!("something that cannot be"));
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
         "hangs" => {
             // Every thread of the runtime.

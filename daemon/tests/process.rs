@@ -1,5 +1,7 @@
 //! Processes whose tasks go wrong, built in release mode as the daemons are.
 
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on should end")]
+
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;

@@ -31,7 +31,7 @@ use leader::{Part, Stop};
 
 use crate::bind::Binder;
 use crate::certificates::issue::{Order, issue};
-use crate::config::{Args, Command, Config, Log, LogFormat};
+use crate::config::{Args, Command, Config, Log, LogFormat, Serving};
 use crate::extender::{Extender, health_router, router};
 use crate::index::{Index, RawDevice, Shared};
 use crate::metrics::{Metrics, register_watches};
@@ -76,10 +76,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     );
     let mut tasks = Tasks::default();
     let tls = tls::begin(&config, &client, namespace, &mut registry, &mut tasks)?;
-    let listener = listen(config.serving.listen).await?;
-    if !config.serving.is_local() && !config.serving.demands_certificates() {
-        warn!(address = %config.serving.listen, "--insecure-listen: every client that reaches this address may bind pods");
-    }
+    let listener = listen_for_verbs(&config.serving).await?;
     let webhooks = match config.admission.webhooks.as_ref().zip(tls.webhooks) {
         None => None,
         Some((webhooks, tls)) => {
@@ -91,9 +88,6 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let health = OptionFuture::from(config.serving.health_listen.map(listen)).await.transpose()?;
     info!(prefix = config.serving.prefix, tls = tls.extender.is_some(), webhooks = webhooks.is_some(), "serving");
     register_watches(&mut registry, watch_all(&client, &index, &part, &mut tasks));
-    // A cluster may withhold this right, so that nothing waits for it and its age is no cause for alarm.
-    let budgets = Api::<PodDisruptionBudget>::all(client.clone());
-    tasks.spawn("watch of disruption budgets", watch(budgets, index.clone()));
     let stop = part.begin(client, index.clone(), stop, &mut tasks);
     tasks.spawn("search for decisions that are not seen", Arc::clone(&extender).sweep());
     tasks.spawn("rehearsal", rehearse(index.clone()));
@@ -135,6 +129,13 @@ async fn obey(command: &Command, client: Client, secret: String, namespace: Stri
     }
 }
 
+async fn listen_for_verbs(serving: &Serving) -> anyhow::Result<TcpListener> {
+    if !serving.is_local() && !serving.demands_certificates() {
+        warn!(address = %serving.listen, "--insecure-listen: every client that reaches this address may bind pods");
+    }
+    listen(serving.listen).await
+}
+
 async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
     let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
     info!(address = %listener.local_addr().unwrap_or(address), "listening");
@@ -143,6 +144,9 @@ async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
 
 /// Follows every kind; says when each was last heard of.
 fn watch_all(client: &Client, index: &Shared<Index>, part: &Part, tasks: &mut Tasks) -> Vec<Heard> {
+    // A cluster may withhold this right, so that nothing waits for it and its age is no cause for alarm.
+    let budgets = Api::<PodDisruptionBudget>::all(client.clone());
+    tasks.spawn("watch of disruption budgets", watch(budgets, index.clone()));
     let nodes = watch_kind::<Node>("watch of nodes", client, index, tasks);
     vec![nodes, watch_kind::<RawDevice>("watch of devices", client, index, tasks), part.watch_pods(client, index, tasks)]
 }

@@ -1,6 +1,6 @@
 //! The binary as a process: what it refuses to serve, and its end when it hangs.
 
-#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that cannot go on should end")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on should end")]
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -97,16 +97,16 @@ fn stalled(beginning: &[u8]) -> Body {
 /// A permit was taken before the body was read: 64 clients that sent slowly made every review late, and the API server went on
 /// without it.
 #[rstest]
-#[case::nothing_sent(b"")]
-#[case::half_a_review(br#"{"kind": "AdmissionReview""#)]
-#[case::a_large_one(&[b' '; 2 * SMALL_BODY])]
+#[case::nothing_sent(Vec::new())]
+#[case::half_a_review(br#"{"kind": "AdmissionReview""#.to_vec())]
+#[case::a_large_one(vec![b' '; 2 * SMALL_BODY])]
 #[tokio::test(start_paused = true)]
-async fn slow_clients_hold_up_no_review(#[case] beginning: &[u8]) {
+async fn slow_clients_hold_up_no_review(#[case] beginning: Vec<u8>) {
     let (routes, _) = webhooks();
     let slow: Vec<_> = (0..4 * CONCURRENCY)
         .map(|_| {
             tokio::spawn({
-                let (routes, body) = (routes.clone(), stalled(beginning));
+                let (routes, body) = (routes.clone(), stalled(&beginning));
                 async move { send(&routes, "/base/webhook/validate", body).await.0 }
             })
         })
