@@ -13,8 +13,10 @@ use serde::{Deserialize, Serialize};
 use crate::quantity::Quantity;
 
 mod placing;
+mod scheduling;
 
 pub use placing::{Affinity, Preferred, SpreadConstraint, Taint, Toleration};
+pub use scheduling::{PodCondition, SchedulingGroup, Volume};
 
 /// Annotation by which a pod that declares no amounts asks to share and see all GPUs of its node: `"true"`.
 pub const ALL_DEVICES: &str = "gpushare/all-devices";
@@ -67,6 +69,12 @@ pub struct PodSpec {
     /// The claims by which its containers get devices of DRA drivers.
     #[serde(default, deserialize_with = "null_as_default", skip_serializing)]
     pub resource_claims: Vec<PodResourceClaim>,
+    /// Its volumes, of which only their kind is read.
+    #[serde(default, deserialize_with = "null_as_default", skip_serializing)]
+    pub volumes: Vec<Volume>,
+    /// The `PodGroup` that kube-scheduler places as a whole, with the gate `GenericWorkload`.
+    #[serde(default, skip_serializing)]
+    pub scheduling_group: Option<SchedulingGroup>,
 }
 
 /// A claim that a pod uses, by the name that its containers know it by.
@@ -175,6 +183,15 @@ pub struct PodStatus {
     /// The claim that kube-scheduler made for extended resources of the pod which a DRA driver serves.
     #[serde(default, skip_serializing)]
     pub extended_resource_claim_status: Option<ExtendedResourceClaim>,
+    /// The node that kube-scheduler keeps for the pod: it preempts there, or waits in Permit or `PreBind` (1.35 and later).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nominated_node_name: Option<String>,
+    /// A word for why the pod is in its phase; kubelet's, where it refused the pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// What has been found of it.
+    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<PodCondition>,
 }
 
 /// A claim for extended resources.

@@ -92,6 +92,11 @@ impl Fleet {
         self.n_openings
     }
 
+    /// Something outside has changed by which a request may fit that did not, such as a hint that ended for good.
+    pub fn note_opening(&mut self) {
+        self.n_openings += 1;
+    }
+
     /// Grows whenever a name comes or goes: while it stays the same, so does what [`Fleet::node_id`] says of any name.
     pub fn names_version(&self) -> u64 {
         self.names.version()
