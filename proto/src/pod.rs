@@ -183,9 +183,6 @@ pub struct PodStatus {
     /// The claim that kube-scheduler made for extended resources of the pod which a DRA driver serves.
     #[serde(default, skip_serializing)]
     pub extended_resource_claim_status: Option<ExtendedResourceClaim>,
-    /// The node that kube-scheduler keeps for the pod: it preempts there, or waits in Permit or `PreBind` (1.35 and later).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub nominated_node_name: Option<String>,
     /// A word for why the pod is in its phase; kubelet's, where it refused the pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,

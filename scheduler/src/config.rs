@@ -18,6 +18,7 @@ use placement::{Policies, Weights};
 use proto::quantity::Quantity;
 use proto::resource::ResourceNames;
 
+use crate::index::HintTimes;
 pub use answer::AnswerNodes;
 pub use leader::Leader;
 use leader::LeaderArgs;
@@ -73,9 +74,17 @@ pub struct Args {
     /// time that it is stopped or suspended does not count; 0s never ends it.
     #[arg(long, env = "GPUSHARE_HANG_TIMEOUT", default_value = "10s", value_parser = duration)]
     hang_timeout: Duration,
-    /// How long an answer keeps room for its pod on the one node that it leaves, or on the best of several.
+    /// How long an answer keeps room for its pod on the one node that it leaves, or on the best of several, if the pod is neither
+    /// nominated to that node nor waits for volumes or claims.
     #[arg(long, env = "GPUSHARE_HINT_TTL", default_value = "30s", value_parser = duration)]
     hint_ttl: Duration,
+    /// How long room is kept for a pod with volumes or claims that kube-scheduler may wait for before it binds: as long as
+    /// `bindTimeoutSeconds` of `VolumeBindingArgs` in kube-scheduler's profile, if not shorter than --hint-ttl.
+    #[arg(long, env = "GPUSHARE_VOLUME_BIND_TIMEOUT", default_value = "600s", value_parser = duration)]
+    volume_bind_timeout: Duration,
+    /// The longest that room is kept for a pod whose `status.nominatedNodeName` names the node.
+    #[arg(long, env = "GPUSHARE_NOMINATED_HINT_TTL", default_value = "30m", value_parser = duration)]
+    nominated_hint_ttl: Duration,
     /// Largest request body.
     #[arg(long, env = "GPUSHARE_MAX_BODY", default_value = "32Mi", value_parser = body_limit, value_name = "BYTES")]
     max_body: usize,
@@ -157,8 +166,8 @@ pub struct Scheduling {
     pub misfit_nodes: MisfitNodes,
     /// Longest time that one bind may take.
     pub bind_timeout: Duration,
-    /// How long a hint lives.
-    pub hint_ttl: Duration,
+    /// How long room is kept for pods that are not bound yet.
+    pub hints: HintTimes,
 }
 
 /// How HTTP is served.
@@ -271,7 +280,11 @@ impl TryFrom<Args> for Config {
                 answer_nodes: args.answer_nodes,
                 misfit_nodes: args.misfit_nodes,
                 bind_timeout: args.bind_timeout,
-                hint_ttl: args.hint_ttl,
+                hints: HintTimes {
+                    plain: args.hint_ttl,
+                    claims: args.volume_bind_timeout.max(args.hint_ttl),
+                    nominated: args.nominated_hint_ttl.max(args.hint_ttl),
+                },
             },
             serving,
             leader,

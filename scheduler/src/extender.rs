@@ -13,6 +13,7 @@ mod preempt;
 pub mod prioritize;
 mod question;
 mod remembered;
+mod retries;
 mod roll;
 mod sending;
 mod standing;
@@ -51,6 +52,7 @@ use patience::Patience;
 use preempt::Offered;
 use question::Names;
 use remembered::Remembered;
+use retries::Retries;
 use roll::Roll;
 use sending::Sending;
 use turns::Turns;
@@ -67,6 +69,8 @@ pub struct Extender {
     attempts: Mutex<Attempts>,
     /// The victims that were named for pods.
     offered: Mutex<Remembered<Offered>>,
+    /// Refused pods that kube-scheduler is to try again soon.
+    retries: Mutex<Retries>,
     /// Names as the last requests brought them; requests read a copy, and lock it only to take it or to change it.
     roll: Mutex<Arc<Roll>>,
     /// Which refusals are thought over.
@@ -179,6 +183,7 @@ impl Extender {
             remembered: Mutex::default(),
             attempts: Mutex::default(),
             offered: Mutex::default(),
+            retries: Mutex::default(),
             roll: Mutex::default(),
             patience: Mutex::default(),
             turns: Turns::default(),
@@ -286,6 +291,10 @@ impl Extender {
         self.offered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn retries(&self) -> MutexGuard<'_, Retries> {
+        self.retries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn recall(&self, uid: &str) -> Option<PodFacts> {
         self.remembered.lock().unwrap_or_else(PoisonError::into_inner).get(uid).cloned()
     }
@@ -380,7 +389,7 @@ impl Extender {
     async fn consider(&self, body: &[u8]) -> Result<Vec<u8>, RequestFailure> {
         self.leads()?;
         let mut answer = filter::answer(self, body, now())?;
-        if let Some(refused) = answer.refused.take().filter(|refused| self.patience().is_early(refused, now())) {
+        if let Some(refused) = answer.refused.take().filter(|refused| !refused.is_tried_again && self.patience().is_early(refused, now())) {
             let has_news = patience::news(&self.index, &refused).await;
             self.leads()?;
             answer = filter::answer(self, body, now())?;

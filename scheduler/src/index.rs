@@ -8,6 +8,7 @@ mod assume;
 mod budgets;
 mod census;
 mod eviction;
+mod failing;
 mod given;
 mod hints;
 mod hosts;
@@ -26,6 +27,7 @@ pub use ask::NodeAsk;
 pub use assume::{AssumeError, Assumed, Assumption, Moment, Phase};
 pub use census::{Census, DeviceShow, GpuCensus, GpuShow, HolderShow, NodeShow};
 pub use eviction::Preemptor;
+pub use hints::{Decision, HintTimes};
 pub use nodes::RawDevice;
 pub use stamp::Stamps;
 
@@ -33,6 +35,7 @@ use crate::accounting::PodFacts;
 use crate::kinds::Kinds;
 use crate::watch::Follow;
 use budgets::Budgets;
+use failing::FailingNodes;
 use hints::HintQueue;
 use hosts::PlainPods;
 use nodes::NodeState;
@@ -99,6 +102,7 @@ pub struct Index {
     /// Changes of the workload that had happened when it was learnt last.
     n_learnt: u64,
     hints: HintQueue,
+    failing: FailingNodes,
     stamps: Stamps,
     node_list: List,
     device_list: List,
@@ -122,7 +126,7 @@ impl List {
 }
 
 impl Index {
-    /// An index that has seen nothing yet.
+    /// An index that has seen nothing yet, whose hints last `hint_ttl` at most unless [said otherwise](Self::holding).
     pub fn new(names: ResourceNames, policies: Policies, hint_ttl: Duration) -> Self {
         let first = List { number: 1, synced: false };
         Self {
@@ -142,7 +146,8 @@ impl Index {
             nominated: FxHashSet::default(),
             budgets: Budgets::default(),
             n_learnt: 0,
-            hints: HintQueue::new(hint_ttl),
+            hints: HintQueue::new(HintTimes::all(hint_ttl)),
+            failing: FailingNodes::default(),
             stamps: Stamps::default(),
             node_list: first,
             device_list: first,
@@ -225,6 +230,22 @@ impl Index {
     /// What is known of a pod that asks for our resources.
     pub fn pod(&self, uid: &str) -> Option<&PodFacts> {
         self.pods.get(uid).map(|entry| &entry.facts)
+    }
+
+    /// Number of nodes that are known by a Node or Device object.
+    pub fn n_nodes(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Whether any node is left out because pods have failed there.
+    #[inline]
+    pub fn leaves_nodes_out(&self) -> bool {
+        self.failing.n_out() > 0
+    }
+
+    /// The nodes that are left out because pods have failed there.
+    pub fn failing_nodes(&self) -> impl Iterator<Item = &str> {
+        self.failing.out()
     }
 
     /// Whether a watch has shown this pod, which asks for our resources.

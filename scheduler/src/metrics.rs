@@ -129,6 +129,11 @@ struct OutcomeLabels {
     outcome: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CauseLabels {
+    cause: &'static str,
+}
+
 /// Counts and times of requests.
 #[derive(Clone, Debug)]
 pub struct Metrics {
@@ -138,6 +143,7 @@ pub struct Metrics {
     bind_refusals: Family<ReasonLabels, Counter>,
     thought_over: Family<OutcomeLabels, Counter>,
     preemption_candidates: Family<OutcomeLabels, Counter>,
+    tried_again: Family<CauseLabels, Counter>,
 }
 
 /// Measures one request; counts it when dropped.
@@ -160,6 +166,7 @@ impl Metrics {
             bind_refusals: Family::default(),
             thought_over: Family::default(),
             preemption_candidates: Family::default(),
+            tried_again: Family::default(),
         };
         registry.register("requests", "Requests by verb and outcome", metrics.requests.clone());
         registry.register_with_unit("request", "Time from the whole request to its answer", Unit::Seconds, metrics.seconds.clone());
@@ -169,6 +176,8 @@ impl Metrics {
         registry.register("refusals_thought_over", help, metrics.thought_over.clone());
         let help = "Nodes on which kube-scheduler would evict pods, by what became of them";
         registry.register("preemption_candidates", help, metrics.preemption_candidates.clone());
+        let help = "Refusals whose text changes so that kube-scheduler tries the pod again soon, by cause";
+        registry.register("refusals_tried_again", help, metrics.tried_again.clone());
         registry.register_collector(Box::new(State(index)));
         metrics
     }
@@ -194,6 +203,11 @@ impl Metrics {
     /// Counts a bind that came to nothing.
     pub fn bind_refused(&self, reason: &'static str) {
         self.bind_refusals.get_or_create(&ReasonLabels { reason }).inc();
+    }
+
+    /// Counts a refusal whose text changes so that the pod is tried again soon.
+    pub fn tried_again(&self, cause: &'static str) {
+        self.tried_again.get_or_create(&CauseLabels { cause }).inc();
     }
 
     /// Counts a refusal that was held back; whether the pod was let through in the end.
@@ -271,7 +285,8 @@ impl Collector for State {
         let help = "Pods whose record says more than they ask for or were given, and does not count for that";
         gauge("contradicting_pods", help, census.n_contradicting)?;
         gauge("conservative_pods", "Pods whose devices are not known for sure", census.n_conservative)?;
-        gauge("hints", "Pods that room is kept for after a filter left one node", census.n_hints)?;
+        gauge("hints", "Pods that room is kept for until they are bound", census.n_hints)?;
+        gauge("failing_nodes", "Nodes that are left out because pods failed there again and again", census.n_failing)?;
         per_kind(&mut encoder, &census)?;
         per_gpu(&mut encoder, &census, "gpu_memory_total_bytes", "Memory of a GPU", |gpu| gpu.total)?;
         per_gpu(&mut encoder, &census, "gpu_memory_allocated_bytes", "Memory of a GPU that pods hold", |gpu| gpu.used)

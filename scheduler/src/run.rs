@@ -163,7 +163,9 @@ where
 
 fn index(config: &Config) -> Index {
     let scheduling = &config.scheduling;
-    let index = Index::new(scheduling.names.clone(), scheduling.policies, scheduling.hint_ttl).weighing(scheduling.weights.clone());
+    let index = Index::new(scheduling.names.clone(), scheduling.policies, scheduling.hints.plain)
+        .holding(scheduling.hints)
+        .weighing(scheduling.weights.clone());
     index.allowing_all_devices(config.admission.rules.allow_all_devices)
 }
 

@@ -24,6 +24,8 @@ mod every_route;
 mod golden;
 #[path = "extender/histories.rs"]
 mod histories;
+#[path = "extender/holding.rs"]
+mod holding;
 #[path = "extender/leading.rs"]
 mod leading;
 #[path = "extender/objects.rs"]

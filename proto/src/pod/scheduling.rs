@@ -66,11 +66,6 @@ impl Pod {
         self.status.conditions.iter().find(failed)
     }
 
-    /// The node that kube-scheduler keeps for it.
-    pub fn nominated_node(&self) -> Option<&str> {
-        self.status.nominated_node_name.as_deref().filter(|node| !node.is_empty())
-    }
-
     /// Whether it is placed together with others or not at all: by kube-scheduler's `PodGroups`, or by a coscheduling plugin.
     pub fn is_in_gang(&self) -> bool {
         let labels = self.metadata.labels.as_ref();

@@ -94,7 +94,7 @@ impl Reason {
             | Self::Partition
             | Self::Together
             | Self::Selected => true,
-            Self::NoDevice | Self::Unhealthy | Self::TooLarge | Self::NotServed | Self::InvalidRequest => false,
+            Self::NoDevice | Self::Unhealthy | Self::TooLarge | Self::NotServed | Self::Failing | Self::InvalidRequest => false,
         }
     }
 

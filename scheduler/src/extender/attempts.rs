@@ -1,16 +1,30 @@
-//! What became of our choice of a node: a pod that asks again was not bound, so that it needs others to choose from.
+//! What became of our choice of a node: a pod that failed on a node for what the node has is sent to the next best one.
+//!
+//! Nothing else makes a node worse for a pod: not the API server that is busy, a bind that came too late, another leader, or
+//! another plugin that said no. A pod of a gang is asked about again and again before it is bound, which is one attempt. Any
+//! other pod that comes back from the same node several times, for reasons that were never told here, is sent elsewhere too,
+//! or a plugin that refuses this node for ever would keep the pod from all others.
+
+use std::time::{Duration, Instant};
 
 use super::remembered::Remembered;
 
-/// What is known of a pod's last attempt.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Attempt {
-    /// None is open: it was answered with no node.
-    None,
-    /// It was sent to this node, while others that fit were held back.
-    Open(Box<str>),
-    /// It came to nothing on this node.
-    Failed(Box<str>),
+/// As often may a pod come back from a node without a word before it is sent to another.
+const SILENT_RETURNS: u32 = 3;
+
+/// How long a pod avoids a node on which it failed.
+const AVOIDED_FOR: Duration = Duration::from_secs(5 * 60);
+
+/// Most nodes that a pod avoids; the oldest go first.
+const MOST_AVOIDED: usize = 16;
+
+/// What is known of a pod's attempts.
+#[derive(Debug, Default)]
+struct Attempt {
+    /// The node that it was sent to last, and how often it came back from there without a word.
+    open: Option<(Box<str>, u32)>,
+    /// The nodes on which it failed, and until when it avoids them.
+    avoided: Vec<(Box<str>, Instant)>,
 }
 
 /// The last attempts of pods, by UID.
@@ -18,62 +32,108 @@ enum Attempt {
 pub(super) struct Attempts(Remembered<Attempt>);
 
 impl Attempts {
-    /// A pod asks: whether its last attempt has come to nothing.
-    pub(super) fn ask(&mut self, uid: &str) -> bool {
+    /// A pod is asked about: the nodes that it had better avoid.
+    pub(super) fn ask(&mut self, uid: &str, is_in_gang: bool, now: Instant) -> Vec<Box<str>> {
+        let Some(attempt) = self.0.get_mut(uid) else { return Vec::new() };
+        if let Some((_, n_returns)) = attempt.open.as_mut().filter(|_| !is_in_gang) {
+            *n_returns += 1;
+        }
+        if let Some((node, _)) = attempt.open.take_if(|(_, n_returns)| *n_returns >= SILENT_RETURNS) {
+            attempt.avoid(&node, now);
+        }
+        attempt.avoided(now)
+    }
+
+    /// The nodes that a pod had better avoid.
+    pub(super) fn avoided(&mut self, uid: &str, now: Instant) -> Vec<Box<str>> {
+        self.0.get_mut(uid).map(|attempt| attempt.avoided(now)).unwrap_or_default()
+    }
+
+    /// A pod is sent to a node.
+    pub(super) fn begin(&mut self, uid: &str, node: &str) {
         match self.0.get_mut(uid) {
-            None | Some(Attempt::None) => false,
-            Some(Attempt::Failed(_)) => true,
-            Some(attempt) => {
-                if let Attempt::Open(node) = std::mem::replace(attempt, Attempt::None) {
-                    *attempt = Attempt::Failed(node);
-                }
-                true
+            Some(Attempt { open: Some((open, _)), .. }) if **open == *node => {}
+            Some(attempt) => attempt.open = Some((node.into(), 0)),
+            None => {
+                self.0.put(uid, Attempt { open: Some((node.into(), 0)), avoided: Vec::new() });
             }
         }
     }
 
-    /// A pod is sent to a node, while others that fit are held back.
-    pub(super) fn begin(&mut self, uid: &str, node: &str) {
-        self.0.put(uid, Attempt::Open(node.into()));
-    }
-
-    /// A pod cannot be bound to a node.
-    pub(super) fn fail(&mut self, uid: &str, node: &str) {
-        self.0.put(uid, Attempt::Failed(node.into()));
-    }
-
-    /// A pod is refused, which is no attempt.
-    pub(super) fn end(&mut self, uid: &str) {
+    /// A pod cannot be bound to a node for what the node has.
+    pub(super) fn fail(&mut self, uid: &str, node: &str, now: Instant) {
+        if self.0.get(uid).is_none() {
+            self.0.put(uid, Attempt::default());
+        }
         if let Some(attempt) = self.0.get_mut(uid) {
-            *attempt = Attempt::None;
+            attempt.open = None;
+            attempt.avoid(node, now);
         }
     }
 
-    /// The node on which a pod's last attempt came to nothing.
-    pub(super) fn failed_on(&self, uid: &str) -> Option<&str> {
-        match self.0.get(uid)? {
-            Attempt::Failed(node) => Some(node),
-            Attempt::None | Attempt::Open(_) => None,
+    /// A pod was not bound for a reason that has nothing to do with the node.
+    pub(super) fn excuse(&mut self, uid: &str) {
+        if let Some(attempt) = self.0.get_mut(uid) {
+            attempt.open = None;
         }
+    }
+}
+
+impl Attempt {
+    fn avoid(&mut self, node: &str, now: Instant) {
+        self.avoided.retain(|(avoided, _)| **avoided != *node);
+        if self.avoided.len() >= MOST_AVOIDED {
+            self.avoided.remove(0);
+        }
+        self.avoided.push((node.into(), now + AVOIDED_FOR));
+    }
+
+    fn avoided(&mut self, now: Instant) -> Vec<Box<str>> {
+        self.avoided.retain(|(_, until)| *until > now);
+        self.avoided.iter().map(|(node, _)| node.clone()).collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Attempts;
+    use super::*;
+
+    fn names(nodes: &[Box<str>]) -> Vec<&str> {
+        nodes.iter().map(|node| &**node).collect()
+    }
 
     #[test]
-    fn an_attempt_has_failed_once_its_pod_asks_again() {
-        let mut attempts = Attempts::default();
-        assert!(!attempts.ask("a"));
+    fn only_a_failure_for_the_node_is_remembered_and_not_for_ever() {
+        let (mut attempts, now) = (Attempts::default(), Instant::now());
+        assert!(attempts.ask("a", false, now).is_empty());
         attempts.begin("a", "n1");
-        assert_eq!(attempts.failed_on("a"), None, "it may come to something yet");
-        assert!(attempts.ask("a") && attempts.ask("a"));
-        assert_eq!(attempts.failed_on("a"), Some("n1"));
-        attempts.end("a");
-        assert!(!attempts.ask("a"));
-        attempts.fail("a", "n2");
-        assert_eq!(attempts.failed_on("a"), Some("n2"));
-        assert!(attempts.ask("a") && !attempts.ask("b"));
+        assert!(attempts.ask("a", false, now).is_empty(), "no word of a failure");
+        attempts.excuse("a");
+        attempts.fail("a", "n1", now);
+        attempts.fail("a", "n2", now + Duration::from_secs(1));
+        assert_eq!(names(&attempts.ask("a", false, now)), ["n1", "n2"]);
+        assert!(attempts.ask("b", false, now).is_empty(), "others are not affected");
+        assert_eq!(names(&attempts.avoided("a", now + AVOIDED_FOR)), ["n2"]);
+    }
+
+    #[test]
+    fn a_pod_that_returns_without_a_word_again_and_again_is_sent_elsewhere_unless_it_is_in_a_gang() {
+        let (mut attempts, now) = (Attempts::default(), Instant::now());
+        let mut returns = |uid: &str, is_in_gang| {
+            attempts.begin(uid, "n1");
+            attempts.ask(uid, is_in_gang, now).len()
+        };
+        assert_eq!([(); 4].map(|()| returns("alone", false)), [0, 0, 1, 1]);
+        assert_eq!([(); 4].map(|()| returns("member", true)), [0; 4]);
+    }
+
+    #[test]
+    fn avoids_the_latest_only() {
+        let (mut attempts, now) = (Attempts::default(), Instant::now());
+        for at in 0..2 * MOST_AVOIDED {
+            attempts.fail("a", &format!("n{at}"), now);
+        }
+        let avoided = attempts.avoided("a", now);
+        assert_eq!((avoided.len(), &*avoided[0]), (MOST_AVOIDED, "n16"));
     }
 }

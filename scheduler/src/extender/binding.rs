@@ -88,14 +88,17 @@ pub async fn answer(extender: &Arc<Extender>, body: &[u8], deadline: Instant, ti
     let bound = bound.unwrap_or_else(|error| Err(BindFailure::Broken(error.to_string())));
     let error = match bound {
         Ok(()) => {
+            extender.retries().end(&uid);
             info!(pod = shown.0, node = shown.1, "bound");
             String::new()
         }
         Err(failure) => {
             timer.ending = failure.ending();
             extender.metrics.bind_refused(failure.reason());
-            if failure.is_about_node() {
-                extender.attempts().fail(&uid, &node);
+            match failure.blame() {
+                Blame::Node => extender.attempts().fail(&uid, &node, now()),
+                Blame::Elsewhere => extender.attempts().excuse(&uid),
+                Blame::Unclear => {}
             }
             let error = shorten(&format!("{:#}", anyhow::Error::from(failure)));
             warn!(pod = shown.0, node = shown.1, error, "not bound");
@@ -103,6 +106,17 @@ pub async fn answer(extender: &Arc<Extender>, body: &[u8], deadline: Instant, ti
         }
     };
     serde_json::to_vec(&ExtenderBindingResult { error }).map_err(|error| malformed(error.to_string()))
+}
+
+/// What a bind failed for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Blame {
+    /// What the node has.
+    Node,
+    /// Nothing that another node would change.
+    Elsewhere,
+    /// It is not known.
+    Unclear,
 }
 
 impl BindFailure {
@@ -124,8 +138,13 @@ impl BindFailure {
     }
 
     /// Whether the pod had better be tried on another node.
-    fn is_about_node(&self) -> bool {
-        matches!(self, Self::Undecided(AssumeError::NoRoom { .. } | AssumeError::Reserve { .. }) | Self::Refused(_))
+    fn blame(&self) -> Blame {
+        match self {
+            Self::Undecided(AssumeError::NoRoom { .. } | AssumeError::Reserve { .. }) => Blame::Node,
+            // A webhook may refuse bindings to this very node.
+            Self::Refused(_) => Blame::Unclear,
+            _ => Blame::Elsewhere,
+        }
     }
 
     fn ending(&self) -> Ending {

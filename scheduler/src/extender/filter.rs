@@ -4,20 +4,31 @@
 
 use std::time::Instant;
 
-use placement::{NodeId, Reason};
+use placement::{Hints, NodeId, Reason};
 use proto::extender::ExtenderFilterResult;
 use proto::pod::Pod;
 
-use super::judged::{Report, judge};
+use super::judged::{Judged, Report, judge};
 use super::question::{Nodes, Question};
+use super::retries::{Cause, IN_A_ROW, LEAST_SAMPLE, Refusal, Variation, rounds};
 use super::standing::Order;
 use super::wanted::{Miss, Wanted};
 use super::{Extender, RequestFailure};
 use crate::accounting::PodFacts;
 use crate::bind::{is_identity, shorten};
-use crate::index::NodeAsk;
+use crate::index::{Decision, Index, NodeAsk};
 use crate::leader::NotLeading;
 use crate::metrics::Metrics;
+
+/// Said of every node to a pod of a gang that had room kept for it until the time was up.
+const GANG_RESTS: &str = "the pod's gang had room kept for it and was not bound in time: the room is for others for a while";
+
+/// Said of every node of a sample: how many nodes are refused for which reason differs from sample to sample, and kube-scheduler
+/// would take that for news and try the pod again and again.
+const NO_NODE: &str = "none of the nodes that were asked about has devices for the pod now; the scheduler's view of the pod says why";
+
+/// Most hints of others that a refusal is looked at without.
+const HINTS_LOOKED_AT: usize = 256;
 
 /// An answer, and what it comes from.
 #[derive(Debug)]
@@ -28,6 +39,8 @@ pub struct Answer {
     pub(super) refused: Option<Refused>,
     /// The nodes that were found wanting; none where nothing was judged anew.
     missed: Vec<(usize, Miss)>,
+    /// Why kube-scheduler is made to try the pod again soon.
+    tried_again: Option<Cause>,
 }
 
 /// A pod that no node has room for.
@@ -38,6 +51,15 @@ pub(super) struct Refused {
     pub(super) is_unseen: bool,
     /// How often room had been made anywhere by then.
     pub(super) n_openings: u64,
+    /// Whether kube-scheduler is made to try the pod again soon.
+    pub(super) is_tried_again: bool,
+}
+
+impl Refused {
+    fn of(index: &Index, uid: &str, variation: Option<Variation>) -> Self {
+        let n_openings = index.fleet().n_openings();
+        Self { uid: uid.into(), is_unseen: !index.is_shown(uid), n_openings, is_tried_again: variation.is_some() }
+    }
 }
 
 impl Answer {
@@ -48,6 +70,9 @@ impl Answer {
             if let Some(count) = counts.get_mut(miss.reason as usize) {
                 *count += 1;
             }
+        }
+        if let Some(cause) = self.tried_again {
+            metrics.tried_again(cause.label());
         }
         for (reason, n_nodes) in Reason::ALL.into_iter().zip(counts).filter(|(_, n_nodes)| *n_nodes > 0) {
             metrics.refused(reason, n_nodes);
@@ -64,8 +89,8 @@ pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Answer, 
     let Question { pod, head, nodes } =
         Question::read(body, &roll).map_err(|error| RequestFailure::malformed("filter", &error.to_string()))?;
     let uid = pod.uid();
-    if extender.index.read().has_expired_hints(now) {
-        extender.index.write().expire_hints(now);
+    if extender.index.read().is_due(now) {
+        extender.index.write().tick(now);
     }
     let index = extender.index.read();
     index.ready().map_err(|reason| RequestFailure::NotReady { reason })?;
@@ -82,23 +107,31 @@ pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Answer, 
         },
         wanted => wanted,
     };
+    let is_in_gang = pod.is_in_gang() && matches!(&wanted, Wanted::Room(ask) if ask.asks_for_devices());
+    // Members of a gang are never answered without room being kept: two of them could be sent to the same device.
+    let rests = is_in_gang && index.is_resting(uid, now);
+    let wanted = if rests { Wanted::Impossible(GANG_RESTS.into()) } else { wanted };
     let is_room = matches!(wanted, Wanted::Room(_));
-    let judged = judge(&index, &wanted, &nodes, &roll, extender.n_most(&pod, is_room).map(|n| (Order::new(&index, &pod.spec, None), n)));
+    let avoided = if is_room { extender.attempts().ask(uid, is_in_gang, now) } else { Vec::new() };
+    let best = extender.n_most(&pod, is_room, is_in_gang).map(|n| (Order::new(&index, &pod.spec, &avoided), n));
+    let judged = judge(&index, &wanted, &nodes, &roll, best);
     let is_refused = is_room && judged.is_empty();
-    let refused = is_refused.then(|| Refused { uid: uid.into(), is_unseen: !index.is_shown(uid), n_openings: index.fleet().n_openings() });
-    let left = match wanted {
-        Wanted::Room(ref ask) => {
-            Some(Left { ask: ask.clone(), hinted: judged.hinted(), picked: judged.picked().map(Into::into), is_refused })
-        }
+    let variation = match &wanted {
+        Wanted::Room(ask) if is_refused => extender.vary(&index, ask, &nodes, now),
+        _ if rests => extender.vary_gang(&index, uid, now),
         _ => None,
     };
+    let refused = is_refused.then(|| Refused::of(&index, uid, variation));
+    let left = Left::of(&wanted, &judged, &pod);
     let is_new = index.pod(uid).is_none();
     if let (true, Nodes::Names(names)) = (is_room, &nodes) {
         extender.call_roll(roll, names, index.fleet());
     }
     let nominated = pod.nominated_node().filter(|_| is_refused);
     let waiting = nominated.and_then(|node| Some((node, extender.wait_for_victims(&index, &pod, node, now)?)));
-    let report = Report { rule: wanted.rule(), misfits: extender.misfit_nodes, waiting };
+    let is_uniform = is_refused && variation.is_none() && waiting.is_none() && may_be_sample(&index, &nodes);
+    let rule = wanted.rule().or(is_uniform.then_some(NO_NODE));
+    let report = Report { rule, misfits: extender.misfit_nodes, waiting, variation, varied: None };
     let (json, missed) = judged.verdict().told(nodes, body.len(), report);
     let missed = if matches!(wanted, Wanted::Only(_)) { Vec::new() } else { missed };
     drop(index);
@@ -112,7 +145,7 @@ pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Answer, 
             extender.note(&left, now);
         }
     }
-    Ok(Answer { json, refused, missed })
+    Ok(Answer { json, refused, missed, tried_again: variation.map(|variation| variation.cause) })
 }
 
 /// The answer of a replica that does not lead: kube-scheduler tries the pod again.
@@ -124,22 +157,83 @@ pub(super) fn refusal(reason: NotLeading) -> Result<Vec<u8>, RequestFailure> {
     serde_json::to_vec(&answer).map_err(|error| RequestFailure::malformed("filter", &error.to_string()))
 }
 
+/// Why a pod that none of these nodes fits may be fitted by the next attempt, although nothing happens in the cluster.
+fn cause_to_retry(index: &Index, ask: &NodeAsk<'_>, nodes: &Nodes<'_>) -> Option<Cause> {
+    let fits_without_hints = |name: &&str| {
+        let node = index.fleet().node_id(name);
+        node.is_some_and(|node| index.fleet().fit(node, ask.devices(), Hints::Ignore).is_ok())
+    };
+    if index.hinted_nodes(ask.uid).take(HINTS_LOOKED_AT).filter(fits_without_hints).any(|node| nodes.contains(node)) {
+        return Some(Cause::Hint);
+    }
+    if index.failing_nodes().any(|node| index.fit(node, ask).is_ok() && nodes.contains(node)) {
+        return Some(Cause::Failing);
+    }
+    // None of the nodes that were asked about fits, so one that does was not asked about.
+    (may_be_sample(index, nodes) && index.fits_anywhere(ask)).then_some(Cause::Sample)
+}
+
+/// Whether kube-scheduler may know of more nodes than it asks about.
+fn may_be_sample(index: &Index, nodes: &Nodes<'_>) -> bool {
+    (LEAST_SAMPLE..index.n_nodes()).contains(&nodes.len())
+}
+
 /// What an answer leaves for later.
 struct Left<'a> {
     ask: NodeAsk<'a>,
+    decision: Decision,
     /// Where room is kept for the pod.
     hinted: Option<NodeId>,
     /// The node that was picked while others that fit were held back.
     picked: Option<Box<str>>,
     is_refused: bool,
+    is_in_gang: bool,
+}
+
+impl<'a> Left<'a> {
+    fn of(wanted: &Wanted<'a>, judged: &Judged<'_>, pod: &Pod) -> Option<Self> {
+        let Wanted::Room(ask) = wanted else { return None };
+        Some(Self {
+            ask: ask.clone(),
+            decision: Decision::of(pod),
+            hinted: judged.hinted(),
+            picked: judged.picked().map(Into::into),
+            is_refused: judged.is_empty(),
+            is_in_gang: pod.is_in_gang(),
+        })
+    }
 }
 
 impl Extender {
+    /// How the text of a refusal of a resting member of a gang changes.
+    fn vary_gang(&self, index: &Index, uid: &str, now: Instant) -> Option<Variation> {
+        let n_openings = index.fleet().n_openings();
+        self.retries().vary(uid, Refusal { cause: Cause::Gang, most: IN_A_ROW, n_openings }, now)
+    }
+
+    /// How the text of a refusal changes, if another attempt may succeed although nothing happens in the cluster.
+    fn vary(&self, index: &Index, ask: &NodeAsk<'_>, nodes: &Nodes<'_>, now: Instant) -> Option<Variation> {
+        let cause = cause_to_retry(index, ask, nodes);
+        let n_openings = index.fleet().n_openings();
+        let mut retries = self.retries();
+        let cause = cause.filter(|cause| *cause != Cause::Sample || retries.is_sample(ask.uid, nodes.set()));
+        if cause.is_none() {
+            retries.end(ask.uid);
+        }
+        let cause = cause?;
+        let most = if cause == Cause::Sample { rounds(index.n_nodes(), nodes.len()) } else { IN_A_ROW };
+        retries.vary(ask.uid, Refusal { cause, most, n_openings }, now)
+    }
+
     /// How many nodes a pod is answered with at most; `None` if with all that fit.
     ///
-    /// What a pod prefers kube-scheduler weighs, among all; and a pod for which our choice came to nothing needs others.
-    fn n_most(&self, pod: &Pod, is_room: bool) -> Option<usize> {
-        let is_picky = is_room && !pod.spec.has_preferences() && !self.attempts().ask(pod.uid());
+    /// What a pod prefers kube-scheduler weighs, among all. The members of a gang are asked about one after the other before any
+    /// of them is bound, so that room has to be kept for each: each is answered with one node.
+    fn n_most(&self, pod: &Pod, is_room: bool, is_in_gang: bool) -> Option<usize> {
+        if is_room && is_in_gang {
+            return Some(1);
+        }
+        let is_picky = is_room && !pod.spec.has_preferences();
         Some(self.answer_nodes).filter(|_| is_picky)?.most()
     }
 
@@ -148,13 +242,22 @@ impl Extender {
         let uid = left.ask.uid;
         match &left.picked {
             Some(node) => self.attempts().begin(uid, node),
-            None if left.is_refused => self.attempts().end(uid),
+            None if left.is_refused => self.attempts().excuse(uid),
             None => {}
         }
         match left.hinted {
-            Some(node) => self.index.write().hint(node, &left.ask, now),
-            None if self.index.read().is_hinted(uid) => self.index.write().unhint(uid),
-            None => {}
+            Some(node) => self.index.write().hint(node, &left.ask, &left.decision, now),
+            // kube-scheduler may ask about the nodes of one placement after the other, and come back to the first.
+            None if left.is_in_gang => {}
+            None => {
+                let is_forgotten = {
+                    let index = self.index.read();
+                    index.is_hinted(uid) && !index.is_nominated(uid)
+                };
+                if is_forgotten {
+                    self.index.write().unhint(uid);
+                }
+            }
         }
     }
 }

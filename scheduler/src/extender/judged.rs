@@ -4,6 +4,7 @@ use placement::{Asking, NodeId, Policies, Reason, Score};
 use proto::extender::{ExtenderFilterResult, NodeList, WholeNode};
 
 use super::question::{Names, Nodes};
+use super::retries::Variation;
 use super::roll::Roll;
 use super::standing::{Contest, Order};
 use super::wanted::{Fit, Miss, Wanted};
@@ -43,6 +44,10 @@ pub(super) struct Report<'a> {
     pub(super) misfits: MisfitNodes,
     /// A node that eviction has helped already, and why it does not fit yet.
     pub(super) waiting: Option<(&'a str, &'a str)>,
+    /// What is appended for one node, so that the text is another than that of the refusal before.
+    pub(super) variation: Option<Variation>,
+    /// The place of that node in the request.
+    pub(super) varied: Option<usize>,
 }
 
 impl Report<'_> {
@@ -53,6 +58,10 @@ impl Report<'_> {
 
     fn waits_for(&self, name: &str) -> Option<&str> {
         self.waiting.filter(|(node, _)| *node == name).map(|(_, text)| text)
+    }
+
+    fn suffix(&self, at: usize) -> &'static str {
+        self.variation.filter(|_| self.varied == Some(at)).map_or("", Variation::text)
     }
 
     fn text(&self, name: &str, miss: &Miss) -> &str {
@@ -192,9 +201,11 @@ impl Judged<'_> {
 impl Verdict {
     /// The answer in the form of the request, and the nodes that do not fit.
     ///
-    /// They are listed only if none fits: nobody asks about them otherwise.
+    /// They are listed only if none fits: nobody asks about them otherwise. A variation changes the text of one of them.
     pub(super) fn told(self, nodes: Nodes<'_>, size: usize, report: Report<'_>) -> (Vec<u8>, Vec<(usize, Miss)>) {
         let listed = if self.fitting.is_empty() { self.missed.as_slice() } else { &[] };
+        let varied = listed.iter().find(|(_, miss)| !miss.unknown).map(|(at, _)| *at);
+        let report = Report { varied, ..report };
         let json = match nodes {
             Nodes::Names(names) => json_of_names(&names, &self.fitting, listed, size, report),
             Nodes::Whole(nodes) => json_of_nodes(nodes, &self.fitting, listed, report),
@@ -223,32 +234,35 @@ fn json_of_names(names: &Names<'_>, fitting: &[usize], listed: &[(usize, Miss)],
 
 fn push_missed<'m>(json: &mut Vec<u8>, names: &Names<'_>, missed: impl Iterator<Item = &'m (usize, Miss)>, report: Report<'_>) {
     let rule = report.rule.map(|rule| serde_json::Value::from(rule).to_string());
+    let rule = rule.as_deref().and_then(|rule| rule.strip_prefix('"')?.strip_suffix('"'));
     for (nth, (at, miss)) in missed.enumerate() {
         if nth > 0 {
             json.push(b',');
         }
         names.write(*at, json);
         json.push(b':');
-        if let Some(rule) = &rule {
-            json.extend_from_slice(rule.as_bytes());
-        } else {
-            // Reasons are our own texts and have nothing in them that JSON would escape.
-            json.push(b'"');
-            json.extend_from_slice(report.text(names.get(*at).unwrap_or_default(), miss).as_bytes());
-            json.push(b'"');
-        }
+        // Reasons are our own texts and have nothing in them that JSON would escape.
+        json.push(b'"');
+        json.extend_from_slice(rule.unwrap_or_else(|| report.text(names.get(*at).unwrap_or_default(), miss)).as_bytes());
+        json.extend_from_slice(report.suffix(*at).as_bytes());
+        json.push(b'"');
     }
 }
 
 /// Nodes that were sent whole go back as they came.
 fn json_of_nodes(nodes: NodeList, fitting: &[usize], listed: &[(usize, Miss)], report: Report<'_>) -> Vec<u8> {
     let names: Vec<String> = nodes.items.iter().map(|node| name_of(node).to_owned()).collect();
+    let text = |(at, miss): &(usize, Miss)| {
+        let name = names.get(*at).map(String::as_str).unwrap_or_default();
+        format!("{}{}", report.text(name, miss), report.suffix(*at))
+    };
+    let texts: Vec<String> = listed.iter().map(text).collect();
     let mut result = ExtenderFilterResult::default();
-    for (at, miss) in listed {
+    for ((at, miss), text) in listed.iter().zip(&texts) {
         let Some(name) = names.get(*at) else { continue };
         let is_resolvable = report.is_resolvable(name, miss);
         let failed = if is_resolvable { &mut result.failed_nodes } else { &mut result.failed_and_unresolvable_nodes };
-        failed.insert(name, report.text(name, miss));
+        failed.insert(name, text.as_str());
     }
     let mut items: Vec<Option<WholeNode>> = nodes.items.into_iter().map(Some).collect();
     let items = fitting.iter().filter_map(|at| items.get_mut(*at)?.take());

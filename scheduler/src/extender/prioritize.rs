@@ -21,8 +21,8 @@ pub fn answer(extender: &Extender, body: &[u8]) -> Result<Vec<u8>, RequestFailur
     index.ready().map_err(|reason| RequestFailure::NotReady { reason })?;
     let facts = PodFacts::of(&pod, index.names());
     let wanted = Wanted::of(&index, &pod, facts.as_ref());
-    let failed = extender.attempts().failed_on(pod.uid()).map(str::to_owned);
-    let order = Order::new(&index, &pod.spec, failed.as_deref());
+    let failed = extender.attempts().avoided(pod.uid(), super::now());
+    let order = Order::new(&index, &pod.spec, &failed);
     let name = |node: &WholeNode| node.node.metadata.name.clone().unwrap_or_default();
     let whole: Vec<String>;
     let names: Vec<&str> = match &nodes {

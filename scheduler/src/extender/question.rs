@@ -4,11 +4,13 @@
 //! Any other form is parsed in the usual way, and comes to the same.
 
 use std::borrow::Cow;
+use std::hash::BuildHasher;
 
 use memchr::{memchr, memmem};
 use placement::{Fleet, NodeId};
 use proto::extender::{ExtenderArgs, Name, NodeList};
 use proto::pod::Pod;
+use rustc_hash::FxBuildHasher;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
 
@@ -119,6 +121,26 @@ impl<'a> Question<'a> {
 }
 
 impl Nodes<'_> {
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::Names(names) => names.len(),
+            Self::Whole(nodes) => nodes.items.len(),
+        }
+    }
+
+    /// A number for the set of their names, in whatever order they come.
+    pub(super) fn set(&self) -> u64 {
+        let hash = |name: &str| FxBuildHasher.hash_one(name);
+        match self {
+            Self::Names(names) => names.iter().map(hash).fold(0, u64::wrapping_add),
+            Self::Whole(nodes) => {
+                let names = nodes.items.iter().filter_map(|whole| whole.node.metadata.name.as_deref());
+                names.map(hash).fold(0, u64::wrapping_add)
+            }
+        }
+    }
+
     /// Whether a node of this name is among them.
     pub(super) fn contains(&self, node: &str) -> bool {
         match self {

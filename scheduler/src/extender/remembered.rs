@@ -1,48 +1,53 @@
-//! What is remembered of the pods that filters were asked about. Bounded: the oldest go first.
-
-use std::collections::VecDeque;
+//! What is remembered of the pods that filters were asked about. Bounded: those that nothing was asked of for longest go first.
 
 use rustc_hash::FxHashMap;
 
-/// Most pods that are remembered.
+/// Most pods that are remembered for certain; as many again may be.
 const MAX_PODS: usize = 4096;
 
-/// One thing for each pod, by UID.
+/// One thing for each pod, by UID, in two generations: what is used moves to the young one, and when that is full, the old
+/// one is forgotten and the young one becomes old.
 #[derive(Debug)]
 pub(super) struct Remembered<T> {
-    pods: FxHashMap<Box<str>, T>,
-    order: VecDeque<Box<str>>,
+    young: FxHashMap<Box<str>, T>,
+    old: FxHashMap<Box<str>, T>,
 }
 
 impl<T> Default for Remembered<T> {
     fn default() -> Self {
-        Self { pods: FxHashMap::default(), order: VecDeque::new() }
+        Self { young: FxHashMap::default(), old: FxHashMap::default() }
     }
 }
 
 impl<T> Remembered<T> {
     /// Remembers this of a pod; what was remembered of it before.
     pub(super) fn put(&mut self, uid: &str, what: T) -> Option<T> {
-        let before = self.pods.insert(uid.into(), what);
-        if before.is_none() {
-            self.order.push_back(uid.into());
-            if self.order.len() > MAX_PODS
-                && let Some(oldest) = self.order.pop_front()
-            {
-                self.pods.remove(&oldest);
-            }
+        if let Some(known) = self.young.get_mut(uid) {
+            return Some(std::mem::replace(known, what));
         }
+        let before = self.old.remove(uid);
+        self.insert(uid.into(), what);
         before
     }
 
     /// What is remembered of a pod, to be changed.
     pub(super) fn get_mut(&mut self, uid: &str) -> Option<&mut T> {
-        self.pods.get_mut(uid)
+        if let Some((uid, what)) = self.old.remove_entry(uid) {
+            self.insert(uid, what);
+        }
+        self.young.get_mut(uid)
     }
 
     /// What is remembered of a pod.
-    pub(super) fn get(&self, uid: &str) -> Option<&T> {
-        self.pods.get(uid)
+    pub(super) fn get(&mut self, uid: &str) -> Option<&T> {
+        self.get_mut(uid).map(|what| &*what)
+    }
+
+    fn insert(&mut self, uid: Box<str>, what: T) {
+        if self.young.len() >= MAX_PODS {
+            self.old = std::mem::take(&mut self.young);
+        }
+        self.young.insert(uid, what);
     }
 }
 
@@ -51,13 +56,16 @@ mod tests {
     use super::{MAX_PODS, Remembered};
 
     #[test]
-    fn holds_the_latest_only() {
+    fn forgets_what_was_not_used_for_longest() {
         let mut remembered = Remembered::default();
-        for at in 0..=MAX_PODS {
+        for at in 0..4 * MAX_PODS {
             assert_eq!(remembered.put(&at.to_string(), at), None);
             assert_eq!(remembered.put(&at.to_string(), at), Some(at));
+            assert_eq!(remembered.get("0"), Some(&0), "it is asked for all the time");
         }
-        assert_eq!((remembered.pods.len(), remembered.order.len()), (MAX_PODS, MAX_PODS));
-        assert!(remembered.get("0").is_none() && remembered.get("1").is_some());
+        assert!(remembered.young.len() <= MAX_PODS && remembered.old.len() <= MAX_PODS);
+        assert_eq!(remembered.get("1"), None);
+        let latest = (4 * MAX_PODS - 1).to_string();
+        assert!(remembered.get_mut(&latest).is_some());
     }
 }

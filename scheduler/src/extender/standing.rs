@@ -13,7 +13,7 @@ const SCORES: usize = 11;
 /// Where a node stands; the least stands first. No two nodes stand at the same place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Standing<'a> {
-    /// Whether the pod's last attempt came to nothing there.
+    /// Whether the pod failed there for what the node has.
     has_failed: bool,
     /// Whether it has a taint that the pod had better avoid.
     is_avoided: bool,
@@ -27,8 +27,8 @@ pub(super) struct Standing<'a> {
 pub(super) struct Order<'a> {
     index: &'a Index,
     spec: &'a PodSpec,
-    /// The node on which the pod's last attempt came to nothing.
-    failed: Option<&'a str>,
+    /// The nodes on which the pod failed.
+    failed: &'a [Box<str>],
 }
 
 /// The nodes that stand first, of many.
@@ -42,7 +42,7 @@ pub(super) struct Contest<'a> {
 }
 
 impl<'a> Order<'a> {
-    pub(super) fn new(index: &'a Index, spec: &'a PodSpec, failed: Option<&'a str>) -> Self {
+    pub(super) fn new(index: &'a Index, spec: &'a PodSpec, failed: &'a [Box<str>]) -> Self {
         Self { index, spec, failed }
     }
 
@@ -50,7 +50,7 @@ impl<'a> Order<'a> {
     #[inline]
     pub(super) fn standing<'n>(&self, name: &'n str, merit: Score) -> Standing<'n> {
         Standing {
-            has_failed: self.failed == Some(name),
+            has_failed: self.failed.iter().any(|failed| **failed == *name),
             is_avoided: self.index.soft_taints(name).is_some_and(|taints| self.spec.avoids(taints)),
             merit: Reverse(merit),
             name,

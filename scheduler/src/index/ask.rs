@@ -37,6 +37,11 @@ impl NodeAsk<'_> {
         Ask { gpus: self.gpus, others: &self.others, wishes: self.wishes.as_deref(), host: self.host }
     }
 
+    /// Whether it asks for devices at all, and not for CPU and memory alone.
+    pub fn asks_for_devices(&self) -> bool {
+        self.gpus != GpuAsk::Nothing || !self.others.is_empty()
+    }
+
     /// Whether only nodes do that are known to have devices.
     fn needs_known_devices(&self) -> bool {
         matches!(self.gpus, GpuAsk::Share(_) | GpuAsk::All { .. }) || self.wishes.as_deref().is_some_and(|wishes| self.demands(wishes))
@@ -136,6 +141,9 @@ impl Index {
         ask: &NodeAsk<'_>,
         asking: &mut Asking<'_>,
     ) -> Result<Option<(NodeId, Score)>, Reason> {
+        if self.failing.is_out(name) {
+            return Err(Reason::Failing);
+        }
         let node = self.to_be_asked(name, node, ask)?;
         node.map(|node| asking.verdict(node, ask.policies).map(|score| (node, score))).transpose()
     }
@@ -149,6 +157,14 @@ impl Index {
             // What kubelet offers of the rest, kube-scheduler knows.
             None => Ok(None),
         }
+    }
+
+    /// Whether a pod fits any node that there is, whatever kube-scheduler thinks of that node.
+    pub fn fits_anywhere(&self, ask: &NodeAsk<'_>) -> bool {
+        let mut asking = self.asking(ask);
+        let mut nodes = self.fleet.nodes().filter(|node| asking.verdict(node.id(), ask.policies).is_ok());
+        nodes
+            .any(|node| self.knows_node(node.name()) && !self.failing.is_out(node.name()) && self.refuse_unserved(node.name(), ask).is_ok())
     }
 
     /// Whether no node is refused for what it does not tell of itself.

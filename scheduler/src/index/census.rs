@@ -27,6 +27,8 @@ pub struct Census {
     pub n_contradicting: u64,
     /// Hints that are out.
     pub n_hints: u64,
+    /// Nodes that are left out because pods failed there.
+    pub n_failing: u64,
     /// Each kind of object and whether all of it has been seen.
     pub synced: [(&'static str, bool); 3],
     /// Every GPU.
@@ -140,6 +142,7 @@ impl Index {
             n_conservative: count(pods().filter(|entry| entry.problem.is_some()).count()),
             n_contradicting: count(pods().filter(|entry| entry.contradicts).count()),
             n_hints: count(self.fleet.n_hints()),
+            n_failing: count(self.failing.n_out()),
             synced: self.synced(),
             gpus: self.gpu_census(),
         }

@@ -1,59 +1,234 @@
-//! Room kept for pods that a filter left one node for, until they are bound or the hint has grown old.
+//! Room kept for pods that a filter left one node for, or that kube-scheduler has nominated, until they are bound.
 //!
-//! kube-scheduler binds in the background, so the next pod is filtered before this one is bound.
+//! kube-scheduler binds in the background, so the next pod is filtered before this one is bound; before it binds it may
+//! wait for minutes (Permit; `PreBind`: volumes, claims). A hint lasts
+//!
+//! - while `status.nominatedNodeName` names its node: kube-scheduler 1.35 and later writes that before it waits, and every
+//!   version writes it after it has preempted;
+//! - else until the pod's condition shows an attempt that failed after the decision;
+//! - at the longest as long as [`HintTimes`] says.
+//!
+//! Watches bring no time: a hint whose time they change is stamped by the next [`Index::tick`].
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
+use std::hash::BuildHasher;
 use std::time::{Duration, Instant};
 
 use placement::{Hints, NodeId, OwnerId, Placement};
-use rustc_hash::FxHashMap;
+use proto::pod::{Pod, PodCondition};
+use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use super::{Index, NodeAsk};
 
 /// Most hints that are out at one time.
 const MAX_HINTS: usize = 4096;
 
-/// When hints end.
+/// The longest that hints last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HintTimes {
+    /// Of a pod that nothing is known to make wait.
+    pub plain: Duration,
+    /// Of a pod whose volumes or claims kube-scheduler may wait for: `VolumeBinding`'s `bindTimeoutSeconds`.
+    pub claims: Duration,
+    /// While the pod's `status.nominatedNodeName` names the node.
+    pub nominated: Duration,
+}
+
+impl HintTimes {
+    /// Times by which every hint lasts as long, nominated or not.
+    pub const fn all(lasts: Duration) -> Self {
+        Self { plain: lasts, claims: lasts, nominated: lasts }
+    }
+}
+
+/// The pod that a filter answered for, as far as it says when the answer's hint ends.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Decision {
+    /// The version of the pod that kube-scheduler asked about.
+    version: Option<u64>,
+    /// The failed attempt that it showed.
+    failure: Option<Failure>,
+    nominated: Option<Box<str>>,
+    may_wait: bool,
+}
+
+/// A failed attempt, by a hash of its reason and message: kube-scheduler leaves the time of the condition as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Failure {
+    text: u64,
+    is_error: bool,
+}
+
+/// A hint and how it ends.
+#[derive(Clone, Debug)]
+struct Hint {
+    node: Box<str>,
+    lasts: Duration,
+    /// `None` until it is stamped.
+    end: Option<Instant>,
+    version: Option<u64>,
+    failure: Option<Failure>,
+    is_nominated: bool,
+    /// An error that takes the nomination of a preemptor away, such as a filter that timed out, ends no hint once.
+    may_err: bool,
+}
+
+/// What a watch shows of an unbound pod, as far as hints go.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shown<'a> {
+    version: Option<u64>,
+    failure: Option<Failure>,
+    nominated: Option<&'a str>,
+}
+
+/// Hints, and when they end.
 #[derive(Debug)]
 pub(super) struct HintQueue {
-    ttl: Duration,
-    ends: FxHashMap<OwnerId, Instant>,
+    times: HintTimes,
+    hints: FxHashMap<OwnerId, Hint>,
+    /// Those that are stamped, by their ends.
+    ends: BTreeSet<(Instant, OwnerId)>,
+    unstamped: Vec<OwnerId>,
     /// Pods whose hint grew old, and from when on they may have another.
     resting: FxHashMap<OwnerId, Instant>,
     /// In the order in which they began; an entry that `resting` does not bear out has been overtaken.
     rest_queue: VecDeque<(Instant, OwnerId)>,
-    /// In the order in which they end; an entry that `ends` does not bear out is of a hint that is gone.
-    queue: VecDeque<(Instant, OwnerId)>,
+    /// Unbound pods without a hint and the nodes that they are nominated to, which had no room for them yet.
+    nominees: FxHashMap<OwnerId, Box<str>>,
+    /// How often room had been made when nominees were tried last.
+    n_tried: u64,
+}
+
+impl Decision {
+    /// Reads the pod of a request.
+    pub fn of(pod: &Pod) -> Self {
+        let Shown { version, failure, nominated } = Shown::of(pod);
+        Self { version, failure, nominated: nominated.map(Into::into), may_wait: pod.may_wait_for_claims() }
+    }
+}
+
+impl Failure {
+    fn of(condition: &PodCondition) -> Self {
+        let text = (&condition.reason, &condition.message);
+        Self { text: FxBuildHasher.hash_one(text), is_error: condition.is_error() }
+    }
+}
+
+impl<'a> Shown<'a> {
+    pub(super) fn of(pod: &'a Pod) -> Self {
+        Self { version: pod.version(), failure: pod.failed_attempt().map(Failure::of), nominated: pod.nominated_node() }
+    }
+}
+
+impl Hint {
+    /// Takes in what a watch shows of the pod: whether the hint lasts on.
+    fn follow(&mut self, shown: Shown<'_>, times: HintTimes) -> bool {
+        // Our watch may be behind the version of the pod that kube-scheduler asked about.
+        if let (Some(shown), Some(decided)) = (shown.version, self.version)
+            && shown <= decided
+        {
+            return true;
+        }
+        let has_failed = shown.failure.is_some() && shown.failure != self.failure;
+        let is_error = shown.failure.is_some_and(|failure| failure.is_error);
+        let is_nominated = shown.nominated == Some(&*self.node);
+        let lasts = match (self.is_nominated, is_nominated) {
+            (true, true) => true,
+            (false, true) => {
+                // Waiting pods are nominated as they are; preemption writes a condition with the nomination.
+                self.may_err |= has_failed;
+                self.last(times.nominated);
+                true
+            }
+            (true, false) => {
+                let lasts = shown.nominated.is_none() && is_error && std::mem::take(&mut self.may_err);
+                self.last(times.plain);
+                lasts
+            }
+            (false, false) => !has_failed,
+        };
+        (self.is_nominated, self.failure) = (is_nominated, shown.failure);
+        lasts
+    }
+
+    /// Lasts as long from now on.
+    fn last(&mut self, lasts: Duration) {
+        (self.lasts, self.end) = (lasts, None);
+    }
 }
 
 impl HintQueue {
-    pub(super) fn new(ttl: Duration) -> Self {
-        Self { ttl, ends: FxHashMap::default(), queue: VecDeque::new(), resting: FxHashMap::default(), rest_queue: VecDeque::new() }
+    pub(super) fn new(times: HintTimes) -> Self {
+        Self {
+            times,
+            hints: FxHashMap::default(),
+            ends: BTreeSet::new(),
+            unstamped: Vec::new(),
+            resting: FxHashMap::default(),
+            rest_queue: VecDeque::new(),
+            nominees: FxHashMap::default(),
+            n_tried: 0,
+        }
+    }
+
+    pub(super) fn set_times(&mut self, times: HintTimes) {
+        self.times = times;
     }
 
     /// Forgets when a hint ends; the fleet forgets the hint itself when the pod is bound or gone.
     pub(super) fn remove(&mut self, uid: &str) {
-        self.ends.remove(uid);
+        self.nominees.remove(uid);
+        self.take(uid);
     }
 
-    fn insert(&mut self, owner: OwnerId, end: Instant, is_renewed: bool) {
-        self.ends.insert(owner.clone(), end);
-        // A renewed hint has its place in the queue already.
-        if !is_renewed {
-            self.queue.push_back((end, owner));
+    fn take(&mut self, uid: &str) -> Option<Hint> {
+        let (owner, hint) = self.hints.remove_entry(uid)?;
+        if let Some(end) = hint.end {
+            self.ends.remove(&(end, owner));
         }
+        Some(hint)
     }
 
-    /// When a hint that is put or renewed now ends: a renewed one no later than it would have; `None` if it may not be.
-    fn end_of(&self, uid: &str, now: Instant) -> Option<Instant> {
-        match self.ends.get(uid) {
-            Some(end) => Some(*end),
-            None if self.resting.get(uid).is_some_and(|until| *until > now) => None,
-            None => now.checked_add(self.ttl),
+    fn put(&mut self, owner: OwnerId, hint: Hint) {
+        match hint.end {
+            Some(end) => {
+                self.ends.insert((end, owner.clone()));
+            }
+            None => self.unstamped.push(owner.clone()),
         }
+        self.hints.insert(owner, hint);
     }
 
-    /// A pod whose hint has grown old has had its chance: the room is for others for as long again.
+    /// The hint that an answer brings, in place of the one that the pod had: a question that is repeated before anything
+    /// came of it is the same attempt, and lasts no longer. `None` while the pod rests.
+    fn decide(&self, uid: &str, node: &str, decision: &Decision, before: Option<&Hint>, now: Instant) -> Option<Hint> {
+        if before.is_none() && self.is_resting(uid, now) {
+            return None;
+        }
+        let is_nominated = decision.nominated.as_deref() == Some(node);
+        let lasts = match (is_nominated, decision.may_wait) {
+            (true, _) => self.times.nominated,
+            (false, true) => self.times.claims,
+            (false, false) => self.times.plain,
+        };
+        let kept = before.filter(|before| before.is_nominated == is_nominated).and_then(|before| before.end);
+        let end = kept.or_else(|| now.checked_add(lasts));
+        Some(Hint {
+            node: node.into(),
+            lasts,
+            end,
+            version: decision.version,
+            failure: decision.failure,
+            is_nominated,
+            may_err: is_nominated && before.is_none_or(|before| before.may_err || !before.is_nominated),
+        })
+    }
+
+    fn is_resting(&self, uid: &str, now: Instant) -> bool {
+        self.resting.get(uid).is_some_and(|until| *until > now)
+    }
+
+    /// A pod whose hint has grown old has had its chance: the room is for others for a while.
     fn rest(&mut self, owner: OwnerId, now: Instant) {
         while let Some((until, _)) = self.rest_queue.front()
             && (*until <= now || self.rest_queue.len() >= MAX_HINTS)
@@ -63,69 +238,164 @@ impl HintQueue {
                 self.resting.remove(&owner);
             }
         }
-        if let Some(until) = now.checked_add(self.ttl) {
+        if let Some(until) = now.checked_add(self.times.plain) {
             self.resting.insert(owner.clone(), until);
             self.rest_queue.push_back((until, owner));
         }
     }
 
-    /// Takes out the first hint if it has ended by `now`, or there are too many.
-    fn pop(&mut self, now: Instant) -> Option<OwnerId> {
-        loop {
-            let (end, owner) = self.queue.front()?;
-            let is_live = self.ends.get(owner) == Some(end);
-            if is_live && *end > now && self.ends.len() < MAX_HINTS {
-                return None;
-            }
-            let (_, owner) = self.queue.pop_front()?;
-            if is_live {
-                if self.ends.remove(&owner).is_some_and(|end| end <= now) {
-                    self.rest(owner.clone(), now);
-                }
-                return Some(owner);
+    fn is_due(&self, now: Instant) -> bool {
+        !self.unstamped.is_empty() || self.ends.first().is_some_and(|(end, _)| *end <= now)
+    }
+
+    fn stamp(&mut self, now: Instant) {
+        for owner in std::mem::take(&mut self.unstamped) {
+            let Some(hint) = self.hints.get_mut(&owner).filter(|hint| hint.end.is_none()) else { continue };
+            if let Some(end) = now.checked_add(hint.lasts) {
+                hint.end = Some(end);
+                self.ends.insert((end, owner));
             }
         }
+    }
+
+    /// Takes out the first hint if it has ended by `now`, or there are too many.
+    fn pop(&mut self, now: Instant) -> Option<OwnerId> {
+        let (end, _) = self.ends.first()?;
+        if *end > now && self.hints.len() < MAX_HINTS {
+            return None;
+        }
+        let (end, owner) = self.ends.pop_first()?;
+        self.hints.remove(&owner);
+        if end <= now {
+            self.rest(owner.clone(), now);
+        }
+        Some(owner)
     }
 }
 
 impl Index {
-    /// Whether hints have grown old.
-    pub fn has_expired_hints(&self, now: Instant) -> bool {
-        self.hints.queue.front().is_some_and(|(end, _)| *end <= now)
+    /// The same index with these times for hints.
+    #[must_use]
+    pub fn holding(mut self, times: HintTimes) -> Self {
+        self.hints.set_times(times);
+        self
+    }
+
+    /// Whether anything has to happen by now: hints have ended, or nodes are to be left out or come back.
+    pub fn is_due(&self, now: Instant) -> bool {
+        self.hints.is_due(now) || self.failing.is_due(now)
+    }
+
+    /// Does what has to happen by now.
+    pub fn tick(&mut self, now: Instant) {
+        self.failing.advance(now);
+        self.hints.stamp(now);
+        while let Some(owner) = self.hints.pop(now) {
+            self.fleet.unhint(owner.as_str());
+            self.fleet.note_opening();
+        }
+        self.keep_for_nominees();
     }
 
     /// Whether this pod has a hint.
     pub fn is_hinted(&self, uid: &str) -> bool {
-        self.hints.ends.contains_key(uid)
+        self.hints.hints.contains_key(uid)
     }
 
-    /// Forgets hints that have grown old.
-    pub fn expire_hints(&mut self, now: Instant) {
-        while let Some(owner) = self.hints.pop(now) {
-            self.fleet.unhint(owner.as_str());
+    /// Whether this pod has a hint on the node that it is nominated to.
+    pub fn is_nominated(&self, uid: &str) -> bool {
+        self.hints.hints.get(uid).is_some_and(|hint| hint.is_nominated)
+    }
+
+    /// Whether this pod had room kept until the time was up, and may not have it again yet.
+    pub fn is_resting(&self, uid: &str, now: Instant) -> bool {
+        self.hints.is_resting(uid, now)
+    }
+
+    /// The nodes on which room is kept for other pods.
+    pub fn hinted_nodes(&self, uid: &str) -> impl Iterator<Item = &str> {
+        self.hints.hints.iter().filter(move |(owner, _)| owner.as_str() != uid).map(|(_, hint)| &*hint.node)
+    }
+
+    /// Keeps room for a pod on the node that it was answered with.
+    pub fn hint(&mut self, node: NodeId, ask: &NodeAsk<'_>, decision: &Decision, now: Instant) {
+        self.tick(now);
+        let before = self.hints.take(ask.uid);
+        self.fleet.unhint(ask.uid);
+        let Some(name) = self.fleet.view(node).map(|view| view.name().to_owned()) else { return };
+        if let Some(hint) = self.hints.decide(ask.uid, &name, decision, before.as_ref(), now) {
+            self.keep(node, ask, hint);
         }
     }
 
-    /// Keeps room for a pod on the only node that it fits.
-    pub fn hint(&mut self, node: NodeId, ask: &NodeAsk<'_>, now: Instant) {
-        self.expire_hints(now);
-        let end = self.hints.end_of(ask.uid, now);
-        let is_renewed = self.is_hinted(ask.uid);
-        self.unhint(ask.uid);
+    /// Keeps the room of a hint, if there is room; whether there is.
+    fn keep(&mut self, node: NodeId, ask: &NodeAsk<'_>, hint: Hint) -> bool {
         let choice = self.fleet.choose(node, ask.devices(), ask.policies.device, Hints::RespectOthers(ask.uid));
-        let (Ok(placement), Some(end)) = (choice, end) else { return };
-        if placement == Placement::default() {
-            return;
-        }
+        let Ok(placement) = choice else { return false };
         let owner = self.owner(ask.uid);
-        if self.fleet.hint(&owner, node, placement) {
-            self.hints.insert(owner, end, is_renewed);
+        let is_kept = placement != Placement::default() && self.fleet.hint(&owner, node, placement);
+        if is_kept {
+            self.hints.nominees.remove(ask.uid);
+            self.hints.put(owner, hint);
         }
+        is_kept
     }
 
     /// Forgets a pod's hint.
     pub fn unhint(&mut self, uid: &str) {
-        self.hints.remove(uid);
+        self.hints.take(uid);
         self.fleet.unhint(uid);
+        self.fleet.note_opening();
+    }
+
+    /// Takes in what a watch shows of a pod that is not bound: its hint ends, lasts on, or is to be kept for a nomination.
+    pub(super) fn follow_attempt(&mut self, uid: &str, shown: Shown<'_>) {
+        let times = self.hints.times;
+        if let Some(mut hint) = self.hints.take(uid) {
+            if hint.follow(shown, times) {
+                let owner = self.owner(uid);
+                return self.hints.put(owner, hint);
+            }
+            self.fleet.unhint(uid);
+            self.fleet.note_opening();
+        }
+        let owner = self.owner(uid);
+        let is_decided = self.assumed_node(uid).is_some();
+        match shown.nominated.filter(|_| !is_decided) {
+            Some(node) => {
+                self.hints.nominees.insert(owner, node.into());
+                self.hints.n_tried = u64::MAX;
+            }
+            None => {
+                self.hints.nominees.remove(&owner);
+            }
+        }
+    }
+
+    /// Keeps room for pods on the nodes that they are nominated to, as soon as there is any: before other pods are asked for.
+    pub(super) fn keep_for_nominees(&mut self) {
+        let n_openings = self.fleet.n_openings();
+        if self.hints.nominees.is_empty() || self.hints.n_tried == n_openings {
+            return;
+        }
+        self.hints.n_tried = n_openings;
+        let nominees: Vec<(OwnerId, Box<str>)> = self.hints.nominees.iter().map(|(uid, node)| (uid.clone(), node.clone())).collect();
+        for (owner, name) in nominees {
+            let Some(facts) = self.pods.get(&owner).map(|entry| entry.facts.clone()) else { continue };
+            if facts.bound.is_some() || self.hints.resting.contains_key(&owner) {
+                continue;
+            }
+            let (Ok(Some(ask)), Some(node)) = (self.ask(owner.as_str(), &facts), self.fleet.node_id(&name)) else { continue };
+            let hint = Hint {
+                node: name,
+                lasts: self.hints.times.nominated,
+                end: None,
+                version: None,
+                failure: None,
+                is_nominated: true,
+                may_err: true,
+            };
+            self.keep(node, &ask, hint);
+        }
     }
 }

@@ -142,6 +142,7 @@ impl Follow<RawDevice> for Index {
         }
         self.read_given(name, &device.metadata);
         self.read_without_devices(name, &device.metadata);
+        self.keep_for_nominees();
     }
 
     fn delete(&mut self, device: &RawDevice) {
@@ -182,6 +183,7 @@ impl Index {
 
     fn forget_node(&mut self, name: &str) {
         self.note_taints(name, &[]);
+        self.failing.remove(name);
         self.fleet.set_host(name, None);
         if let Some(state) = self.nodes.get_mut(name) {
             state.node = None;

@@ -9,6 +9,8 @@ use tracing::warn;
 use super::Index;
 use super::assume::{Assumption, Phase};
 use super::eviction::Eviction;
+use super::failing::is_refused_by_kubelet;
+use super::hints::Shown;
 use crate::accounting::{Bound, PodFacts, Surroundings};
 use crate::watch::Follow;
 
@@ -42,11 +44,18 @@ impl Follow<Pod> for Index {
         let asked = facts.as_ref().map(|facts| facts.host);
         match facts {
             Some(facts) if !pod.is_terminal() => {
+                let is_bound = facts.bound.is_some();
                 self.put_pod(uid, facts);
                 self.see_eviction(&pod);
+                if !is_bound {
+                    self.follow_attempt(uid, Shown::of(&pod));
+                }
                 self.count_ask(uid);
             }
-            Some(_) => {
+            Some(facts) => {
+                if let Some(bound) = facts.bound.as_deref().filter(|_| self.pods.contains_key(uid) && is_refused_by_kubelet(&pod)) {
+                    self.failing.note(&bound.node, uid);
+                }
                 self.remove_pod(uid);
                 self.ended.insert(OwnerId::from(uid), self.pod_list.number);
             }
@@ -54,6 +63,7 @@ impl Follow<Pod> for Index {
         }
         self.see_use(&pod, asked);
         self.account_given(uid);
+        self.keep_for_nominees();
         self.learn_if_news();
     }
 
@@ -63,6 +73,7 @@ impl Follow<Pod> for Index {
         self.learn_if_news();
         self.ended.remove(pod.uid());
         self.account_given(pod.uid());
+        self.keep_for_nominees();
     }
 
     fn begin_list(&mut self) {
@@ -92,6 +103,7 @@ impl Follow<Pod> for Index {
             self.began_with_pending = self.pods.values().any(|entry| entry.facts.bound.is_none() && self.concerns(&entry.facts));
         }
         self.pod_list.synced = true;
+        self.keep_for_nominees();
         self.learn();
     }
 }

@@ -8,7 +8,7 @@ use proto::pod::Pod;
 use proto::resource::ResourceNames;
 use serde_json::{Value, json};
 
-use super::{Assumed, Index, Phase};
+use super::{Assumed, Decision, Index, Phase};
 use crate::accounting::PodFacts;
 use crate::bind::{Found, PodId};
 use crate::offline;
@@ -116,12 +116,12 @@ fn hints_are_bounded() {
         let uid = at.to_string();
         let node = index.fleet().node_id(&format!("n{}", at % 100)).unwrap();
         let ask = index.ask(&uid, &facts("p")).unwrap().unwrap();
-        index.hint(node, &ask, now);
+        index.hint(node, &ask, &Decision::default(), now);
     }
     assert_eq!(index.fleet().n_hints(), 4096);
     assert!(!index.is_hinted("0") && index.is_hinted("4999"));
     assert_eq!(index.fleet().check(), Vec::new());
-    index.expire_hints(now + Duration::from_secs(30));
+    index.tick(now + Duration::from_secs(30));
     assert_eq!(index.fleet().n_hints(), 0);
 }
 
@@ -133,13 +133,13 @@ fn hints_are_not_renewed_for_ever() {
     let node = index.fleet().node_id("n1").unwrap();
     let mut hinted = |seconds: u64| {
         let at = now + Duration::from_secs(seconds);
-        index.hint(node, &ask, at);
+        index.hint(node, &ask, &Decision::default(), at);
         index.is_hinted("p")
     };
     assert_eq!([0, 10, 29].map(&mut hinted), [true; 3]);
     assert_eq!([30, 40, 59].map(&mut hinted), [false; 3], "the room is for others for as long again");
     assert_eq!([60, 61].map(&mut hinted), [true; 2]);
-    index.expire_hints(now + Duration::from_secs(90));
+    index.tick(now + Duration::from_secs(90));
     assert_eq!(index.fleet().n_hints(), 0);
 }
 

@@ -15,7 +15,7 @@ use proto::resource::ResourceNames;
 use scheduler::bind::Binder;
 use scheduler::config::{AnswerNodes, MisfitNodes, Serving};
 use scheduler::extender::{Extender, health_router, router};
-use scheduler::index::{Index, RawDevice, Shared};
+use scheduler::index::{HintTimes, Index, RawDevice, Shared};
 use scheduler::leader::Leadership;
 use scheduler::metrics::Metrics;
 use scheduler::offline;
@@ -87,6 +87,14 @@ impl World {
         let world = Self::unsynced(&offline::serving());
         let empty = Index::new(ResourceNames::default(), Policies::default(), HINT);
         *world.index.write() = empty.allowing_all_devices(true);
+        world.listed()
+    }
+
+    /// A world in which everything has been listed, there is nothing, and hints last as long.
+    pub(crate) fn holding(times: HintTimes) -> Self {
+        let world = Self::unsynced(&offline::serving());
+        let empty = Index::new(ResourceNames::default(), Policies::default(), HINT);
+        *world.index.write() = empty.holding(times);
         world.listed()
     }
 

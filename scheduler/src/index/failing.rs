@@ -1,0 +1,197 @@
+//! Nodes that turn away pods again and again after the scheduler has chosen them: they are left out for a while.
+//!
+//! kubelet refuses a pod for good, so its controller makes another, and the best node would be the same once more. A node on
+//! which several pods have failed is answered with [`placement::Reason::Failing`] until its time is up; if the next pod fails
+//! there too, the time doubles, up to a limit. Failures that are long ago are forgotten.
+//!
+//! Watches bring no time: what they show counts from the next [`FailingNodes::advance`] on.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use proto::pod::Pod;
+use rustc_hash::FxHashMap;
+
+/// As many pods must have failed on a node before it is left out.
+const FAILURES: usize = 3;
+
+/// Failures further apart than this do not count together.
+const WINDOW: Duration = Duration::from_secs(10 * 60);
+
+/// How long a node is left out the first time.
+const FIRST_PAUSE: Duration = Duration::from_secs(60);
+
+/// The longest that a node is left out at a time.
+const LONGEST_PAUSE: Duration = Duration::from_secs(16 * 60);
+
+/// A node without failures for as long since it came back starts from the beginning.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(60 * 60);
+
+/// Nodes on which pods have failed, by name.
+#[derive(Debug, Default)]
+pub(super) struct FailingNodes {
+    nodes: FxHashMap<Box<str>, Failing>,
+    unstamped: Vec<(Box<str>, Box<str>)>,
+    /// Nodes that are left out.
+    n_out: usize,
+    /// When the first of them comes back, or may be forgotten.
+    next: Option<Instant>,
+}
+
+#[derive(Debug, Default)]
+struct Failing {
+    /// The pods that failed, by UID, and when.
+    failures: VecDeque<(Box<str>, Instant)>,
+    out_until: Option<Instant>,
+    /// How long it was left out last.
+    pause: Option<Duration>,
+    last: Option<Instant>,
+}
+
+/// Whether kubelet refused this pod: it has failed without having been started, for what it asks of the node.
+pub(super) fn is_refused_by_kubelet(pod: &Pod) -> bool {
+    let reason = pod.status.reason.as_deref().unwrap_or_default();
+    let is_refusal = reason.starts_with("OutOf") || ["UnexpectedAdmissionError", "TopologyAffinityError"].contains(&reason);
+    pod.status.phase.as_deref() == Some("Failed") && is_refusal
+}
+
+impl FailingNodes {
+    /// A pod failed on a node, at a time that the next look at the clock says.
+    pub(super) fn note(&mut self, node: &str, uid: &str) {
+        self.unstamped.push((node.into(), uid.into()));
+    }
+
+    /// A pod failed on a node.
+    pub(super) fn fail(&mut self, node: &str, uid: &str, now: Instant) {
+        let failing = self.nodes.entry(node.into()).or_default();
+        if failing.failures.iter().any(|(failed, _)| **failed == *uid) {
+            return;
+        }
+        failing.failures.retain(|(_, at)| now.saturating_duration_since(*at) < WINDOW);
+        failing.failures.push_back((uid.into(), now));
+        if failing.failures.len() > FAILURES {
+            failing.failures.pop_front();
+        }
+        failing.last = Some(now);
+        // A node that has come back is left out again by its first failure.
+        if failing.out_until.is_none() && (failing.failures.len() >= FAILURES || failing.pause.is_some()) {
+            let pause = failing.pause.map_or(FIRST_PAUSE, |pause| (pause * 2).min(LONGEST_PAUSE));
+            (failing.pause, failing.out_until) = (Some(pause), now.checked_add(pause));
+            tracing::warn!(node, pause = ?pause, "pods fail on this node again and again: it is left out for a while");
+        }
+        self.settle(now);
+    }
+
+    /// A node is gone.
+    pub(super) fn remove(&mut self, node: &str) {
+        if let Some(failing) = self.nodes.remove(node) {
+            self.n_out -= usize::from(failing.out_until.is_some());
+        }
+    }
+
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        !self.unstamped.is_empty() || self.next.is_some_and(|next| next <= now)
+    }
+
+    pub(super) fn advance(&mut self, now: Instant) {
+        for (node, uid) in std::mem::take(&mut self.unstamped) {
+            self.fail(&node, &uid, now);
+        }
+        if self.next.is_some_and(|next| next <= now) {
+            self.settle(now);
+        }
+    }
+
+    /// Lets nodes back whose time is up, and forgets those that have long been well.
+    fn settle(&mut self, now: Instant) {
+        for failing in self.nodes.values_mut() {
+            if failing.out_until.is_some_and(|until| until <= now) {
+                failing.out_until = None;
+                failing.failures.clear();
+                failing.last = Some(now);
+            }
+        }
+        self.nodes.retain(|_, failing| failing.out_until.is_some() || failing.is_remembered(now));
+        self.n_out = self.nodes.values().filter(|failing| failing.out_until.is_some()).count();
+        self.next = self.nodes.values().filter_map(|failing| failing.out_until.or(failing.last?.checked_add(FORGOTTEN_AFTER))).min();
+    }
+
+    /// Number of nodes that are left out.
+    pub(super) fn n_out(&self) -> usize {
+        self.n_out
+    }
+
+    /// Whether a node is left out.
+    #[inline]
+    pub(super) fn is_out(&self, node: &str) -> bool {
+        self.n_out > 0 && self.nodes.get(node).is_some_and(|failing| failing.out_until.is_some())
+    }
+
+    /// The nodes that are left out.
+    pub(super) fn out(&self) -> impl Iterator<Item = &str> {
+        self.nodes.iter().filter(|(_, failing)| failing.out_until.is_some()).map(|(node, _)| &**node)
+    }
+}
+
+impl Failing {
+    fn is_remembered(&self, now: Instant) -> bool {
+        self.last.is_some_and(|last| now.saturating_duration_since(last) < FORGOTTEN_AFTER)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_node_is_left_out_for_longer_each_time() {
+        let (mut failing, start) = (FailingNodes::default(), Instant::now());
+        for uid in ["a", "a", "b"] {
+            failing.fail("n1", uid, start);
+        }
+        assert!(!failing.is_out("n1"), "the same pod counts once");
+        failing.note("n1", "c");
+        assert!(failing.is_due(start));
+        failing.advance(start);
+        assert!(failing.is_out("n1") && !failing.is_out("n2"));
+        assert_eq!((failing.n_out(), failing.out().collect::<Vec<_>>()), (1, vec!["n1"]));
+        let back = start + FIRST_PAUSE;
+        assert!(!failing.is_due(back.checked_sub(Duration::from_secs(1)).unwrap()) && failing.is_due(back));
+        failing.advance(back);
+        assert!(!failing.is_out("n1"));
+        failing.fail("n1", "d", back);
+        failing.advance(back + FIRST_PAUSE);
+        assert!(failing.is_out("n1"), "twice as long");
+        failing.advance(back + FIRST_PAUSE * 2);
+        assert!(!failing.is_out("n1"));
+    }
+
+    #[test]
+    fn failures_long_ago_are_forgotten() {
+        let (mut failing, start) = (FailingNodes::default(), Instant::now());
+        for (nth, uid) in ["a", "b", "c", "d"].into_iter().enumerate() {
+            failing.fail("n1", uid, start + WINDOW * u32::try_from(nth).unwrap() / 2);
+        }
+        assert_eq!(failing.n_out(), 0, "never three in a window");
+        failing.advance(start + WINDOW * 2 + FORGOTTEN_AFTER);
+        assert!(failing.nodes.is_empty() && failing.next.is_none());
+        for uid in ["a", "b", "c"] {
+            failing.fail("n1", uid, start);
+        }
+        failing.remove("n1");
+        assert_eq!(failing.n_out(), 0);
+    }
+
+    #[rstest]
+    #[case("Failed", "UnexpectedAdmissionError", true)]
+    #[case("Failed", "OutOfaliyun.com/gpu-mem", true)]
+    #[case("Failed", "Evicted", false)]
+    #[case("Running", "UnexpectedAdmissionError", false)]
+    fn what_kubelet_refuses(#[case] phase: &str, #[case] reason: &str, #[case] expected: bool) {
+        let pod: Pod = serde_json::from_value(json!({"status": {"phase": phase, "reason": reason}})).unwrap();
+        assert_eq!(is_refused_by_kubelet(&pod), expected);
+    }
+}
