@@ -1,7 +1,7 @@
 //! A scheduling loop that behaves as kube-scheduler does towards pods, nodes and extenders.
 //!
 //! It reads a real `KubeSchedulerConfiguration`, watches the API server over HTTP, and calls extenders over HTTP:
-//! one scheduling cycle at a time, binding cycles beside it. It never preempts, but says where preemption would be tried.
+//! one scheduling cycle at a time, binding cycles beside it, which may wait in Permit or for volumes. It never preempts, but says where preemption would be tried.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -23,12 +23,15 @@ use cache::Cache;
 use cycle::{Cycle, Failure};
 use queue::Queue;
 use report::{News, Report};
+use sampling::Sampling;
+use waits::Claims;
 
 pub use amounts::{AmountError, Amounts};
 pub use configuration::{Configuration, ConfigurationError, ExtenderConfiguration, ManagedResource};
 pub use diagnosis::{Diagnosis, Refusal};
 pub use extender::{Extender, ExtenderError, Filtered};
 pub use fit::repels;
+pub use waits::{NO_NOMINATION, PERMIT_WAIT, VOLUME_WAIT};
 
 mod amounts;
 mod binding;
@@ -40,6 +43,8 @@ mod extender;
 mod fit;
 mod queue;
 mod report;
+mod sampling;
+mod waits;
 
 /// How an attempt to schedule a pod ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -132,7 +137,13 @@ impl Loop {
             cache: Cache::default(),
             queue: Queue::new(configuration.initial_backoff, configuration.max_backoff),
             binder: Binder::new(client, &extenders),
-            cycle: Cycle { extenders, ignored: configuration.ignored_resources(), ties: options.seed.map(StdRng::seed_from_u64) },
+            cycle: Cycle {
+                extenders,
+                ignored: configuration.ignored_resources(),
+                ties: options.seed.map(StdRng::seed_from_u64),
+                sampling: Sampling::of(configuration.percentage_of_nodes_to_score),
+                claims: Claims::default(),
+            },
             configuration: configuration.clone(),
             bindings: JoinSet::new(),
             nodes: Listing::default(),
@@ -280,7 +291,7 @@ impl Loop {
                 self.start_binding(uid.to_owned(), pod, node, diagnosis);
             }
             Err(Failure::NoFit) => {
-                self.queue.park(uid, Instant::now());
+                self.queue.park(uid, diagnosis.is_by_extender, Instant::now());
                 self.report(uid, &pod, News::Unschedulable(diagnosis.message()));
                 self.tell(&pod, diagnosis, Outcome::NoFit);
             }
@@ -291,7 +302,11 @@ impl Loop {
     fn start_binding(&mut self, uid: String, pod: Arc<Pod>, node: String, diagnosis: Diagnosis) {
         let Some(inbox) = self.own_inbox.clone() else { return };
         let binder = self.binder.clone();
+        let waits = self.cycle.claims.waits(&pod);
         self.bindings.spawn(async move {
+            if !waits.total.is_zero() {
+                binder.wait(&pod, &node, &waits).await;
+            }
             let result = binder.bind(&pod, &uid, &node).await;
             // The loop is gone if nobody listens; there is nothing left to tell.
             let _ = inbox.send(Input::BindingEnded(Box::new(Binding { uid, pod, node, diagnosis, result })));
@@ -301,6 +316,8 @@ impl Loop {
     /// After a failed binding the pod is tried again, unless the watch has shown meanwhile that it is bound after all.
     fn end_binding(&mut self, binding: Binding) {
         let Binding { uid, pod, node, diagnosis, result } = binding;
+        // PreBind comes before the binding itself, and what it has bound stays.
+        self.cycle.claims.bind(&pod, &node);
         match result {
             Ok(()) => {
                 self.report(&uid, &pod, News::Scheduled(node.clone()));

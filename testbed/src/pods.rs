@@ -101,6 +101,13 @@ impl PodSpec {
         self.with("resources", json!({"claims": [{"name": "gpu"}]}))
     }
 
+    /// With a volume that this claim of its namespace is for.
+    #[must_use]
+    pub fn storing(mut self, claim: &str) -> Self {
+        self.set_spec("volumes", json!([{"name": "data", "persistentVolumeClaim": {"claimName": claim}}]));
+        self
+    }
+
     /// For another scheduler than the default one.
     #[must_use]
     pub fn scheduler(mut self, name: &str) -> Self {

@@ -43,6 +43,7 @@ mod sharing;
 mod stage;
 mod topology;
 mod vendors;
+mod waits;
 mod webhooks;
 
 /// Longest wait for one thing.
@@ -77,13 +78,14 @@ type Entry = (&'static str, &'static str, Body);
 /// Every scenario, harmless ones first.
 pub fn all() -> Vec<Scenario> {
     let harmless: [&[Entry]; 3] = [sharing::SCENARIOS, requests::SCENARIOS, isolation::SCENARIOS];
-    let faults: [&[Entry]; 6] = [
+    let faults: [&[Entry]; 7] = [
         daemon_faults::SCENARIOS,
         node_faults::SCENARIOS,
         kubelet_books::SCENARIOS,
         network_faults::SCENARIOS,
         old_nodes::SCENARIOS,
         records::SCENARIOS,
+        waits::SCENARIOS,
     ];
     let mixed: [&[Entry]; 6] =
         [vendors::SCENARIOS, claims::SCENARIOS, runtime_hook::SCENARIOS, migration::SCENARIOS, nonsense::SCENARIOS, other_types::SCENARIOS];

@@ -7,7 +7,8 @@ use kube::{Client, ResourceExt};
 use tracing::warn;
 
 use super::extender::Extender;
-use super::report::namespace;
+use super::report::{namespace, nominate};
+use super::waits::Waits;
 
 /// Binds pods; cloned into every binding cycle.
 #[derive(Clone)]
@@ -20,6 +21,16 @@ impl Binder {
     /// A binder that asks the one extender that binds, if there is one.
     pub(super) fn new(client: Client, extenders: &[Extender]) -> Self {
         Self { client, extender: extenders.iter().find(|extender| extender.is_binder()).cloned() }
+    }
+
+    /// Waits for what a binding cycle waits for before it binds.
+    pub(super) async fn wait(&self, pod: &Pod, node: &str, waits: &Waits) {
+        if waits.nominates
+            && let Err(error) = nominate(&self.client, pod, node).await
+        {
+            warn!(pod = pod.name_any(), %error, "cannot nominate a node for a pod that waits");
+        }
+        tokio::time::sleep(waits.total).await;
     }
 
     /// Binds a pod, once.

@@ -31,6 +31,8 @@ pub struct Configuration {
     pub initial_backoff: Duration,
     /// The longest wait.
     pub max_backoff: Duration,
+    /// `percentageOfNodesToScore` of the first profile, or of all; 0 for the stock setting.
+    pub percentage_of_nodes_to_score: usize,
 }
 
 /// One extender.
@@ -143,12 +145,14 @@ struct Document {
     extenders: Vec<ExtenderConfiguration>,
     pod_initial_backoff_seconds: Option<u64>,
     pod_max_backoff_seconds: Option<u64>,
+    percentage_of_nodes_to_score: Option<usize>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Profile {
     scheduler_name: Option<String>,
+    percentage_of_nodes_to_score: Option<usize>,
 }
 
 impl Configuration {
@@ -210,6 +214,8 @@ impl FromStr for Configuration {
     fn from_str(text: &str) -> Result<Self, ConfigurationError> {
         let document: Document = serde_yaml_ng::from_str(text).map_err(ConfigurationError::Parse)?;
         document.check()?;
+        let of_profile = document.profiles.iter().find_map(|profile| profile.percentage_of_nodes_to_score);
+        let percentage_of_nodes_to_score = of_profile.or(document.percentage_of_nodes_to_score).unwrap_or(0);
         let names = document.profiles.into_iter().map(|p| p.scheduler_name.unwrap_or_else(|| DEFAULT_SCHEDULER.to_owned()));
         let mut schedulers: BTreeSet<String> = names.collect();
         if schedulers.is_empty() {
@@ -222,6 +228,7 @@ impl FromStr for Configuration {
             extenders,
             initial_backoff: Duration::from_secs(document.pod_initial_backoff_seconds.unwrap_or(1)),
             max_backoff: Duration::from_secs(document.pod_max_backoff_seconds.unwrap_or(10)),
+            percentage_of_nodes_to_score,
         })
     }
 }

@@ -12,6 +12,8 @@ use super::cache::NodeView;
 use super::diagnosis::Diagnosis;
 use super::extender::{Extender, ExtenderError};
 use super::fit;
+use super::sampling::Sampling;
+use super::waits::Claims;
 
 /// Why a cycle found no node.
 #[derive(Debug)]
@@ -30,6 +32,9 @@ pub(super) struct Cycle {
     pub(super) ignored: BTreeSet<String>,
     /// Chooses among equal scores; the first name wins without it.
     pub(super) ties: Option<StdRng>,
+    pub(super) sampling: Sampling,
+    /// Volumes that are bound.
+    pub(super) claims: Claims,
 }
 
 impl Cycle {
@@ -42,22 +47,49 @@ impl Cycle {
         diagnosis: &mut Diagnosis,
     ) -> Result<String, Failure> {
         diagnosis.n_nodes = nodes.len();
+        let nominated = pod.status.as_ref().and_then(|status| nodes.get_key_value(status.nominated_node_name.as_ref()?));
         let mut feasible: BTreeMap<&str, &NodeView> = BTreeMap::new();
-        for (name, view) in nodes {
-            match fit::refusal(pod, request, view, &self.ignored) {
-                Some(refusal) => {
-                    diagnosis.refusals.insert(name.clone(), refusal);
-                }
-                None => {
-                    feasible.insert(name, view);
-                }
-            }
+        if let Some((name, view)) = nominated {
+            self.look(pod, request, name, view, &mut feasible, diagnosis);
+            self.ask_extenders(pod, &mut feasible, diagnosis).await.map_err(|error| Failure::Error(error.to_string()))?;
         }
-        self.ask_extenders(pod, &mut feasible, diagnosis).await.map_err(|error| Failure::Error(error.to_string()))?;
+        if feasible.is_empty() {
+            let all: Vec<_> = nodes.iter().collect();
+            let n_to_find = self.sampling.n_to_find(all.len());
+            let mut n_seen = 0;
+            for (name, view) in self.sampling.order(all.len()).filter_map(|at| all.get(at)) {
+                if feasible.len() >= n_to_find {
+                    break;
+                }
+                n_seen += 1;
+                self.look(pod, request, name, view, &mut feasible, diagnosis);
+            }
+            self.sampling.seen(n_seen, all.len());
+            self.ask_extenders(pod, &mut feasible, diagnosis).await.map_err(|error| Failure::Error(error.to_string()))?;
+        }
         match feasible.len() {
             0 => Err(Failure::NoFit),
             1 => Ok(feasible.keys().map(|name| (*name).to_owned()).collect()),
             _ => Ok(self.choose(&self.scores(pod, request, &feasible).await)),
+        }
+    }
+
+    /// Looks at one node with the filters of kube-scheduler itself.
+    fn look<'n>(
+        &self,
+        pod: &Pod,
+        request: &Amounts,
+        name: &'n str,
+        view: &'n NodeView,
+        feasible: &mut BTreeMap<&'n str, &'n NodeView>,
+        diagnosis: &mut Diagnosis,
+    ) {
+        if let Some(refusal) = fit::refusal(pod, request, view, &self.ignored) {
+            diagnosis.refusals.insert(name.to_owned(), refusal);
+        } else if self.claims.refuse(pod, name) {
+            diagnosis.refuse(name, "node(s) had volume node affinity conflict", true);
+        } else {
+            feasible.insert(name, view);
         }
     }
 
@@ -78,6 +110,7 @@ impl Cycle {
                 }
                 answer => answer?,
             };
+            diagnosis.is_by_extender |= answer.passed.len() < feasible.len();
             for (node, reason) in &answer.unresolvable {
                 diagnosis.refuse(node, reason, true);
             }

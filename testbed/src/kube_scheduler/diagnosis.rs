@@ -18,6 +18,8 @@ pub struct Diagnosis {
     pub n_nodes: usize,
     /// By node name.
     pub refusals: BTreeMap<String, Refusal>,
+    /// Whether an extender refused a node: kube-scheduler takes any event, of the pod itself too, for a reason to try again.
+    pub is_by_extender: bool,
 }
 
 impl Diagnosis {

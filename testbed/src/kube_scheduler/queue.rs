@@ -1,7 +1,8 @@
 //! The scheduling queue: which pod is next, and when a pod that failed is tried again.
 //!
 //! Pure: the caller tells the time. As in kube-scheduler, a pod that found no node waits for any event and then out
-//! its back-off; one that met an error only waits out its back-off.
+//! its back-off; one that met an error only waits out its back-off. Any change of a pod that an extender refused is an
+//! event too, even one of its condition.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -26,6 +27,8 @@ struct Entry {
     pod: Arc<Pod>,
     place: Place,
     attempts: u32,
+    /// Whether an extender refused it last.
+    is_by_extender: bool,
     /// Order among pods of equal priority: a pod that failed goes behind those that arrived since.
     turn: u64,
 }
@@ -44,20 +47,21 @@ impl Queue {
         Self { entries: HashMap::new(), initial_backoff, max_backoff, turns: 0 }
     }
 
-    /// Adds a pod, or takes note of its new version; a change of anything but its status makes it worth a new attempt.
+    /// Adds a pod, or takes note of its new version; a change of anything but its status makes it worth a new attempt, and one
+    /// of its status if an extender refused it.
     pub(super) fn put(&mut self, uid: &str, pod: Arc<Pod>, now: Instant) {
         let turn = self.next_turn();
         let backoff = (self.initial_backoff, self.max_backoff);
         match self.entries.get_mut(uid) {
             Some(entry) => {
-                let changed = is_changed(&entry.pod, &pod);
+                let changed = is_changed(&entry.pod, &pod) || (entry.is_by_extender && entry.pod.status != pod.status);
                 entry.pod = pod;
                 if changed {
                     entry.wake(backoff, now);
                 }
             }
             None => {
-                self.entries.insert(uid.to_owned(), Entry { pod, place: Place::Active, attempts: 0, turn });
+                self.entries.insert(uid.to_owned(), Entry { pod, place: Place::Active, attempts: 0, is_by_extender: false, turn });
             }
         }
     }
@@ -86,9 +90,10 @@ impl Queue {
     }
 
     /// No node fits the pod: it waits for an event.
-    pub(super) fn park(&mut self, uid: &str, now: Instant) {
+    pub(super) fn park(&mut self, uid: &str, is_by_extender: bool, now: Instant) {
         let turn = self.next_turn();
         if let Some(entry) = self.entries.get_mut(uid) {
+            entry.is_by_extender = is_by_extender;
             entry.place = Place::Unschedulable { since: now };
             entry.turn = turn;
         }
@@ -206,7 +211,7 @@ mod tests {
     fn a_parked_pod_waits_for_an_event_and_its_backoff() {
         let (mut queue, now) = queue_of(&["p"]);
         popped(&mut queue, now);
-        queue.park("p", now);
+        queue.park("p", false, now);
         assert_eq!(popped(&mut queue, now + 60 * SECOND), None, "no event");
         queue.wake_all(now);
         assert_eq!(popped(&mut queue, now), None, "back-off");
@@ -218,7 +223,7 @@ mod tests {
     fn an_event_after_the_backoff_wakes_at_once() {
         let (mut queue, now) = queue_of(&["p"]);
         popped(&mut queue, now);
-        queue.park("p", now);
+        queue.park("p", false, now);
         queue.wake_all(now + 2 * SECOND);
         assert_eq!(popped(&mut queue, now + 2 * SECOND), Some("p".to_owned()));
     }
@@ -227,7 +232,7 @@ mod tests {
     fn a_parked_pod_is_tried_after_five_minutes_anyway() {
         let (mut queue, now) = queue_of(&["p"]);
         popped(&mut queue, now);
-        queue.park("p", now);
+        queue.park("p", false, now);
         assert_eq!(queue.next_change(), Some(now + FLUSH_AFTER));
         assert_eq!(popped(&mut queue, now + FLUSH_AFTER), Some("p".to_owned()));
     }
@@ -246,13 +251,30 @@ mod tests {
         assert_eq!(waits, [1, 2, 4, 8, 10, 10]);
     }
 
-    /// Otherwise the condition that the loop itself writes would wake the pod for ever.
+    /// The extender's pseudo-plugin takes every event of a pod for one that may help, the condition that the loop writes itself
+    /// included; what other plugins refused is not woken by that.
     #[test]
-    fn only_a_change_beside_the_status_wakes() {
+    fn a_change_of_status_wakes_a_pod_that_an_extender_refused() {
+        for (is_by_extender, expected) in [(true, Some("p".to_owned())), (false, None)] {
+            let (mut queue, now) = queue_of(&["p"]);
+            popped(&mut queue, now);
+            queue.park("p", is_by_extender, now);
+            let mut next = Pod::clone(&pod("p", 0));
+            queue.put("p", Arc::new(next.clone()), now);
+            assert_eq!(popped(&mut queue, now + 2 * SECOND), None, "the same again");
+            let condition = json!({"type": "PodScheduled", "status": "False", "message": "m"});
+            next.status = Some(serde_json::from_value(json!({"conditions": [condition]})).unwrap());
+            queue.put("p", Arc::new(next), now);
+            assert_eq!(popped(&mut queue, now + 2 * SECOND), expected);
+        }
+    }
+
+    #[test]
+    fn only_a_change_beside_the_status_wakes_what_other_plugins_refused() {
         let (mut queue, now) = queue_of(&["p"]);
         let later = now + 2 * SECOND;
         popped(&mut queue, now);
-        queue.park("p", now);
+        queue.park("p", false, now);
         let mut next = Pod::clone(&pod("p", 0));
         next.status = Some(serde_json::from_value(json!({"conditions": [{"type": "PodScheduled", "status": "False"}]})).unwrap());
         queue.put("p", Arc::new(next.clone()), later);

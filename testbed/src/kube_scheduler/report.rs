@@ -53,7 +53,9 @@ pub(super) fn namespace(pod: &Pod) -> &str {
 
 async fn write_failure(client: &Client, component: &str, pod: &Pod, reason: &str, message: &str) -> kube::Result<()> {
     write_event(client, component, pod, ("Warning", "FailedScheduling"), message).await?;
-    if is_said_already(pod, reason, message) {
+    // An attempt that failed takes the nomination away.
+    let nominated = pod.status.as_ref().and_then(|status| status.nominated_node_name.as_ref());
+    if nominated.is_none() && is_said_already(pod, reason, message) {
         return Ok(());
     }
     let condition = json!({
@@ -61,7 +63,16 @@ async fn write_failure(client: &Client, component: &str, pod: &Pod, reason: &str
         "lastProbeTime": null, "lastTransitionTime": Time(Timestamp::now()),
     });
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace(pod));
-    let patch = Patch::Strategic(json!({"metadata": {"uid": pod.uid()}, "status": {"conditions": [condition]}}));
+    let patch = Patch::Strategic(json!({
+        "metadata": {"uid": pod.uid()}, "status": {"conditions": [condition], "nominatedNodeName": null},
+    }));
+    pods.patch_status(&pod.name_any(), &PatchParams::default(), &patch).await.map(|_| ())
+}
+
+/// Says on the pod that it waits to be bound to a node.
+pub(super) async fn nominate(client: &Client, pod: &Pod, node: &str) -> kube::Result<()> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace(pod));
+    let patch = Patch::Strategic(json!({"metadata": {"uid": pod.uid()}, "status": {"nominatedNodeName": node}}));
     pods.patch_status(&pod.name_any(), &PatchParams::default(), &patch).await.map(|_| ())
 }
 

@@ -1,0 +1,79 @@
+//! Pods that kube-scheduler has decided on and does not bind for a long time: their devices are kept for them.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use proto::resource::GPU_MEM;
+use tokio::time::sleep;
+
+use super::{Body, DEADLINE, World};
+use crate::kube_scheduler::{NO_NOMINATION, PERMIT_WAIT, VOLUME_WAIT};
+use crate::observer::node_of;
+use crate::pods::PodSpec;
+
+/// Name, promise, body.
+pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
+    ("volume-wait", "a pod whose volumes are bound slowly keeps its GPU against later pods, and is bound", volume_wait),
+    ("permit-wait", "a pod that waits in Permit keeps its GPU for as long as it is nominated to the node", permit_wait),
+];
+
+/// How long room is kept for a pod that nothing makes wait, here.
+const HINT: Duration = Duration::from_secs(1);
+
+/// How long the first pod waits.
+const WAIT: &str = "5000";
+
+/// So much memory of the node `n2`, which has two GPUs of 16 GiB.
+fn asking(name: &str, gib: &str) -> PodSpec {
+    PodSpec::new(name, &[(GPU_MEM, gib)]).on("n2")
+}
+
+/// As much memory as only one GPU has left beside 8 GiB on the other; the sums of the node would let in two such pods.
+fn large(name: &str) -> PodSpec {
+    asking(name, "12")
+}
+
+fn volume_wait(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        let annotations = BTreeMap::from([(VOLUME_WAIT.to_owned(), WAIT.to_owned()), (NO_NOMINATION.to_owned(), String::new())]);
+        keeps_its_gpu(world, large("waiting").annotated(&annotations).storing("data")).await
+    }
+    .boxed()
+}
+
+fn permit_wait(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        let annotations = BTreeMap::from([(PERMIT_WAIT.to_owned(), WAIT.to_owned())]);
+        keeps_its_gpu(world, large("waiting").annotated(&annotations)).await
+    }
+    .boxed()
+}
+
+/// A pod waits for the last GPU of a node, for longer than room is usually kept; another that comes later gets it afterwards.
+async fn keeps_its_gpu(world: &mut World, waiting: PodSpec) -> Result<()> {
+    let usual = world.cluster()?.scheduler.invocation().clone();
+    let mut hasty = usual.clone();
+    hasty.args.extend(["--hint-ttl".to_owned(), format!("{}s", HINT.as_secs())]);
+    world.cluster()?.scheduler.restart_as(hasty).await?;
+    world.cluster()?.until_scheduler_ready(DEADLINE).await?;
+    let tried = try_pods(world, waiting).await;
+    world.cluster()?.scheduler.restart_as(usual).await?;
+    world.cluster()?.until_scheduler_ready(DEADLINE).await?;
+    tried
+}
+
+async fn try_pods(world: &World, waiting: PodSpec) -> Result<()> {
+    world.start(asking("first", "8")).await?;
+    world.create(waiting).await?;
+    sleep(HINT * 2).await;
+    ensure!(node_of(&world.pod("waiting")?).is_none(), "the pod does not wait");
+    world.create(large("later")).await?;
+    world.until_refused("later", "room is kept for a pod that is being bound").await?;
+    world.until_running(&["waiting"]).await?;
+    ensure!(node_of(&world.pod("later")?).is_none(), "two pods have one GPU");
+    world.delete("waiting").await?;
+    world.until_running(&["later"]).await
+}
