@@ -124,6 +124,7 @@ async fn metrics_count_what_happened() {
     assert_snapshot!(lines.join("\n"), @r#"
     gpushare_scheduler_assumed_pods 0
     gpushare_scheduler_conservative_pods 1
+    gpushare_scheduler_contradicting_pods 0
     gpushare_scheduler_failing_nodes 0
     gpushare_scheduler_gpu_memory_allocated_bytes{node="n1",minor="0",uuid="GPU-n1-0"} 63963136
     gpushare_scheduler_gpu_memory_total_bytes{node="n1",minor="0",uuid="GPU-n1-0"} 104857600
