@@ -26,7 +26,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 pub use ask::NodeAsk;
 pub use assume::{AssumeError, Assumed, Assumption, Moment, Phase};
 pub use census::{Census, DeviceShow, GpuCensus, GpuShow, HolderShow, NodeShow};
-pub use eviction::Preemptor;
+pub use eviction::{Preemptor, Promised};
 pub use hints::{Decision, HintTimes};
 pub use nodes::RawDevice;
 pub use stamp::Stamps;

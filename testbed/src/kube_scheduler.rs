@@ -1,13 +1,15 @@
 //! A scheduling loop that behaves as kube-scheduler does towards pods, nodes and extenders.
 //!
 //! It reads a real `KubeSchedulerConfiguration`, watches the API server over HTTP, and calls extenders over HTTP:
-//! one scheduling cycle at a time, binding cycles beside it, which may wait in Permit or for volumes. It never preempts, but says where preemption would be tried.
+//! one scheduling cycle at a time, binding cycles beside it, which may wait in Permit or for volumes. It evicts pods for more
+//! important ones.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
 use rand::SeedableRng;
@@ -19,8 +21,9 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::debug;
 
 use binding::Binder;
-use cache::Cache;
+use cache::{Cache, NodeView};
 use cycle::{Cycle, Failure};
+use preemption::{Nomination, Scene, evict, nominated_node, priority};
 use queue::Queue;
 use report::{News, Report};
 use sampling::Sampling;
@@ -41,6 +44,7 @@ mod cycle;
 mod diagnosis;
 mod extender;
 mod fit;
+mod preemption;
 mod queue;
 mod report;
 mod sampling;
@@ -96,6 +100,7 @@ impl KubeScheduler {
 enum Input {
     Node(Box<watcher::Event<Node>>),
     Pod(Box<watcher::Event<Pod>>),
+    Budget(Box<watcher::Event<PodDisruptionBudget>>),
     BindingEnded(Box<Binding>),
 }
 
@@ -122,6 +127,10 @@ struct Loop {
     queue: Queue,
     cycle: Cycle,
     binder: Binder,
+    client: Client,
+    budgets: BTreeMap<String, PodDisruptionBudget>,
+    /// The node that is kept for a pod, and the pod: before the API server knows of it.
+    nominated: BTreeMap<String, (String, Arc<Pod>)>,
     bindings: JoinSet<()>,
     nodes: Listing,
     pods: Listing,
@@ -136,7 +145,10 @@ impl Loop {
         Ok(Self {
             cache: Cache::default(),
             queue: Queue::new(configuration.initial_backoff, configuration.max_backoff),
-            binder: Binder::new(client, &extenders),
+            binder: Binder::new(client.clone(), &extenders),
+            client,
+            budgets: BTreeMap::new(),
+            nominated: BTreeMap::new(),
             cycle: Cycle {
                 extenders,
                 ignored: configuration.ignored_resources(),
@@ -162,7 +174,8 @@ impl Loop {
         self.own_inbox = Some(sender.clone());
         let _helpers = [
             AbortOnDropHandle::new(tokio::spawn(watch(Api::<Node>::all(client.clone()), Input::Node, sender.clone()))),
-            AbortOnDropHandle::new(tokio::spawn(watch(Api::<Pod>::all(client.clone()), Input::Pod, sender))),
+            AbortOnDropHandle::new(tokio::spawn(watch(Api::<Pod>::all(client.clone()), Input::Pod, sender.clone()))),
+            AbortOnDropHandle::new(tokio::spawn(watch(Api::<PodDisruptionBudget>::all(client.clone()), Input::Budget, sender))),
             AbortOnDropHandle::new(tokio::spawn(report::write_all(client, component, written))),
         ];
         loop {
@@ -193,6 +206,7 @@ impl Loop {
         match input {
             Input::Node(event) => self.take_node(*event),
             Input::Pod(event) => self.take_pod(*event),
+            Input::Budget(event) => self.take_budget(*event),
             Input::BindingEnded(binding) => self.end_binding(*binding),
         }
     }
@@ -237,8 +251,20 @@ impl Loop {
         }
     }
 
+    fn take_budget(&mut self, event: watcher::Event<PodDisruptionBudget>) {
+        match event {
+            watcher::Event::Init => self.budgets.clear(),
+            watcher::Event::InitApply(budget) | watcher::Event::Apply(budget) => {
+                self.budgets.insert(budget.uid().unwrap_or_default(), budget);
+            }
+            watcher::Event::InitDone => {}
+            watcher::Event::Delete(budget) => drop(self.budgets.remove(&budget.uid().unwrap_or_default())),
+        }
+    }
+
     fn put_pod(&mut self, pod: Pod) {
         let Some(uid) = pod.uid() else { return };
+        let pod = Arc::new(pod);
         let spec = pod.spec.as_ref();
         let node = spec.and_then(|spec| spec.node_name.clone()).filter(|name| !name.is_empty());
         let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
@@ -246,6 +272,7 @@ impl Loop {
             self.forget(&uid);
         } else if let Some(node) = node {
             self.queue.remove(&uid);
+            self.nominated.remove(&uid);
             let new = self.cache.bind(&uid, &node, &pod);
             self.wake_if(new);
         } else if pod.metadata.deletion_timestamp.is_some() {
@@ -253,7 +280,8 @@ impl Loop {
                 self.forget(&uid);
             }
         } else if self.is_ours(&pod) {
-            self.queue.put(&uid, Arc::new(pod), Instant::now());
+            self.note_nomination(&uid, &pod);
+            self.queue.put(&uid, pod, Instant::now());
         }
     }
 
@@ -264,8 +292,18 @@ impl Loop {
         self.configuration.schedulers.contains(scheduler) && !gated
     }
 
+    /// Takes note of the node that the API server says is kept for a pod.
+    fn note_nomination(&mut self, uid: &str, pod: &Arc<Pod>) {
+        if let Some(node) = nominated_node(pod) {
+            self.nominated.insert(uid.to_owned(), (node.to_owned(), Arc::clone(pod)));
+        } else if self.queue.get(uid).is_some_and(|before| nominated_node(before).is_some()) {
+            self.nominated.remove(uid);
+        }
+    }
+
     fn forget(&mut self, uid: &str) {
         self.queue.remove(uid);
+        self.nominated.remove(uid);
         let held = self.cache.release(uid);
         self.wake_if(held);
     }
@@ -280,23 +318,59 @@ impl Loop {
         let mut diagnosis = Diagnosis::default();
         let found = match Amounts::of_pod(&pod) {
             Ok(request) => {
-                let nodes = self.cache.snapshot();
+                let nodes = self.nodes_for(uid, &pod);
                 self.cycle.place(&pod, &request, &nodes, &mut diagnosis).await.map(|node| (node, request))
             }
             Err(error) => Err(Failure::Error(error.to_string())),
         };
         match found {
             Ok((node, request)) => {
-                self.cache.assume(uid, &node, request);
+                self.cache.assume(uid, &node, &pod, request);
+                self.nominated.remove(uid);
                 self.start_binding(uid.to_owned(), pod, node, diagnosis);
             }
             Err(Failure::NoFit) => {
-                self.queue.park(uid, diagnosis.is_by_extender, Instant::now());
-                self.report(uid, &pod, News::Unschedulable(diagnosis.message()));
+                let nomination = self.preempt(uid, &pod, &diagnosis).await;
+                self.queue.park(uid, diagnosis.is_by_extender(), Instant::now());
+                self.report(uid, &pod, News::Unschedulable(diagnosis.message(), nomination));
                 self.tell(&pod, diagnosis, Outcome::NoFit);
             }
             Err(Failure::Error(message)) => self.fail(uid, &pod, diagnosis, message),
         }
+    }
+
+    /// The nodes as the filters see them for a pod: with the pods that others keep nodes for, unless they are less important.
+    fn nodes_for(&self, uid: &str, pod: &Pod) -> BTreeMap<String, NodeView> {
+        let mut nodes = self.cache.snapshot();
+        for (other, (node, nominated)) in &self.nominated {
+            let counts = other != uid && priority(nominated) >= priority(pod);
+            if let Some(view) = nodes.get_mut(node).filter(|_| counts) {
+                view.used.add(&Amounts::of_pod(nominated).unwrap_or_default());
+            }
+        }
+        nodes
+    }
+
+    /// Evicts pods for one that found no node, if that helps; which node is kept for it then.
+    async fn preempt(&mut self, uid: &str, pod: &Arc<Pod>, diagnosis: &Diagnosis) -> Nomination {
+        let Ok(request) = Amounts::of_pod(pod) else { return Nomination::Keep };
+        // The latest version of the pod counts, as its node may have been written meanwhile.
+        let pod = self.queue.get(uid).cloned().unwrap_or_else(|| Arc::clone(pod));
+        let (nodes, pods) = (self.nodes_for(uid, &pod), self.cache.pods());
+        let budgets: Vec<PodDisruptionBudget> = self.budgets.values().cloned().collect();
+        let scene = Scene { nodes: &nodes, pods: &pods, budgets: &budgets, extenders: &self.cycle.extenders, ignored: &self.cycle.ignored };
+        let round = scene.preempt(&pod, &request, diagnosis).await;
+        if let Some((node, victims)) = round.evicted {
+            evict(&self.client, &victims).await;
+            // Less important pods that the node was kept for may not fit there any more.
+            self.nominated.retain(|_, (other, nominated)| *other != node || priority(nominated) >= priority(&pod));
+        }
+        match &round.nomination {
+            Nomination::Node(node) => drop(self.nominated.insert(uid.to_owned(), (node.clone(), pod))),
+            Nomination::Clear => drop(self.nominated.remove(uid)),
+            Nomination::Keep => {}
+        }
+        round.nomination
     }
 
     fn start_binding(&mut self, uid: String, pod: Arc<Pod>, node: String, diagnosis: Diagnosis) {
@@ -334,6 +408,7 @@ impl Loop {
 
     fn fail(&mut self, uid: &str, pod: &Arc<Pod>, diagnosis: Diagnosis, message: String) {
         self.queue.retry(uid, Instant::now());
+        self.nominated.remove(uid);
         self.report(uid, pod, News::Failed(message.clone()));
         self.tell(pod, diagnosis, Outcome::Error(message));
     }

@@ -108,6 +108,13 @@ impl PodSpec {
         self
     }
 
+    /// Of this priority.
+    #[must_use]
+    pub fn priority(mut self, priority: i32) -> Self {
+        self.set_spec("priority", json!(priority));
+        self
+    }
+
     /// For another scheduler than the default one.
     #[must_use]
     pub fn scheduler(mut self, name: &str) -> Self {

@@ -52,6 +52,8 @@ pub const SCHEDULER: &[Access<'static>] = &[
     access(DEVICES_GROUP, "devices", "", "watch"),
     access("authentication.k8s.io", "tokenreviews", "", "create"),
     access("authorization.k8s.io", "subjectaccessreviews", "", "create"),
+    access("policy", "poddisruptionbudgets", "", "list"),
+    access("policy", "poddisruptionbudgets", "", "watch"),
 ];
 
 /// What the scheduler may do besides in its own namespace, where its replicas elect a leader.

@@ -35,6 +35,7 @@ mod nonsense;
 mod old_nodes;
 mod other_types;
 mod policies;
+mod preemption;
 mod records;
 mod replicas;
 mod requests;
@@ -93,6 +94,7 @@ pub fn all() -> Vec<Scenario> {
         group(&harmless, false, &[Stage::Plain, Stage::Webhooks]),
         group(&faults, true, &[Stage::Faults]),
         group(&[all_devices::SCENARIOS, policies::SCENARIOS], true, &[Stage::Faults, Stage::Webhooks]),
+        group(&[preemption::SCENARIOS], true, &[Stage::Faults]),
         group(&[webhooks::SCENARIOS], true, &[Stage::Webhooks]),
         group(&[replicas::SCENARIOS], true, &[Stage::Replicas]),
         group(&mixed, true, &[Stage::Mixed]),

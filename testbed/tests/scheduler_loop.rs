@@ -245,3 +245,75 @@ async fn pods_of_other_schedulers_and_without_the_resource_do_not_reach_the_exte
     assert_eq!((attempt.pod.as_str(), attempt.outcome), ("default/plain", Outcome::Bound("a".to_owned())));
     assert!(rig.questions("filter").is_empty());
 }
+
+impl Rig {
+    /// A pod of this priority; with a node it is there already.
+    fn put(&self, name: &str, shares: &str, priority: i32, node: Option<&str>) -> String {
+        let limits = json!({RESOURCE: shares});
+        let container = json!({"name": "c", "image": "i", "resources": {"limits": limits, "requests": limits}});
+        let mut spec = json!({"containers": [container], "priority": priority});
+        if let Some(node) = node {
+            spec["nodeName"] = node.into();
+        }
+        let pod = self.api.cluster().create("pods", json!({"metadata": {"name": name}, "spec": spec})).unwrap();
+        pod["metadata"]["uid"].as_str().unwrap().to_owned()
+    }
+
+    fn is_deleted(&self, name: &str) -> bool {
+        self.api.cluster().get("pods", "default", name).is_ok_and(|pod| pod["metadata"]["deletionTimestamp"].is_string())
+    }
+}
+
+const PREEMPTS: &str = "  nodeCacheCapable: true\n  preemptVerb: preempt";
+
+/// Every node is full; the extender takes another victim, on one node alone.
+#[tokio::test]
+async fn victims_are_proposed_and_those_of_the_extender_are_evicted() {
+    let uids: Arc<Mutex<Vec<String>>> = Arc::default();
+    let chosen = Arc::clone(&uids);
+    let answer = move |verb: &str, question: &Value| match verb {
+        "preempt" => (200, json!({"NodeNameToMetaVictims": {"b": {"Pods": [{"UID": chosen.lock().unwrap()[1]}], "NumPDBViolations": 0}}})),
+        _ => (200, passing(&[question["NodeNames"][0].as_str().unwrap()])),
+    };
+    let mut rig = Rig::start(PREEMPTS, answer).await;
+    *uids.lock().unwrap() = vec![
+        rig.put("a1", "4", 5, Some("a")),
+        rig.put("b1", "4", 3, Some("b")),
+        rig.put("b2", "4", 2, Some("b")),
+        rig.put("c1", "8", 10, Some("c")),
+    ];
+    rig.put("p", "3", 10, None);
+    let attempt = rig.attempt().await;
+    assert_eq!(attempt.outcome, Outcome::NoFit);
+    let question = &rig.questions("preempt")[0];
+    let uids = uids.lock().unwrap().clone();
+    let proposed = json!({
+        "a": {"Pods": [{"UID": uids[0]}], "NumPDBViolations": 0}, "b": {"Pods": [{"UID": uids[2]}], "NumPDBViolations": 0},
+    });
+    assert_eq!(question["NodeNameToMetaVictims"], proposed, "the least important of b, and none of c");
+    rig.until("p", |pod| pod["status"]["nominatedNodeName"] == "b").await;
+    assert!(rig.is_deleted("b1") && !rig.is_deleted("b2") && !rig.is_deleted("a1"));
+    let evicted = rig.api.cluster().get("pods", "default", "b1").unwrap();
+    assert_eq!(evicted["status"]["conditions"][0]["reason"], "PreemptionByScheduler");
+}
+
+/// One pod that is not there fails the round, as does a node without victims.
+#[rstest]
+#[case::unknown(json!({"b": {"Pods": [{"UID": "unheard-of"}], "NumPDBViolations": 0}}))]
+#[case::without_victims(json!({"b": {"Pods": [], "NumPDBViolations": 0}}))]
+#[case::no_candidate(json!({}))]
+#[tokio::test]
+async fn answers_by_which_nothing_is_evicted(#[case] answer: Value) {
+    let answer = move |verb: &str, _: &Value| match verb {
+        "preempt" => (200, json!({"NodeNameToMetaVictims": answer})),
+        _ => (200, passing(&["b"])),
+    };
+    let mut rig = Rig::start(PREEMPTS, answer).await;
+    for (name, node) in [("a1", "a"), ("b1", "b"), ("c1", "c")] {
+        rig.put(name, if node == "a" { "4" } else { "8" }, 0, Some(node));
+    }
+    rig.put("p", "3", 10, None);
+    assert_eq!(rig.attempt().await.outcome, Outcome::NoFit);
+    assert_eq!(rig.questions("preempt").len(), 1);
+    assert!(!["a1", "b1", "c1"].into_iter().any(|name| rig.is_deleted(name)));
+}

@@ -14,7 +14,7 @@ use proto::pod::Pod;
 use super::wanted::Wanted;
 use super::{Extender, RequestFailure};
 use crate::accounting::PodFacts;
-use crate::index::{Index, Preemptor};
+use crate::index::{Index, Preemptor, Promised};
 use crate::metrics::Candidate;
 
 /// How long an answer looks for victims, if it has found some: kube-scheduler waits meanwhile, and more nodes are a choice.
@@ -88,7 +88,8 @@ impl Extender {
             self.metrics.preempted(Candidate::Waiting, n_proposals);
             return BTreeMap::new();
         }
-        let preemptor = Preemptor { pod, ask, minds_neighbours };
+        let promised = self.promised(pod.uid(), now);
+        let preemptor = Preemptor { pod, ask, minds_neighbours, promised: &promised };
         let mut kept = BTreeMap::new();
         for (node, proposed) in proposals {
             if !kept.is_empty() && super::now().saturating_duration_since(now) > SEARCH {
@@ -118,6 +119,21 @@ impl Extender {
         // The index is locked first, here as everywhere.
         let index = self.index.read();
         self.offered().get(pod.uid()).is_some_and(|offered| offered.is_awaited(&index, pod.nominated_node(), now))
+    }
+
+    /// The victims of each node that make room for other pods, which are to have it.
+    fn promised(&self, uid: &str, now: Instant) -> Promised {
+        let mut promised = Promised::new();
+        let index = self.index.read();
+        for (other, offered) in self.offered().iter().filter(|(other, _)| *other != uid && index.is_pending(other)) {
+            let nominated = index.nominated_node(other);
+            let is_recent = now.saturating_duration_since(offered.at) < SHOWN_WITHIN_WITHOUT_NOMINATION;
+            let is_meant = |node: &str| nominated.map_or(is_recent, |nominated| nominated == node);
+            for (node, victims) in offered.by_node.iter().filter(|(node, _)| is_meant(node)) {
+                promised.entry(node.clone()).or_default().extend(victims.iter().cloned());
+            }
+        }
+        promised
     }
 
     /// Why a pod is refused the node that kube-scheduler keeps for it, if that is because victims there have not ended: not

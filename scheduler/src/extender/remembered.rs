@@ -38,6 +38,11 @@ impl<T> Remembered<T> {
         self.young.get_mut(uid)
     }
 
+    /// What is remembered of each pod, in no particular order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &T)> {
+        self.young.iter().chain(&self.old).map(|(uid, what)| (&**uid, what))
+    }
+
     /// What is remembered of a pod.
     pub(super) fn get(&mut self, uid: &str) -> Option<&T> {
         self.get_mut(uid).map(|what| &*what)

@@ -74,6 +74,17 @@ pub struct Preemptor<'a> {
     pub ask: &'a NodeAsk<'a>,
     /// Whether it may lack a node for other reasons than amounts, so that all victims that are proposed must go.
     pub minds_neighbours: bool,
+    /// The victims that make room for other pods.
+    pub promised: &'a Promised,
+}
+
+/// Victims by node.
+pub type Promised = BTreeMap<Box<str>, BTreeSet<OwnerId>>;
+
+impl Preemptor<'_> {
+    fn is_promised(&self, node: &str, uid: &str) -> bool {
+        self.promised.get(node).is_some_and(|victims| victims.contains(uid))
+    }
 }
 
 /// Amounts of one node that are summed over its pods: those that the pod asks for, in a fixed order, then pods.
@@ -140,7 +151,7 @@ impl Index {
         let mut pods = Vec::new();
         for (owner, entry) in view.held().filter_map(|held| self.pods.get_key_value(held.owner)) {
             let is_here = entry.list != 0 && entry.facts.bound.as_deref().is_some_and(|bound| *bound.node == *view.name());
-            if !is_here || entry.eviction.rank.priority >= preemptor.pod.priority() {
+            if !is_here || entry.eviction.rank.priority >= preemptor.pod.priority() || preemptor.is_promised(view.name(), owner.as_str()) {
                 continue;
             }
             let Eviction { rank, is_leaving, repels, labels, requests, .. } = &entry.eviction;
@@ -157,12 +168,13 @@ impl Index {
                 frees: sums.freed(entry.facts.host, requests),
             });
         }
-        self.add_proposed(&mut pods, preemptor, &sums, proposed);
+        self.add_proposed(&mut pods, view.name(), preemptor, proposed);
         (budgets.iter().map(|(_, budget)| budget.allowed).collect(), pods)
     }
 
     /// Adds the proposed victims that hold no device: they stay victims, as nothing is known here of why they are.
-    fn add_proposed(&self, pods: &mut Vec<Evictable>, preemptor: &Preemptor<'_>, sums: &Sums, proposed: &MetaVictims) {
+    fn add_proposed(&self, pods: &mut Vec<Evictable>, node: &str, preemptor: &Preemptor<'_>, proposed: &MetaVictims) {
+        let sums = Sums::of(preemptor);
         let known: BTreeSet<OwnerId> = pods.iter().map(|pod| pod.owner.clone()).collect();
         // They come by falling importance, so that one that is not known is at most as important as the one before it.
         let mut last = Rank { priority: preemptor.pod.priority().saturating_sub(1), started: i64::MIN };
@@ -170,7 +182,7 @@ impl Index {
             let entry = self.pods.get(uid);
             let rank = entry.map(|entry| entry.eviction.rank).or_else(|| self.plain.get(uid).map(|plain| plain.rank)).unwrap_or(last);
             last = rank;
-            if known.contains(uid) {
+            if known.contains(uid) || (entry.is_some() && preemptor.is_promised(node, uid)) {
                 continue;
             }
             let none = NamedRequests::default();
@@ -250,6 +262,16 @@ impl Index {
     /// A pod's UID, sharing its text with what is kept of the pod.
     pub fn owner_of(&self, uid: &str) -> OwnerId {
         self.owner(uid)
+    }
+
+    /// Whether a pod may still want a place: it is not bound, or not shown yet.
+    pub fn is_pending(&self, uid: &str) -> bool {
+        self.pods.get(uid).is_none_or(|entry| entry.bound().is_none())
+    }
+
+    /// The node that kube-scheduler keeps for a pod, as far as the watch shows.
+    pub fn nominated_node(&self, uid: &str) -> Option<&str> {
+        self.pods.get(uid)?.eviction.nominated.as_deref()
     }
 
     /// Whether a pod that was to be evicted has not ended yet, and whether it is being deleted.

@@ -220,6 +220,21 @@ async fn nothing_is_offered_while_victims_have_not_ended() {
     assert!(world.victims(&pending, "n2", &["b"]).await.is_some(), "nothing is waited for any more");
 }
 
+/// The room that they make is the first pod's, though the watch has not even shown that they are going.
+#[tokio::test(start_paused = true)]
+async fn two_pods_do_not_share_victims() {
+    let world = World::full();
+    let (first, _) = world.victims(&important("first", 40), "n1", &["p00", "p01", "p02", "p03"]).await.unwrap();
+    let (second, _) = world.victims(&important("second", 40), "n1", &["p00", "p01", "p02", "p03"]).await.unwrap();
+    assert!(!first.iter().any(|name| second.contains(name)), "{first:?} {second:?}");
+    assert_eq!((first.len(), second.len()), (4, 4));
+    // The first one has been nominated for another node, and these victims were never evicted.
+    world.apply_pod(&nominated(important("first", 40), "n2"));
+    assert!(world.victims(&important("third", 80), "n1", &first.iter().map(String::as_str).collect::<Vec<_>>()).await.is_some());
+    let (third, _) = world.victims(&important("fourth", 40), "n1", &["p00", "p01", "p02", "p03"]).await.unwrap();
+    assert!(!second.iter().any(|name| third.contains(name)), "{second:?} {third:?}");
+}
+
 /// kube-scheduler may have failed to evict them: after a while they are not waited for.
 #[tokio::test(start_paused = true)]
 async fn victims_that_stay_are_offered_again() {

@@ -20,6 +20,7 @@ pub(super) struct NodeView {
 #[derive(Debug)]
 struct Holding {
     node: String,
+    pod: Arc<Pod>,
     amounts: Amounts,
     assumed: bool,
 }
@@ -64,19 +65,29 @@ impl Cache {
     }
 
     /// Counts a pod on a node before it is bound.
-    pub(super) fn assume(&mut self, uid: &str, node: &str, amounts: Amounts) {
-        self.hold(uid, Holding { node: node.to_owned(), amounts, assumed: true });
+    pub(super) fn assume(&mut self, uid: &str, node: &str, pod: &Arc<Pod>, amounts: Amounts) {
+        self.hold(uid, Holding { node: node.to_owned(), pod: Arc::clone(pod), amounts, assumed: true });
     }
 
     /// Counts a bound pod; tells whether that was not known.
-    pub(super) fn bind(&mut self, uid: &str, node: &str, pod: &Pod) -> bool {
-        let known = self.holdings.get(uid).is_some_and(|held| held.node == node && !held.assumed);
-        if !known {
-            // The API server has accepted the pod, so its quantities parse.
-            let amounts = Amounts::of_pod(pod).unwrap_or_default();
-            self.hold(uid, Holding { node: node.to_owned(), amounts, assumed: false });
+    pub(super) fn bind(&mut self, uid: &str, node: &str, pod: &Arc<Pod>) -> bool {
+        if let Some(held) = self.holdings.get_mut(uid).filter(|held| held.node == node && !held.assumed) {
+            held.pod = Arc::clone(pod);
+            return false;
         }
-        !known
+        // The API server has accepted the pod, so its quantities parse.
+        let amounts = Amounts::of_pod(pod).unwrap_or_default();
+        self.hold(uid, Holding { node: node.to_owned(), pod: Arc::clone(pod), amounts, assumed: false });
+        true
+    }
+
+    /// The pods of each node.
+    pub(super) fn pods(&self) -> BTreeMap<String, Vec<Arc<Pod>>> {
+        let mut pods: BTreeMap<String, Vec<Arc<Pod>>> = BTreeMap::new();
+        for held in self.holdings.values() {
+            pods.entry(held.node.clone()).or_default().push(Arc::clone(&held.pod));
+        }
+        pods
     }
 
     pub(super) fn is_assumed(&self, uid: &str) -> bool {
@@ -127,9 +138,9 @@ mod tests {
         serde_json::from_value(json!({"metadata": {"name": "n"}, "status": status})).unwrap()
     }
 
-    fn pod(amount: &str) -> Pod {
+    fn pod(amount: &str) -> Arc<Pod> {
         let containers = json!([{"name": "c", "resources": {"requests": {"a/b": amount}}}]);
-        serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": {"containers": containers}})).unwrap()
+        Arc::new(serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": {"containers": containers}})).unwrap())
     }
 
     fn used(cache: &Cache) -> i128 {
@@ -140,7 +151,7 @@ mod tests {
     fn a_pod_counts_once_from_assumption_to_release() {
         let mut cache = Cache::default();
         assert!(cache.put_node("n", node(10)));
-        cache.assume("u", "n", Amounts::of_pod(&pod("3")).unwrap());
+        cache.assume("u", "n", &pod("3"), Amounts::of_pod(&pod("3")).unwrap());
         assert_eq!(used(&cache), 3_000);
         assert!(cache.is_assumed("u"));
         assert!(cache.bind("u", "n", &pod("3")));

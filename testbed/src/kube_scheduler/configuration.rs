@@ -44,7 +44,7 @@ pub struct ExtenderConfiguration {
     /// Path of `filter`; empty if it does not filter.
     #[serde(default)]
     pub filter_verb: String,
-    /// Path of `preempt`; read but never called, the loop does not preempt.
+    /// Path of `preempt`; empty if it has no say in which pods are evicted.
     #[serde(default)]
     pub preempt_verb: String,
     /// Path of `prioritize`; empty if it does not score.

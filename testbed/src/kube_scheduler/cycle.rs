@@ -9,9 +9,10 @@ use tracing::warn;
 
 use super::amounts::Amounts;
 use super::cache::NodeView;
-use super::diagnosis::Diagnosis;
+use super::diagnosis::{Diagnosis, Refusal};
 use super::extender::{Extender, ExtenderError};
 use super::fit;
+use super::preemption::nominated_node;
 use super::sampling::Sampling;
 use super::waits::Claims;
 
@@ -47,31 +48,49 @@ impl Cycle {
         diagnosis: &mut Diagnosis,
     ) -> Result<String, Failure> {
         diagnosis.n_nodes = nodes.len();
-        let nominated = pod.status.as_ref().and_then(|status| nodes.get_key_value(status.nominated_node_name.as_ref()?));
-        let mut feasible: BTreeMap<&str, &NodeView> = BTreeMap::new();
-        if let Some((name, view)) = nominated {
-            self.look(pod, request, name, view, &mut feasible, diagnosis);
-            self.ask_extenders(pod, &mut feasible, diagnosis).await.map_err(|error| Failure::Error(error.to_string()))?;
+        // The node that is kept for the pod is looked at first, and taken if it fits.
+        let nominated = nominated_node(pod).and_then(|name| nodes.get_key_value(name));
+        if let Some((name, view)) = nominated
+            && let Ok(fitting) = self.fitting(pod, request, [(name, view)], 1, diagnosis).await
+            && !fitting.0.is_empty()
+        {
+            return Ok(name.clone());
         }
-        if feasible.is_empty() {
-            let all: Vec<_> = nodes.iter().collect();
-            let n_to_find = self.sampling.n_to_find(all.len());
-            let mut n_seen = 0;
-            for (name, view) in self.sampling.order(all.len()).filter_map(|at| all.get(at)) {
-                if feasible.len() >= n_to_find {
-                    break;
-                }
-                n_seen += 1;
-                self.look(pod, request, name, view, &mut feasible, diagnosis);
-            }
-            self.sampling.seen(n_seen, all.len());
-            self.ask_extenders(pod, &mut feasible, diagnosis).await.map_err(|error| Failure::Error(error.to_string()))?;
-        }
+        let all: Vec<_> = nodes.iter().collect();
+        let n_to_find = self.sampling.n_to_find(all.len());
+        let order: Vec<_> = self.sampling.order(all.len()).filter_map(|at| all.get(at).copied()).collect();
+        let found = self.fitting(pod, request, order, n_to_find, diagnosis).await;
+        let (feasible, n_seen) = found.map_err(|error| Failure::Error(error.to_string()))?;
+        self.sampling.seen(n_seen, all.len());
         match feasible.len() {
             0 => Err(Failure::NoFit),
             1 => Ok(feasible.keys().map(|name| (*name).to_owned()).collect()),
             _ => Ok(self.choose(&self.scores(pod, request, &feasible).await)),
         }
+    }
+
+    /// The first nodes that fit, as many as are to be found, less those that extenders refuse, and the number of nodes that
+    /// were looked at; `diagnosis` says why not the others, in place of what it said of them before.
+    async fn fitting<'n>(
+        &self,
+        pod: &Pod,
+        request: &Amounts,
+        nodes: impl IntoIterator<Item = (&'n String, &'n NodeView)>,
+        n_to_find: usize,
+        diagnosis: &mut Diagnosis,
+    ) -> Result<(BTreeMap<&'n str, &'n NodeView>, usize), ExtenderError> {
+        let mut feasible: BTreeMap<&str, &NodeView> = BTreeMap::new();
+        let mut n_seen = 0;
+        for (name, view) in nodes {
+            if feasible.len() >= n_to_find {
+                break;
+            }
+            n_seen += 1;
+            diagnosis.refusals.remove(name);
+            self.look(pod, request, name, view, &mut feasible, diagnosis);
+        }
+        self.ask_extenders(pod, &mut feasible, diagnosis).await?;
+        Ok((feasible, n_seen))
     }
 
     /// Looks at one node with the filters of kube-scheduler itself.
@@ -87,7 +106,8 @@ impl Cycle {
         if let Some(refusal) = fit::refusal(pod, request, view, &self.ignored) {
             diagnosis.refusals.insert(name.to_owned(), refusal);
         } else if self.claims.refuse(pod, name) {
-            diagnosis.refuse(name, "node(s) had volume node affinity conflict", true);
+            let reasons = vec!["node(s) had volume node affinity conflict".to_owned()];
+            diagnosis.refusals.insert(name.to_owned(), Refusal { reasons, unresolvable: true, by_extender: false });
         } else {
             feasible.insert(name, view);
         }
@@ -110,7 +130,6 @@ impl Cycle {
                 }
                 answer => answer?,
             };
-            diagnosis.is_by_extender |= answer.passed.len() < feasible.len();
             for (node, reason) in &answer.unresolvable {
                 diagnosis.refuse(node, reason, true);
             }

@@ -9,6 +9,8 @@ pub struct Refusal {
     pub reasons: Vec<String>,
     /// Whether evicting pods cannot help.
     pub unresolvable: bool,
+    /// Whether an extender has refused it.
+    pub by_extender: bool,
 }
 
 /// Refusals by node; every node that was looked at is here.
@@ -18,8 +20,6 @@ pub struct Diagnosis {
     pub n_nodes: usize,
     /// By node name.
     pub refusals: BTreeMap<String, Refusal>,
-    /// Whether an extender refused a node: kube-scheduler takes any event, of the pod itself too, for a reason to try again.
-    pub is_by_extender: bool,
 }
 
 impl Diagnosis {
@@ -28,14 +28,21 @@ impl Diagnosis {
         self.refusals.iter().filter(|(_, refusal)| !refusal.unresolvable).map(|(name, _)| name.as_str()).collect()
     }
 
+    /// Returns true if an extender refused a node: kube-scheduler takes any event, of the pod itself too, for a reason to try
+    /// again.
+    pub(super) fn is_by_extender(&self) -> bool {
+        self.refusals.values().any(|refusal| refusal.by_extender)
+    }
+
     /// Adds a reason of an extender; a node that anybody calls unresolvable stays so.
     pub(super) fn refuse(&mut self, node: &str, reason: &str, unresolvable: bool) {
         let refusal = self.refusals.entry(node.to_owned()).or_default();
         refusal.reasons.push(reason.to_owned());
         refusal.unresolvable |= unresolvable;
+        refusal.by_extender = true;
     }
 
-    /// The message of the pod's condition and event. As nothing is preempted, no victim is ever found.
+    /// The message of the pod's condition and event, as it is where preemption finds no victim.
     pub fn message(&self) -> String {
         let n_nodes = self.n_nodes;
         if n_nodes == 0 {

@@ -11,10 +11,13 @@ use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use k8s_openapi::api::core::v1::{Container, Node, Pod};
+use proto::extender::{ExtenderPreemptionResult, MetaPod, MetaVictims};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use super::configuration::{ConfigurationError, ExtenderConfiguration};
+use super::preemption::Victims;
 use crate::connector::Connector;
 
 /// Factor from an extender's 0..10 to the 0..100 of plugins.
@@ -164,6 +167,10 @@ impl Extender {
         !self.configuration.prioritize_verb.is_empty()
     }
 
+    pub(super) fn is_preemptor(&self) -> bool {
+        !self.configuration.preempt_verb.is_empty()
+    }
+
     pub(super) fn is_binder(&self) -> bool {
         !self.configuration.bind_verb.is_empty()
     }
@@ -209,6 +216,31 @@ impl Extender {
         let scores: Vec<HostPriority> = self.post(verb, &self.args(pod, nodes)).await?;
         let weight = self.configuration.weight * SCORE_FACTOR;
         Ok(scores.into_iter().map(|s| (s.host, s.score.saturating_mul(weight))).collect())
+    }
+
+    /// Asks which pods must go on each of these nodes, of which some are proposed.
+    pub(super) async fn preempt(
+        &self,
+        pod: &Pod,
+        candidates: &BTreeMap<String, Victims>,
+    ) -> Result<BTreeMap<String, MetaVictims>, ExtenderError> {
+        let args = if self.configuration.node_cache_capable {
+            let by_uid = |victims: &Victims| MetaVictims {
+                pods: victims.pods.iter().map(|pod| MetaPod { uid: pod.metadata.uid.clone().unwrap_or_default() }).collect(),
+                n_pdb_violations: victims.n_pdb_violations,
+            };
+            let by_uid: BTreeMap<_, _> = candidates.iter().map(|(node, victims)| (node, by_uid(victims))).collect();
+            json!({"Pod": pod, "NodeNameToVictims": null, "NodeNameToMetaVictims": by_uid})
+        } else {
+            let whole = |victims: &Victims| {
+                let pods: Vec<&Pod> = victims.pods.iter().map(|pod| &**pod).collect();
+                json!({"Pods": pods, "NumPDBViolations": victims.n_pdb_violations})
+            };
+            let whole: BTreeMap<_, _> = candidates.iter().map(|(node, victims)| (node, whole(victims))).collect();
+            json!({"Pod": pod, "NodeNameToVictims": whole, "NodeNameToMetaVictims": null})
+        };
+        let result: ExtenderPreemptionResult = self.post(&self.configuration.preempt_verb, &args).await?;
+        Ok(result.node_name_to_meta_victims)
     }
 
     /// Has the extender bind a pod.

@@ -15,10 +15,10 @@ const UNSCHEDULABLE_TAINT: &str = "node.kubernetes.io/unschedulable";
 /// Why a node cannot take a pod; `None` if it can.
 pub(super) fn refusal(pod: &Pod, request: &Amounts, view: &NodeView, ignored: &BTreeSet<String>) -> Option<Refusal> {
     if let Some(reason) = repulsion(pod, &view.node) {
-        return Some(Refusal { reasons: vec![reason], unresolvable: true });
+        return Some(Refusal { reasons: vec![reason], unresolvable: true, by_extender: false });
     }
     let (reasons, unresolvable) = request.shortages(&view.allocatable, &view.used, ignored);
-    (!reasons.is_empty()).then_some(Refusal { reasons, unresolvable })
+    (!reasons.is_empty()).then_some(Refusal { reasons, unresolvable, by_extender: false })
 }
 
 /// Whether a pod cannot go to a node, whatever is free there.

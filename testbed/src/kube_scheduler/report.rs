@@ -13,6 +13,8 @@ use serde_json::json;
 use tokio::sync::mpsc;
 use tracing::warn;
 
+use super::preemption::{Nomination, nominated_node};
+
 /// Longest message of an Event.
 const MAX_MESSAGE: usize = 1024;
 
@@ -21,9 +23,9 @@ const MAX_MESSAGE: usize = 1024;
 pub(super) enum News {
     /// It is bound to this node.
     Scheduled(String),
-    /// No node fits, in the words of the diagnosis.
-    Unschedulable(String),
-    /// The attempt itself failed.
+    /// No node fits, in the words of the diagnosis; and which node is kept for it from now on.
+    Unschedulable(String, Nomination),
+    /// The attempt itself failed, and no node is kept for it.
     Failed(String),
 }
 
@@ -38,8 +40,10 @@ pub(super) async fn write_all(client: Client, component: String, mut reports: mp
                 let message = format!("Successfully assigned {}/{} to {node}", namespace(&pod), pod.name_any());
                 write_event(&client, &component, &pod, ("Normal", "Scheduled"), &message).await
             }
-            News::Unschedulable(message) => write_failure(&client, &component, &pod, "Unschedulable", message).await,
-            News::Failed(message) => write_failure(&client, &component, &pod, "SchedulerError", message).await,
+            News::Unschedulable(message, nomination) => {
+                write_failure(&client, &component, &pod, ("Unschedulable", message), nomination).await
+            }
+            News::Failed(message) => write_failure(&client, &component, &pod, ("SchedulerError", message), &Nomination::Clear).await,
         };
         if let Err(error) = written {
             warn!(pod = pod.name_any(), ?news, %error, "cannot report the outcome of a scheduling attempt");
@@ -51,21 +55,33 @@ pub(super) fn namespace(pod: &Pod) -> &str {
     pod.metadata.namespace.as_deref().unwrap_or("default")
 }
 
-async fn write_failure(client: &Client, component: &str, pod: &Pod, reason: &str, message: &str) -> kube::Result<()> {
+async fn write_failure(
+    client: &Client,
+    component: &str,
+    pod: &Pod,
+    (reason, message): (&str, &str),
+    nomination: &Nomination,
+) -> kube::Result<()> {
     write_event(client, component, pod, ("Warning", "FailedScheduling"), message).await?;
-    // An attempt that failed takes the nomination away.
-    let nominated = pod.status.as_ref().and_then(|status| status.nominated_node_name.as_ref());
-    if nominated.is_none() && is_said_already(pod, reason, message) {
+    let nominated = match nomination {
+        Nomination::Keep => None,
+        Nomination::Clear => Some(None),
+        Nomination::Node(node) => Some(Some(node.as_str())),
+    };
+    let nominated = nominated.filter(|nominated| *nominated != nominated_node(pod));
+    if is_said_already(pod, reason, message) && nominated.is_none() {
         return Ok(());
     }
     let condition = json!({
         "type": "PodScheduled", "status": "False", "reason": reason, "message": message,
         "lastProbeTime": null, "lastTransitionTime": Time(Timestamp::now()),
     });
+    let mut status = json!({"conditions": [condition]});
+    if let (Some(nominated), Some(status)) = (nominated, status.as_object_mut()) {
+        status.insert("nominatedNodeName".to_owned(), nominated.into());
+    }
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace(pod));
-    let patch = Patch::Strategic(json!({
-        "metadata": {"uid": pod.uid()}, "status": {"conditions": [condition], "nominatedNodeName": null},
-    }));
+    let patch = Patch::Strategic(json!({"metadata": {"uid": pod.uid()}, "status": status}));
     pods.patch_status(&pod.name_any(), &PatchParams::default(), &patch).await.map(|_| ())
 }
 

@@ -1,0 +1,276 @@
+//! Preemption as kube-scheduler 1.36 does it: which pods it evicts for one that finds no node, and when it does not try.
+//!
+//! `DefaultPreemption`, `framework/preemption` and `HTTPExtender.ProcessPreemption` in few words. Victims are evicted before
+//! the next attempt of any pod, not beside it; every node that may be helped is a candidate, not a sample of them; and pods
+//! that wait in Permit or PreBind are not told from bound ones. Ports, affinity and volumes are no ground for victims.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, Time};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Api, DeleteParams, Patch, PatchParams};
+use kube::core::{Selector, SelectorExt};
+use kube::{Client, ResourceExt};
+use proto::extender::{MetaPod, MetaVictims};
+use serde_json::json;
+use tracing::debug;
+
+use super::amounts::Amounts;
+use super::cache::NodeView;
+use super::diagnosis::Diagnosis;
+use super::extender::Extender;
+use super::fit;
+use super::report::namespace;
+
+/// The condition of a pod that is evicted, and the reason in it.
+const DISRUPTION_TARGET: &str = "DisruptionTarget";
+const BY_SCHEDULER: &str = "PreemptionByScheduler";
+
+/// What an attempt to make room leaves of the pod's nominated node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Nomination {
+    /// As it is.
+    Keep,
+    /// None.
+    Clear,
+    /// This node.
+    Node(String),
+}
+
+/// The pods that must go on one node.
+#[derive(Clone, Debug)]
+pub(super) struct Victims {
+    /// By falling importance.
+    pub(super) pods: Vec<Arc<Pod>>,
+    pub(super) n_pdb_violations: i64,
+}
+
+/// What a round of preemption came to.
+#[derive(Debug)]
+pub(super) struct Round {
+    pub(super) nomination: Nomination,
+    /// Where pods are evicted, and which.
+    pub(super) evicted: Option<(String, Victims)>,
+}
+
+impl Round {
+    fn without_victims(nomination: Nomination) -> Self {
+        Self { nomination, evicted: None }
+    }
+}
+
+/// What a round looks at.
+pub(super) struct Scene<'a> {
+    pub(super) nodes: &'a BTreeMap<String, NodeView>,
+    /// The pods of each node.
+    pub(super) pods: &'a BTreeMap<String, Vec<Arc<Pod>>>,
+    pub(super) budgets: &'a [PodDisruptionBudget],
+    pub(super) extenders: &'a [Extender],
+    pub(super) ignored: &'a BTreeSet<String>,
+}
+
+impl Scene<'_> {
+    /// Looks for pods to evict; what went wrong, as kube-scheduler logs it, comes to no victims and leaves the nomination.
+    pub(super) async fn preempt(&self, pod: &Pod, request: &Amounts, diagnosis: &Diagnosis) -> Round {
+        if !self.is_eligible(pod, diagnosis) {
+            return Round::without_victims(Nomination::Keep);
+        }
+        let (mut candidates, mut has_failed) = (BTreeMap::new(), false);
+        for node in diagnosis.preemption_candidates() {
+            match self.victims_on(node, pod, request) {
+                Some(victims) if victims.pods.is_empty() => has_failed = true,
+                Some(victims) => drop(candidates.insert(node.to_owned(), victims)),
+                None => {}
+            }
+        }
+        if candidates.is_empty() {
+            let nomination = if has_failed { Nomination::Keep } else { Nomination::Clear };
+            return Round::without_victims(nomination);
+        }
+        match self.ask_extenders(pod, candidates).await {
+            Ok(candidates) => match pick(&candidates) {
+                Some(node) => {
+                    let evicted = candidates.get(&node).cloned().map(|victims| (node.clone(), victims));
+                    Round { nomination: Nomination::Node(node), evicted }
+                }
+                None => Round::without_victims(Nomination::Keep),
+            },
+            Err(error) => {
+                debug!(pod = pod.name_any(), error, "preemption failed");
+                Round::without_victims(Nomination::Keep)
+            }
+        }
+    }
+
+    /// `PodEligibleToPreemptOthers`: not while pods that were evicted for it leave its nominated node, unless that node cannot
+    /// be helped.
+    fn is_eligible(&self, pod: &Pod, diagnosis: &Diagnosis) -> bool {
+        if pod.spec.as_ref().and_then(|spec| spec.preemption_policy.as_deref()) == Some("Never") {
+            return false;
+        }
+        let Some(node) = nominated_node(pod) else { return true };
+        // A node that no filter has looked at counts as one that cannot be helped.
+        if diagnosis.refusals.get(node).is_none_or(|refusal| refusal.unresolvable) {
+            return true;
+        }
+        let mut pods = self.pods.get(node).into_iter().flatten();
+        !pods.any(|other| priority(other) < priority(pod) && is_evicted(other))
+    }
+
+    /// `SelectVictimsOnNode`: without all less important pods the pod must fit; then those are put back that can be.
+    ///
+    /// `None` if nothing helps.
+    fn victims_on(&self, node: &str, pod: &Pod, request: &Amounts) -> Option<Victims> {
+        let mut view = self.nodes.get(node)?.clone();
+        let all = self.pods.get(node).into_iter().flatten();
+        let mut potential: Vec<Arc<Pod>> = all.filter(|other| priority(other) < priority(pod)).cloned().collect();
+        if potential.is_empty() {
+            return None;
+        }
+        potential.sort_by_key(|pod| importance(pod));
+        let amounts = |pod: &Pod| Amounts::of_pod(pod).unwrap_or_default();
+        potential.iter().for_each(|pod| view.used.subtract(&amounts(pod)));
+        if fit::refusal(pod, request, &view, self.ignored).is_some() {
+            return None;
+        }
+        let (violating, others): (Vec<_>, Vec<_>) =
+            with_violations(&potential, self.budgets).into_iter().partition(|(_, violates)| *violates);
+        let mut victims = Victims { pods: Vec::new(), n_pdb_violations: 0 };
+        for (other, violates) in violating.into_iter().chain(others) {
+            let amounts = amounts(&other);
+            view.used.add(&amounts);
+            if fit::refusal(pod, request, &view, self.ignored).is_some() {
+                view.used.subtract(&amounts);
+                victims.n_pdb_violations += i64::from(violates);
+                victims.pods.push(other);
+            }
+        }
+        victims.pods.sort_by_key(|pod| importance(pod));
+        Some(victims)
+    }
+
+    /// `callExtenders`: each keeps, changes or drops candidates; a victim that is not on its node fails the round.
+    async fn ask_extenders(&self, pod: &Pod, mut candidates: BTreeMap<String, Victims>) -> Result<BTreeMap<String, Victims>, String> {
+        for extender in self.extenders.iter().filter(|e| e.is_preemptor() && e.is_interested(pod)) {
+            let answered = match extender.preempt(pod, &candidates).await {
+                Ok(answer) => self.convert(&answer),
+                Err(error) => Err(error.to_string()),
+            };
+            candidates = match answered {
+                Err(_) if extender.is_ignorable() => continue,
+                answered => answered?,
+            };
+            if let Some(node) = candidates.iter().find(|(_, victims)| victims.pods.is_empty()).map(|(node, _)| node) {
+                return Err(format!("expected at least one victim pod on node {node:?}"));
+            }
+            if candidates.is_empty() {
+                break;
+            }
+        }
+        Ok(candidates)
+    }
+
+    fn convert(&self, answer: &BTreeMap<String, MetaVictims>) -> Result<BTreeMap<String, Victims>, String> {
+        let find = |node: &str, meta: &MetaPod| {
+            let pods = self.pods.get(node).ok_or_else(|| format!("nodeinfo not found for node name {node:?}"))?;
+            let found = pods.iter().find(|pod| pod.uid().as_deref() == Some(&meta.uid)).cloned();
+            found.ok_or_else(|| format!("claims to preempt pod (UID: {}) on node: {node}, but the pod is not found on that node", meta.uid))
+        };
+        let victims = |(node, metas): (&String, &MetaVictims)| {
+            let pods = metas.pods.iter().map(|meta| find(node, meta)).collect::<Result<_, String>>()?;
+            Ok((node.clone(), Victims { pods, n_pdb_violations: metas.n_pdb_violations }))
+        };
+        answer.iter().map(victims).collect()
+    }
+}
+
+/// Evicts the victims that nobody has deleted yet: a condition that says why, then the deletion.
+pub(super) async fn evict(client: &Client, victims: &Victims) {
+    for victim in victims.pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()) {
+        let pods: Api<Pod> = Api::namespaced(client.clone(), namespace(victim));
+        let condition = json!({
+            "type": DISRUPTION_TARGET, "status": "True", "reason": BY_SCHEDULER,
+            "message": "preempting to accommodate a higher priority pod", "lastTransitionTime": Time(Timestamp::now()),
+        });
+        let patch = Patch::Strategic(json!({"metadata": {"uid": victim.uid()}, "status": {"conditions": [condition]}}));
+        let name = victim.name_any();
+        let patched = pods.patch_status(&name, &PatchParams::default(), &patch).await.map(drop);
+        let evicted = match patched {
+            Ok(()) => pods.delete(&name, &DeleteParams::default()).await.map(drop),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = evicted {
+            debug!(pod = name, %error, "a victim is not evicted");
+        }
+    }
+}
+
+/// `pickOneNodeForPreemption`: violations, highest priority, sum of priorities, number, latest start; then any.
+fn pick(candidates: &BTreeMap<String, Victims>) -> Option<String> {
+    let cost = |victims: &Victims| {
+        let highest = victims.pods.first().map(|pod| priority(pod));
+        let sum: i64 = victims.pods.iter().map(|pod| priority(pod) - i64::from(i32::MIN)).sum();
+        let most_important = victims.pods.iter().filter(|pod| Some(priority(pod)) == highest);
+        let started = most_important.map(|pod| started(pod)).min();
+        (victims.n_pdb_violations, highest, sum, victims.pods.len(), Reverse(started))
+    };
+    candidates.iter().min_by_key(|(_, victims)| cost(victims)).map(|(node, _)| node.clone())
+}
+
+/// `filterPodsWithPDBViolation`: pods draw on budgets in this order, and each that finds one used up is a violation.
+fn with_violations(pods: &[Arc<Pod>], budgets: &[PodDisruptionBudget]) -> Vec<(Arc<Pod>, bool)> {
+    let mut allowed: Vec<i32> =
+        budgets.iter().map(|budget| budget.status.as_ref().map_or(0, |status| status.disruptions_allowed)).collect();
+    let mut violates = |pod: &Pod| {
+        let mut is_violating = false;
+        for (budget, allowed) in budgets.iter().zip(&mut allowed).filter(|(budget, _)| counts(budget, pod)) {
+            debug!(budget = budget.name_any(), "a victim draws on a budget");
+            *allowed -= 1;
+            is_violating |= *allowed < 0;
+        }
+        is_violating
+    };
+    pods.iter().map(|pod| (Arc::clone(pod), violates(pod))).collect()
+}
+
+fn counts(budget: &PodDisruptionBudget, pod: &Pod) -> bool {
+    let selector: Option<LabelSelector> = budget.spec.as_ref().and_then(|spec| spec.selector.clone());
+    let selector = selector.and_then(|selector| Selector::try_from(selector).ok()).filter(|selector| !selector.selects_all());
+    let disrupted = budget.status.as_ref().and_then(|status| status.disrupted_pods.as_ref());
+    let is_counted_already = disrupted.is_some_and(|disrupted| disrupted.contains_key(&pod.name_any()));
+    budget.namespace() == pod.namespace()
+        && !pod.labels().is_empty()
+        && selector.is_some_and(|selector| selector.matches(pod.labels()))
+        && !is_counted_already
+}
+
+/// Whether a pod is being deleted because kube-scheduler evicted it.
+fn is_evicted(pod: &Pod) -> bool {
+    let conditions = pod.status.iter().filter_map(|status| status.conditions.as_ref()).flatten();
+    let target = conditions.into_iter().find(|condition| condition.type_ == DISRUPTION_TARGET);
+    let by_us = target.is_some_and(|target| target.status == "True" && target.reason.as_deref() == Some(BY_SCHEDULER));
+    pod.metadata.deletion_timestamp.is_some() && by_us
+}
+
+/// The node that kube-scheduler keeps for a pod.
+pub(super) fn nominated_node(pod: &Pod) -> Option<&str> {
+    pod.status.as_ref()?.nominated_node_name.as_deref().filter(|node| !node.is_empty())
+}
+
+pub(super) fn priority(pod: &Pod) -> i64 {
+    i64::from(pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0))
+}
+
+/// `MoreImportantPod`: higher priority, then longer on its node.
+fn importance(pod: &Pod) -> (Reverse<i64>, Timestamp) {
+    (Reverse(priority(pod)), started(pod))
+}
+
+fn started(pod: &Pod) -> Timestamp {
+    let started = pod.status.as_ref().and_then(|status| status.start_time.as_ref());
+    started.map_or(Timestamp::MAX, |started| started.0)
+}

@@ -1,0 +1,145 @@
+//! A pod of high priority among many of low priority: as few of them go as make room on one GPU, and none in vain.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::api::{Api, Patch, PatchParams, PostParams};
+use proto::resource::{GPU_MEMORY_RATIO, GPU_SHARED};
+use serde_json::json;
+
+use super::{Body, World};
+use crate::cluster::SCHEDULER_USER;
+use crate::invariants;
+use crate::observer::Snapshot;
+use crate::pods::PodSpec;
+
+/// Name, promise, body.
+pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
+    ("preemption", "a full cluster makes room for an important pod: the pods of one GPU go, and it runs there", one_gpu_is_freed),
+    ("preemption-behind", "with the scheduler's watch five seconds behind, no pod goes in vain", watch_is_behind),
+    ("preemption-budget", "pods that a PodDisruptionBudget protects stay where others can go", budget_is_kept),
+    ("preemption-in-vain", "where no GPU can be freed, no pod goes", nothing_helps),
+];
+
+/// How far behind the watch is.
+const BEHIND: Duration = Duration::from_secs(5);
+
+const IMPORTANT: i32 = 1000;
+
+fn share(name: &str, percent: u32, priority: i32) -> PodSpec {
+    PodSpec::new(name, &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, &percent.to_string())]).priority(priority)
+}
+
+/// Fills every GPU with pods of a quarter; their names.
+async fn fill(world: &World) -> Result<Vec<String>> {
+    let snapshot = world.observer.now();
+    let n_gpus = invariants::accounts(&snapshot, &world.excused).gpus.len();
+    let names: Vec<String> = (0..4 * n_gpus).map(|idx| format!("low-{idx:02}")).collect();
+    let creations = names.iter().map(|name| world.create(share(name, 25, 0).labelled("name", name)));
+    futures::future::try_join_all(creations).await?;
+    world.until_all_run(&names).await?;
+    Ok(names)
+}
+
+/// The node and the minor number of each of these pods that has its place.
+fn places(world: &World, names: &[String]) -> Vec<(String, Option<(String, i32)>)> {
+    let snapshot = world.observer.now();
+    let place = |name: &String| {
+        let pod = snapshot.pods.get(&world.key(name))?;
+        let node = pod.spec.as_ref()?.node_name.clone()?;
+        Some((node, invariants::record(pod).ok()?.first()?.0))
+    };
+    names.iter().map(|name| (name.clone(), place(name))).collect()
+}
+
+/// Asserts that the important pod has the GPU that so many pods have left, and that no others have gone.
+async fn until_one_gpu_has_changed_hands(world: &World, before: &[(String, Option<(String, i32)>)], n_gone: usize) -> Result<()> {
+    world.until_running(&["high"]).await?;
+    let high = places(world, &["high".to_owned()]).pop().and_then(|(_, place)| place).context("the pod has no record")?;
+    let snapshot: Snapshot = world.observer.now();
+    let is_gone = |name: &String| {
+        let pod = snapshot.pods.get(&world.key(name));
+        pod.is_none_or(|pod| pod.metadata.deletion_timestamp.is_some())
+    };
+    let gone: Vec<_> = before.iter().filter(|(name, _)| is_gone(name)).collect();
+    ensure!(gone.len() == n_gone, "{} pods have gone, {n_gone} had to: {gone:?}", gone.len());
+    ensure!(gone.iter().all(|(_, place)| place.as_ref() == Some(&high)), "the pod is on {high:?}, and these have gone: {gone:?}");
+    Ok(())
+}
+
+fn one_gpu_is_freed(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        let low = places(world, &fill(world).await?);
+        world.create(share("high", 50, IMPORTANT)).await?;
+        until_one_gpu_has_changed_hands(world, &low, 2).await
+    }
+    .boxed()
+}
+
+/// kube-scheduler sees the victims end, and asks again, long before the scheduler does.
+fn watch_is_behind(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        let names = fill(world).await?;
+        let low = places(world, &names);
+        let held = world.cluster()?.api().faults().hold_watches_of(SCHEDULER_USER, "pods");
+        world.create(share("high", 50, IMPORTANT)).await?;
+        let keys: Vec<String> = names.iter().map(|name| world.key(name)).collect();
+        let two_ended = |snapshot: &Snapshot| (keys.iter().filter(|key| !snapshot.pods.contains_key(*key)).count() >= 2).then_some(());
+        world.until("two pods to end", two_ended).await?;
+        tokio::time::sleep(BEHIND).await;
+        drop(held);
+        until_one_gpu_has_changed_hands(world, &low, 2).await
+    }
+    .boxed()
+}
+
+/// All but the pods of one GPU are protected, and kube-scheduler's own choice would be spread over several.
+fn budget_is_kept(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        let low = places(world, &fill(world).await?);
+        let (_, free) = low.last().context("there are no pods")?;
+        let on_it: BTreeSet<&String> = low.iter().filter(|(_, place)| place == free).map(|(name, _)| name).collect();
+        let protected = json!([{"key": "name", "operator": "NotIn", "values": on_it}]);
+        let budget = json!({"metadata": {"name": "protected"}, "spec": {"selector": {"matchExpressions": protected}, "maxUnavailable": 0}});
+        let budgets: Api<PodDisruptionBudget> = Api::namespaced(world.client.0.clone(), &world.namespace);
+        budgets.create(&PostParams::default(), &serde_json::from_value(budget)?).await?;
+        let n_low = low.len();
+        let status = json!({"disruptionsAllowed": 0, "currentHealthy": n_low, "desiredHealthy": n_low, "expectedPods": n_low});
+        budgets.patch_status("protected", &PatchParams::default(), &Patch::Merge(json!({"status": status}))).await?;
+        world.create(share("high", 75, IMPORTANT)).await?;
+        let freed = until_one_gpu_has_changed_hands(world, &low, 3).await;
+        budgets.delete("protected", &kube::api::DeleteParams::default()).await?;
+        freed?;
+        let high = places(world, &["high".to_owned()]).pop().and_then(|(_, place)| place);
+        ensure!(high == *free, "the pod is on {high:?}, and the pods of {free:?} alone had no budget");
+        Ok(())
+    }
+    .boxed()
+}
+
+/// Half of each GPU is held by pods that are as important: the sums of a node suffice when the others go, and no GPU does.
+fn nothing_helps(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        let snapshot = world.observer.now();
+        let n_gpus = invariants::accounts(&snapshot, &world.excused).gpus.len();
+        let halves = |prefix: &str| (0..n_gpus).map(|idx| format!("{prefix}-{idx}")).collect::<Vec<_>>();
+        // One of each kind on every GPU: a pod of sixty percent keeps the next of them off its GPU.
+        let (peers, low) = (halves("peer"), halves("low"));
+        futures::future::try_join_all(peers.iter().map(|name| world.create(share(name, 60, IMPORTANT)))).await?;
+        world.until_all_run(&peers).await?;
+        futures::future::try_join_all(low.iter().map(|name| world.create(share(name, 40, 0)))).await?;
+        world.until_all_run(&low).await?;
+        world.create(share("high", 70, IMPORTANT)).await?;
+        // Pods are evicted before the condition is written.
+        world.until_refused("high", "nodes are available").await?;
+        let snapshot = world.observer.now();
+        let stays = |name: &String| snapshot.pods.get(&world.key(name)).is_some_and(|pod| pod.metadata.deletion_timestamp.is_none());
+        ensure!(low.iter().all(stays), "a pod went although that helps nobody");
+        Ok(())
+    }
+    .boxed()
+}
