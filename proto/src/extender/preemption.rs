@@ -5,7 +5,6 @@
 
 use std::collections::BTreeMap;
 
-use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 use crate::pod::{Pod, null_as_default};
@@ -91,7 +90,7 @@ struct Neighbours {
     #[serde(default, rename = "initContainers", deserialize_with = "null_as_default")]
     init_containers: Vec<Ports>,
     #[serde(default, deserialize_with = "null_as_default")]
-    volumes: Vec<BTreeMap<String, IgnoredAny>>,
+    volumes: Vec<serde_json::Map<String, serde_json::Value>>,
 }
 
 #[derive(Debug, Default, Deserialize)]

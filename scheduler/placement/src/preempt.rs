@@ -317,7 +317,7 @@ impl<'a> Search<'a> {
         let partitions = table.into_iter().flat_map(|table| &table.partitions);
         sets.extend(partitions.map(|partition| partition.minors.iter().filter_map(row_of).collect()));
         sets.retain(|set| set.len() >= n_needed && n_needed > 1);
-        sets.sort_unstable_by_key(|set| set.len());
+        sets.sort_unstable_by(|one, other| one.len().cmp(&other.len()).then_with(|| one.cmp(other)));
         sets.dedup();
         sets
     }

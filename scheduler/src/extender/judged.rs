@@ -52,7 +52,7 @@ pub(super) struct Report<'a> {
 
 impl Report<'_> {
     /// Whether kube-scheduler may look for victims on a node.
-    fn is_resolvable(&self, name: &str, miss: &Miss) -> bool {
+    fn is_resolvable(&self, name: &str, miss: Miss) -> bool {
         miss.unknown || self.waits_for(name).is_some() || (self.misfits == MisfitNodes::Resolvable && miss.reason.is_for_want_of_room())
     }
 
@@ -64,7 +64,7 @@ impl Report<'_> {
         self.variation.filter(|_| self.varied == Some(at)).map_or("", Variation::text)
     }
 
-    fn text(&self, name: &str, miss: &Miss) -> &str {
+    fn text(&self, name: &str, miss: Miss) -> &str {
         self.rule.or_else(|| self.waits_for(name)).unwrap_or(miss.reason.as_str())
     }
 }
@@ -224,7 +224,7 @@ fn json_of_names(names: &Names<'_>, fitting: &[usize], listed: &[(usize, Miss)],
         names.write_some(fitting.iter().copied(), &mut json);
     }
     json.extend_from_slice(br#"],"FailedNodes":{"#);
-    let is_resolvable = |(at, miss): &&(usize, Miss)| report.is_resolvable(names.get(*at).unwrap_or_default(), miss);
+    let is_resolvable = |(at, miss): &&(usize, Miss)| report.is_resolvable(names.get(*at).unwrap_or_default(), *miss);
     push_missed(&mut json, names, listed.iter().filter(is_resolvable), report);
     json.extend_from_slice(br#"},"FailedAndUnresolvableNodes":{"#);
     push_missed(&mut json, names, listed.iter().filter(|entry| !is_resolvable(entry)), report);
@@ -243,7 +243,7 @@ fn push_missed<'m>(json: &mut Vec<u8>, names: &Names<'_>, missed: impl Iterator<
         json.push(b':');
         // Reasons are our own texts and have nothing in them that JSON would escape.
         json.push(b'"');
-        json.extend_from_slice(rule.unwrap_or_else(|| report.text(names.get(*at).unwrap_or_default(), miss)).as_bytes());
+        json.extend_from_slice(rule.unwrap_or_else(|| report.text(names.get(*at).unwrap_or_default(), *miss)).as_bytes());
         json.extend_from_slice(report.suffix(*at).as_bytes());
         json.push(b'"');
     }
@@ -254,13 +254,13 @@ fn json_of_nodes(nodes: NodeList, fitting: &[usize], listed: &[(usize, Miss)], r
     let names: Vec<String> = nodes.items.iter().map(|node| name_of(node).to_owned()).collect();
     let text = |(at, miss): &(usize, Miss)| {
         let name = names.get(*at).map(String::as_str).unwrap_or_default();
-        format!("{}{}", report.text(name, miss), report.suffix(*at))
+        format!("{}{}", report.text(name, *miss), report.suffix(*at))
     };
     let texts: Vec<String> = listed.iter().map(text).collect();
     let mut result = ExtenderFilterResult::default();
     for ((at, miss), text) in listed.iter().zip(&texts) {
         let Some(name) = names.get(*at) else { continue };
-        let is_resolvable = report.is_resolvable(name, miss);
+        let is_resolvable = report.is_resolvable(name, *miss);
         let failed = if is_resolvable { &mut result.failed_nodes } else { &mut result.failed_and_unresolvable_nodes };
         failed.insert(name, text.as_str());
     }

@@ -48,7 +48,7 @@ impl Default for Rank {
 impl Rank {
     pub(super) fn of(pod: &Pod) -> Self {
         let started = pod.status.start_time.as_deref().and_then(|text| text.parse::<Timestamp>().ok());
-        Self { priority: pod.priority(), started: started.map_or(i64::MAX, |started| started.as_second()) }
+        Self { priority: pod.priority(), started: started.map_or(i64::MAX, Timestamp::as_second) }
     }
 }
 
@@ -155,8 +155,9 @@ impl Index {
                 continue;
             }
             let Eviction { rank, is_leaving, repels, labels, requests, .. } = &entry.eviction;
-            let counts = |(at, ((namespace, _), budget)): (usize, &(&(Box<str>, Box<str>), &super::budgets::Budget))| {
-                (**namespace == *entry.facts.namespace && budget.counts(&entry.facts.name, labels)).then_some(at)
+            let is_counted = |at: &usize| {
+                let budget = budgets.get(*at).filter(|((namespace, _), _)| **namespace == *entry.facts.namespace);
+                budget.is_some_and(|(_, budget)| budget.counts(&entry.facts.name, labels))
             };
             pods.push(Evictable {
                 owner: owner.clone(),
@@ -164,7 +165,7 @@ impl Index {
                 started: rank.started,
                 is_leaving: *is_leaving,
                 is_forced: is_proposed.contains(owner.as_str()) && (*repels || preemptor.minds_neighbours),
-                budgets: budgets.iter().enumerate().filter_map(counts).collect(),
+                budgets: (0..budgets.len()).filter(is_counted).collect(),
                 frees: sums.freed(entry.facts.host, requests),
             });
         }
@@ -185,8 +186,8 @@ impl Index {
             if known.contains(uid) || (entry.is_some() && preemptor.is_promised(node, uid)) {
                 continue;
             }
-            let none = NamedRequests::default();
-            let requests = entry.map_or(&none, |entry| &entry.eviction.requests);
+            let nothing = NamedRequests::default();
+            let requests = entry.map_or(&nothing, |entry| &entry.eviction.requests);
             let host = entry.map(|entry| entry.facts.host).or_else(|| self.fleet.host_use(uid)).unwrap_or_default();
             pods.push(Evictable {
                 owner: OwnerId::from(uid),

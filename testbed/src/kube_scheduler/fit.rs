@@ -120,6 +120,6 @@ mod tests {
     fn too_much_for_the_empty_node_is_unresolvable() {
         let pod = json!({"containers": [{"name": "c", "resources": {"requests": {"a/b": "5"}}}]});
         let refusal = refused(&pod, &node(&json!({}))).unwrap();
-        assert_eq!(refusal, Refusal { reasons: vec!["Insufficient a/b".to_owned()], unresolvable: true });
+        assert_eq!(refusal, Refusal { reasons: vec!["Insufficient a/b".to_owned()], unresolvable: true, by_extender: false });
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! `DefaultPreemption`, `framework/preemption` and `HTTPExtender.ProcessPreemption` in few words. Victims are evicted before
 //! the next attempt of any pod, not beside it; every node that may be helped is a candidate, not a sample of them; and pods
-//! that wait in Permit or PreBind are not told from bound ones. Ports, affinity and volumes are no ground for victims.
+//! that wait for `Permit` or `PreBind` are not told from bound ones. Ports, affinity and volumes are no ground for victims.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -133,7 +133,9 @@ impl Scene<'_> {
         }
         potential.sort_by_key(|pod| importance(pod));
         let amounts = |pod: &Pod| Amounts::of_pod(pod).unwrap_or_default();
-        potential.iter().for_each(|pod| view.used.subtract(&amounts(pod)));
+        for pod in &potential {
+            view.used.subtract(&amounts(pod));
+        }
         if fit::refusal(pod, request, &view, self.ignored).is_some() {
             return None;
         }

@@ -24,6 +24,7 @@ const SECOND: &str = "components/second-scheduler/kube-scheduler-config.yaml";
 struct Extender {
     url_prefix: String,
     filter_verb: String,
+    preempt_verb: String,
     prioritize_verb: String,
     bind_verb: String,
     weight: i64,
@@ -154,7 +155,7 @@ fn scheduler_serves_these_paths(#[case] path: &str) {
     let extender = extender(path);
     let prefix = extender.url_prefix.splitn(4, '/').nth(3).map(|path| format!("/{path}")).unwrap();
     let scheduler = Running::start();
-    for verb in [&extender.filter_verb, &extender.prioritize_verb, &extender.bind_verb] {
+    for verb in [&extender.filter_verb, &extender.preempt_verb, &extender.prioritize_verb, &extender.bind_verb] {
         let unknown = scheduler.status("POST", &format!("{prefix}/{verb}-unknown"));
         let known = scheduler.status("POST", &format!("{prefix}/{verb}"));
         assert_eq!(unknown, 404);

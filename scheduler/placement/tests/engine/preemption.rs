@@ -218,8 +218,8 @@ fn cost(gone: &[&Running], budgets: &[i64]) -> Cost {
         n_violations += usize::from(pod.pod.budgets.iter().any(|budget| allowed[*budget] < 0));
     }
     let paid = || order.iter().filter(|pod| !pod.pod.is_leaving);
-    let raised = |pod: &&Running| i64::from(pod.pod.priority) - i64::from(i32::MIN);
-    (n_violations, paid().map(|pod| pod.pod.priority).max(), paid().map(|pod| raised(&pod)).sum(), paid().count())
+    let raised = |pod: &Running| i64::from(pod.pod.priority) - i64::from(i32::MIN);
+    (n_violations, paid().map(|pod| pod.pod.priority).max(), paid().map(|pod| raised(pod)).sum(), paid().count())
 }
 
 /// Whether no GPU holds more than it has; anything else is no scene that comes about.
