@@ -32,7 +32,9 @@ impl Inventory {
     pub(crate) fn charge_all<'a>(&self, held: &'a [Held], visit: &mut dyn FnMut(&'a Held, Charge)) {
         let is_somewhere = |held: &&Held| matches!(held.holdings.gpus, Holding::Somewhere(_));
         if !held.iter().any(|held| is_somewhere(&held)) {
-            held.iter().for_each(|held| self.charge(&held.holdings.gpus, &mut |charge| visit(held, charge)));
+            for held in held {
+                self.charge(&held.holdings.gpus, &mut |charge| visit(held, charge));
+            }
             return;
         }
         let n_unknown = held.iter().fold(0_u32, |sum, held| sum.saturating_add(held.holdings.unknown_whole));

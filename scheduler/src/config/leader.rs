@@ -14,7 +14,7 @@ pub(super) struct LeaderArgs {
     /// Decide only while leading: several replicas elect one of them by a Lease. Needs --pod-name.
     #[arg(long, env = "GPUSHARE_LEADER_ELECT", requires = "pod_name")]
     leader_elect: bool,
-    /// Write the object SchedulerLeader, named as the Lease, when this replica takes the lead, and bind nothing before the API
+    /// Write the object `SchedulerLeader`, named as the Lease, when this replica takes the lead, and bind nothing before the API
     /// server takes its bindings: the policy gpushare-scheduler-bindings refuses those of all others.
     #[arg(long, env = "GPUSHARE_FENCE_BINDINGS", requires = "leader_elect")]
     fence_bindings: bool,

@@ -35,7 +35,7 @@ pub struct Settings {
     pub terms: Terms,
     /// Longest time that one bind may take.
     pub bind_timeout: Duration,
-    /// Whether a policy of the API server takes the bindings of that replica alone which the SchedulerLeader object names.
+    /// Whether a policy of the API server takes the bindings of that replica alone which the `SchedulerLeader` object names.
     pub fences_bindings: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The SchedulerLeader object, which names the replica whose bindings the API server takes, and whether it takes them.
+//! The `SchedulerLeader` object, which names the replica whose bindings the API server takes, and whether it takes them.
 //!
 //! The policy `gpushare-scheduler-bindings` compares the pod of a scheduler's token with the holder in this object. The
 //! object repeats the Lease in a kind of our own, as kube-apiserver watches the objects that a policy names as parameters,
