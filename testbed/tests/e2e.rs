@@ -83,7 +83,7 @@ async fn the_daemons_do_only_what_their_roles_allow() {
     hold_a_pod_that_nobody_placed(&cluster).await.unwrap();
     use_a_claim(&mut cluster).await.unwrap();
     let mut used = cluster.api().accesses();
-    used.extend(read_the_views_with_a_token().await.into_iter().filter(|access| access.resource.ends_with("reviews")));
+    used.extend(read_the_views_with_a_token().await.unwrap().into_iter().filter(|access| access.resource.ends_with("reviews")));
     let files = ["scheduler-rbac.yaml", "device-plugin-rbac.yaml"].map(|file| manifests::read(&deploy.join("base").join(file)).unwrap());
     let objects: Vec<_> = files.iter().flatten().map(|object| serde_json::to_value(object).unwrap()).collect();
     let rbac = Rbac::of(&objects).unwrap();
@@ -117,21 +117,19 @@ async fn the_daemons_do_only_what_their_roles_allow() {
 }
 
 /// Reads the views as users do that show a token and no certificate; returns the accesses of the daemons that this takes.
-async fn read_the_views_with_a_token() -> Vec<apiserver::Access> {
+async fn read_the_views_with_a_token() -> Result<Vec<apiserver::Access>, Box<dyn Error>> {
     let webhooks = Some(WebhookSpec { lifetime: "90d" });
-    let cluster = Cluster::start(Spec { webhooks, ..Spec::of(vec![NodeSpec::new("n1", &[16384])]) }).await.unwrap();
+    let cluster = Cluster::start(Spec { webhooks, ..Spec::of(vec![NodeSpec::new("n1", &[16384])]) }).await?;
     let url = format!("{}/gpushare-scheduler/inspect", cluster.scheduler_url());
-    let status = async |token: Option<&str>| {
-        let reader = cluster.scheduler_reader().unwrap();
-        let reader = token.map_or(reader.clone(), |token| reader.bearing(token.to_owned()));
-        reader.get(&url).await.unwrap().0.as_u16()
-    };
-    let token = |user: &str| cluster.api().token_of(user).unwrap();
-    assert_eq!(status(None).await, 401);
-    assert_eq!(status(Some("of no user")).await, 401);
-    assert_eq!(status(Some(&token(PLUGIN_USER))).await, 403);
-    assert_eq!(status(Some(&token("admin"))).await, 200);
+    let of_user = |user: &str| cluster.api().token_of(user).ok_or_else(|| format!("{user} has no token"));
+    let (plugin, admin) = (of_user(PLUGIN_USER)?, of_user("admin")?);
+    let cases = [(None, 401), (Some("of no user".to_owned()), 401), (Some(plugin), 403), (Some(admin), 200)];
+    for (token, expected) in cases {
+        let reader = cluster.scheduler_reader()?;
+        let reader = token.map_or(reader.clone(), |token| reader.bearing(token));
+        assert_eq!(reader.get(&url).await?.0.as_u16(), expected);
+    }
     let used = cluster.api().accesses().into_iter().collect();
-    cluster.stop().await.unwrap();
-    used
+    cluster.stop().await?;
+    Ok(used)
 }

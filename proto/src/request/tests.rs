@@ -131,14 +131,14 @@ fn broken_rules_make_bound_pods_doubtful_too(#[case] limits: serde_json::Value, 
 #[case::others(json!({"koordinator.sh/rdma": 0, "koordinator.sh/fpga": "0"}))]
 #[case::old_name(json!({"kubernetes.io/gpu": "0"}))]
 fn a_zero_asks_for_nothing(#[case] zeros: serde_json::Value) {
-    assert_eq!(read(&pod(&[zeros.clone()])), Ok(None));
-    assert_eq!(read_bound(&pod(&[zeros.clone()])), Ok(None));
+    assert_eq!(read(&pod(std::slice::from_ref(&zeros))), Ok(None));
+    assert_eq!(read_bound(&pod(std::slice::from_ref(&zeros))), Ok(None));
     for asked in [
         json!({"koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu-memory": "1Gi"}),
         json!({"aliyun.com/gpu-mem": 2}),
         json!({"nvidia.com/gpu": 1}),
     ] {
-        assert_eq!(read(&pod(&[asked.clone(), zeros.clone()])), read(&pod(&[asked.clone()])), "{asked} beside it");
+        assert_eq!(read(&pod(&[asked.clone(), zeros.clone()])), read(&pod(std::slice::from_ref(&asked))), "{asked} beside it");
         assert_eq!(containers(&pod(&[zeros.clone(), asked.clone()]), &ResourceNames::default()).len(), 1, "kubelet is asked about one");
     }
 }

@@ -71,18 +71,17 @@ impl Tokens {
         tokens.iter().find(|(_, u)| u.name == user).map(|(token, _)| token.clone())
     }
 
-    /// Answers a TokenReview by the tokens, and a SubjectAccessReview as if `system:masters` alone had rights.
+    /// Answers a `TokenReview` by the tokens, and a `SubjectAccessReview` as if `system:masters` alone had rights.
     pub(crate) fn review(&self, mut review: Value) -> Value {
         let token = review.pointer("/spec/token").and_then(Value::as_str);
-        let status = match token {
-            Some(token) => match self.0.read().unwrap_or_else(PoisonError::into_inner).get(token) {
+        let status = if let Some(token) = token {
+            match self.0.read().unwrap_or_else(PoisonError::into_inner).get(token) {
                 Some(user) => json!({"authenticated": true, "user": {"username": user.name, "groups": user.all_groups()}}),
                 None => json!({"authenticated": false, "error": "invalid bearer token"}),
-            },
-            None => {
-                let groups = review.pointer("/spec/groups").and_then(Value::as_array);
-                json!({"allowed": groups.is_some_and(|groups| groups.iter().any(|group| group == "system:masters"))})
             }
+        } else {
+            let groups = review.pointer("/spec/groups").and_then(Value::as_array);
+            json!({"allowed": groups.is_some_and(|groups| groups.iter().any(|group| group == "system:masters"))})
         };
         if let Some(review) = review.as_object_mut() {
             review.insert("status".to_owned(), status);

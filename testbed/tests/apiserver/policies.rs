@@ -1,4 +1,4 @@
-//! ValidatingAdmissionPolicies as kube-apiserver 1.36.2 applies them, with those of `deploy/`: the answers here were compared
+//! `ValidatingAdmissionPolicy` objects as kube-apiserver 1.36.2 applies them, with those of `deploy/`: the answers here were compared
 //! with its own.
 
 use http::Method;
@@ -132,8 +132,8 @@ fn recorded(name: &str) -> Value {
     pod
 }
 
-fn annotations(value: Value) -> Value {
-    json!({"metadata": {"annotations": value}})
+fn annotations(value: impl Into<Value>) -> Value {
+    json!({"metadata": {"annotations": value.into()}})
 }
 
 #[rstest]

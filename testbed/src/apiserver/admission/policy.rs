@@ -1,4 +1,4 @@
-//! ValidatingAdmissionPolicies: which of them a request has to pass, and what their expressions make of it.
+//! `ValidatingAdmissionPolicy` objects: which of them a request has to pass, and what their expressions make of it.
 //!
 //! Expressions are evaluated as CEL with optional fields. Compared with kube-apiserver 1.36: only the action Deny is carried out,
 //! parameters are found by name, expressions are neither type-checked nor limited in cost, and selectors, exceptions from rules
@@ -224,7 +224,7 @@ struct Expressions {
 
 impl Expressions {
     fn new(request: &Request<'_>, objects: &Objects, params: &Value) -> Result<Self, String> {
-        let mut asked = review::request("", request, objects)["request"].take();
+        let mut asked = review::request("", request, objects).get_mut("request").map(Value::take).unwrap_or_default();
         let fields = asked.as_object_mut().ok_or("the request cannot be shown to policies")?;
         for field in ["object", "oldObject"] {
             fields.remove(field);
