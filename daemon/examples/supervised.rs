@@ -39,7 +39,7 @@ async fn run(way: &str) -> Result<(), String> {
     let mut tasks = Tasks::default();
     tasks.spawn("watch of nodes", std::future::pending());
     let way = way.to_owned();
-    tasks.spawn("watch of pods", async move { go_wrong(&way, &state).await });
+    tasks.spawn("watch of pods", async move { go_wrong(&way, state).await });
     tokio::select! {
         ended = tasks.ended() => Err(ended.to_string()),
         () = sleep(LIFE) => Ok(()),
@@ -47,7 +47,7 @@ async fn run(way: &str) -> Result<(), String> {
 }
 
 #[expect(clippy::panic, reason = "it is what this program is for")]
-async fn go_wrong(way: &str, state: &RwLock<()>) {
+async fn go_wrong(way: &str, state: Arc<RwLock<()>>) {
     sleep(Duration::from_millis(50)).await;
     match way {
         "returns" => {}
@@ -65,8 +65,13 @@ async fn go_wrong(way: &str, state: &RwLock<()>) {
             std::thread::sleep(LIFE * 10);
         }
         "holds-lock" => {
-            let _reading = state.read();
-            std::thread::sleep(LIFE * 10);
+            // A thread of the runtime that blocks can keep timers from firing, which the other probe would report as well.
+            let hold = move || {
+                let _reading = state.read();
+                std::thread::sleep(LIFE * 10);
+            };
+            let _ = std::thread::Builder::new().name("reader".to_owned()).spawn(hold);
+            std::future::pending::<()>().await;
         }
         _ => std::future::pending().await,
     }
