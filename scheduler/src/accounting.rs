@@ -71,7 +71,7 @@ pub enum Ask {
 /// The amounts of GPUs that a pod names, whatever rule they break: more than these it cannot be given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// Whether every amount could be read, and none is of whole GPUs.
+    /// True if every amount could be read, and none is of whole GPUs.
     is_known: bool,
     units: u64,
     bytes: u64,
@@ -104,7 +104,7 @@ pub enum Recorded {
         gpus: Box<[RecordedShare]>,
         /// Of devices of other types.
         others: Box<[RecordedDevice]>,
-        /// What the pod was worth in units when it was placed, if it was placed by units.
+        /// The pod's amount in units at the time of its placement, if it was placed by units.
         units: Option<GpushareRecord>,
     },
     /// gpushare's own annotations only: the old extender placed it.
@@ -148,11 +148,11 @@ pub struct Surroundings<'a> {
     pub given: &'a [Given],
     /// True if pods may see all devices of their node and be charged for none.
     pub allows_all_devices: bool,
-    /// What the plugin of its node reports of it.
+    /// The report that the plugin of its node gives on the pod.
     pub report: Report,
 }
 
-/// What the plugin of a node reports of a pod that may hold nothing.
+/// A report by the plugin of a node on a pod that may hold nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Report {
     /// The node has no plugin that reports such pods: another project's, or an old one.
@@ -169,9 +169,9 @@ pub enum Report {
 pub struct Account {
     /// What the pod holds.
     pub holdings: Holdings,
-    /// Why the pod is counted conservatively, or what is wrong with its record; `None` if all is well.
+    /// The reason for which the pod is counted conservatively, or the fault of its record; `None` if all is well.
     pub problem: Option<String>,
-    /// Whether its record says more than it asks for.
+    /// True if its record says more than it asks for.
     pub contradicts: bool,
 }
 
@@ -313,7 +313,7 @@ impl Bounds {
     }
 }
 
-/// What a pod is taken to ask for of whose request nothing can be read: all of a device.
+/// The request that counts for a pod of whose own nothing can be read: all of a device.
 const WHOLE_DEVICE: Request = Request { devices: 1, memory: MemoryAsk::Ratio(100), core: 0, slots: 0 };
 
 fn asks_for_gpus(pod: &Pod, names: &ResourceNames) -> bool {

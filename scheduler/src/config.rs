@@ -145,7 +145,7 @@ pub struct Config {
     pub admission: Admission,
     /// The log.
     pub log: Log,
-    /// How long the process may hang before it ends itself; zero for ever.
+    /// The time for which the process may hang before it ends itself; zero for no limit.
     pub hang_timeout: Duration,
     /// Something else to do than to serve.
     pub command: Option<Command>,
@@ -162,11 +162,11 @@ pub struct Scheduling {
     pub weights: Weights,
     /// How many of the nodes that fit an answer tells of.
     pub answer_nodes: AnswerNodes,
-    /// How nodes are reported whose devices have no room.
+    /// The form in which filter reports nodes whose devices have no room.
     pub misfit_nodes: MisfitNodes,
     /// Longest time that one bind may take.
     pub bind_timeout: Duration,
-    /// How long room is kept for pods that are not bound yet.
+    /// The times for which room is kept for pods that are not bound yet.
     pub hints: HintTimes,
 }
 
@@ -199,12 +199,12 @@ impl Serving {
         self.tls_from_secret || self.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some())
     }
 
-    /// Whether only clients on the same machine, or in the same pod, reach the address.
+    /// Returns true if only clients on the same machine, or in the same pod, reach the address.
     pub fn is_local(&self) -> bool {
         self.listen.ip().to_canonical().is_loopback()
     }
 
-    /// Whether the views demand a client certificate or a token.
+    /// Returns true if the views demand a client certificate or a token.
     pub fn guards_views(&self) -> bool {
         self.demands_certificates() || !self.is_local()
     }

@@ -90,7 +90,7 @@ pub struct Extender {
     rules: Rules,
     answer_nodes: AnswerNodes,
     misfit_nodes: MisfitNodes,
-    /// Who may read the views.
+    /// Admits clients to the views.
     access: Access,
     views: Views,
 }

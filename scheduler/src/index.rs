@@ -237,7 +237,7 @@ impl Index {
         self.nodes.len()
     }
 
-    /// Whether any node is left out because pods have failed there.
+    /// Returns true if any node is left out because pods have failed there.
     #[inline]
     pub fn leaves_nodes_out(&self) -> bool {
         self.failing.n_out() > 0

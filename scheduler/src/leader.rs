@@ -82,7 +82,7 @@ struct State {
     is_cleared: bool,
     /// Whether this replica's pod may bear the leader's label although it does not lead.
     is_stray: bool,
-    /// Why the API server takes no bindings of this replica although it leads.
+    /// The reason for which the API server refuses bindings by this replica although it leads.
     refused: Option<String>,
 }
 
@@ -213,7 +213,7 @@ impl Leadership {
         }
     }
 
-    /// Why the API server takes no bindings of this replica although it leads; `None` while it takes them.
+    /// The reason for which the API server refuses bindings by this replica although it leads; `None` while it takes them.
     pub fn refused(&self) -> Option<String> {
         self.state().refused.clone()
     }

@@ -58,7 +58,7 @@ pub enum Ending {
     Broken,
 }
 
-/// What became of a node on which kube-scheduler would evict pods.
+/// The outcome for a node on which kube-scheduler would evict pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Candidate {
     /// With the victims that it proposes.

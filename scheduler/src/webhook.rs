@@ -47,7 +47,7 @@ pub struct Webhooks {
     reviews: Family<ReviewLabels, Counter>,
     judging: Semaphore,
     large_bodies: Semaphore,
-    /// Whether a review is answered only to a client with a certificate of the configured authorities.
+    /// True if a review is answered only to a client with a certificate of the configured authorities.
     demands_certificate: bool,
 }
 

@@ -62,7 +62,7 @@ impl PodFacts {
     }
 }
 
-/// What a pod holds of GPUs, whole ones included.
+/// The GPUs that a pod holds, whole ones included.
 #[derive(Default)]
 struct Gpus {
     holdings: Holdings,
@@ -98,8 +98,8 @@ fn shared(request: Request, record: &Recorded, around: Surroundings<'_>) -> GpuA
 
 /// A pod that asks for no GPU, but whose record may name some.
 ///
-/// Where our plugin serves the node neither kubelet nor the runtime hook gives such a pod a device, and it holds nothing. A
-/// runtime of another project may have followed the record, as far as the node has what it names.
+/// On a node that our plugin serves, neither kubelet nor the runtime hook gives such a pod a device, and it holds nothing. A
+/// runtime of another project may have followed the record, as far as the node has the devices that it names.
 fn unasked(record: &Recorded, around: Surroundings<'_>) -> Gpus {
     let Recorded::Devices { gpus, .. } = record else {
         // Devices of kinds that nobody asks for by a name known here, such as parts of GPUs.

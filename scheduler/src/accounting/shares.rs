@@ -12,7 +12,7 @@ pub(super) struct GpuAccount {
     pub(super) holding: Holding,
     /// Why it is counted conservatively.
     pub(super) problem: Option<String>,
-    /// Whether the record says more than the pod asks for.
+    /// True if the record says more than the pod asks for.
     pub(super) contradicts: bool,
 }
 
@@ -70,13 +70,13 @@ pub(super) fn named_twice<'a>(shares: &'a [RecordedShare], inventory: Option<&In
 /// Memory of one share as the spec bounds it.
 struct Bounded {
     memory: HeldMemory,
-    /// What is wrong if record and spec cannot both be right.
+    /// The contradiction, if record and spec cannot both be right.
     doubt: Option<String>,
-    /// Whether the record says more.
+    /// True if the record says more than the spec.
     is_more: bool,
 }
 
-/// What a share holds of its device: what the spec asks for, unless a unit was worth something else when it was placed.
+/// The memory that a share holds of its device: that of the spec, unless a unit had another size when the pod was placed.
 fn bounded(share: &RecordedShare, units: Option<GpushareRecord>, request: &Request, inventory: Option<&Inventory>) -> Bounded {
     let exact = |bytes| HeldMemory::Exact(EngineMemory::from_bytes(bytes));
     let core_is_more = share.core > request.core;

@@ -100,7 +100,7 @@ fn records_in_order(#[case] limits: Value, #[case] annotations: Value, #[case] e
     assert_eq!(shown(&account), expected);
 }
 
-/// The request bounds what counts, and the contradiction is told.
+/// The request bounds the amounts that count, and the account names the contradiction.
 #[rstest]
 #[case::record_is_less(bytes(1, 50), record(&[(0, "GPU-0", 40)]), &[("GPU-0", Some(50), false)], "says 41943040 bytes on GPU GPU-0, its spec 52428800")]
 #[case::record_is_more(units(4), record(&[(0, "GPU-0", 80)]), &[("GPU-0", Some(40), false)], "its spec 41943040")]
@@ -121,7 +121,7 @@ fn contradictions(
     assert_eq!(shown(&account), expected);
 }
 
-/// Where our plugin serves the node, a pod of which nothing is known is counted once, and what was given nothing holds nothing.
+/// On a node that our plugin serves, a pod with unknown devices is counted once, and a pod that was given nothing holds nothing.
 #[rstest]
 #[case::units(units(8), json!({}), MemoryAsk::Units(8))]
 #[case::unknown_minor(units(8), old("7", "8", "100"), MemoryAsk::Units(8))]

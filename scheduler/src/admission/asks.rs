@@ -1,4 +1,4 @@
-//! Which of our resources a pod asks for, in whose words. A zero asks for nothing.
+//! The resources of ours that a pod asks for, by the project whose names it uses. A zero asks for nothing.
 
 use proto::pod::{ALL_DEVICES, Container, Pod};
 use proto::resource::{FPGA, GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, OLD_NAMES, RDMA, ResourceNames, VENDOR_GPUS};

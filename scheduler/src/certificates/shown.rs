@@ -23,10 +23,10 @@ use super::validity::not_after;
 use crate::serve::H2;
 use crate::serve::tls::{Current, client_verifier};
 
-/// What the authorities of the webhooks' clients are called in metrics.
+/// The label value for the authorities of the webhooks' clients in metrics.
 pub const WEBHOOK_CLIENT_CA: &str = "webhook-client-ca";
 
-/// Whom a server lets in.
+/// The clients that a server lets in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Clients {
     /// Everybody, without a certificate.
@@ -124,7 +124,7 @@ impl Shown {
         }
     }
 
-    /// Whether the file of authorities has changed since it was read.
+    /// Returns true if the file of authorities has changed since it was read.
     pub(super) fn has_other_authorities(&self) -> bool {
         self.read_authorities() != self.authorities
     }

@@ -49,7 +49,7 @@ pub struct Leader {
     pub pod: String,
     /// Namespace of the pod and of the Lease, if it is said.
     pub namespace: Option<String>,
-    /// Whether a policy of the API server takes the leader's bindings alone.
+    /// True if a policy of the API server admits bindings by the leader alone.
     pub fences_bindings: bool,
 }
 

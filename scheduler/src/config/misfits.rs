@@ -1,8 +1,8 @@
-//! How nodes are reported to kube-scheduler whose devices have no room for a pod.
+//! The form in which filter reports nodes to kube-scheduler whose devices have no room for a pod.
 
 use clap::ValueEnum;
 
-/// How nodes are reported to kube-scheduler whose devices have no room for a pod, while evicting pods might make some.
+/// The form in which filter reports nodes whose devices have no room for a pod, while evicting pods might make some.
 ///
 /// Until 1.36 kube-scheduler looks for victims on a node that is reported resolvable, finds none where the node's sums have
 /// room, and takes that for an error. Later versions ask the extender about such nodes, with no victims named.

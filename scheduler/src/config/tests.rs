@@ -80,7 +80,7 @@ fn refused(#[case] flags: &[&str], #[case] expected: &str) {
     assert!(error.contains(expected), "{error}");
 }
 
-/// Without flags the verb `bind` was served in the clear to whoever reached the machine.
+/// Without flags the extender served the verb `bind` without TLS to every client that reached the machine.
 #[rstest]
 #[case::default(&[], false)]
 #[case::loopback(&["--listen=127.1.2.3:1"], false)]

@@ -1,4 +1,4 @@
-//! Which clients may read the views: those with a certificate of the configured authorities, and those with a bearer token
+//! Access to the views: for clients with a certificate of the configured authorities, and for those with a bearer token
 //! of a user to whom the cluster's RBAC gives `get` on the views' path.
 //!
 //! The API server answers both questions (`TokenReview`, `SubjectAccessReview`); the answers are kept for a few seconds, and
@@ -26,7 +26,7 @@ use super::Extender;
 use crate::metrics::{Ending, Verb};
 use crate::serve::ClientCertificate;
 
-/// How long an answer of the API server counts: so long a right that was taken away may still be used.
+/// The time for which an answer of the API server counts; a right that was taken away may still be used for as long.
 const TTL: Duration = Duration::from_secs(10);
 /// Most answers that are kept.
 const MOST_KNOWN: usize = 256;
@@ -39,28 +39,28 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Decides who may read the views.
 pub(super) struct Access {
-    /// Whether clients have to show who they are.
+    /// True if clients have to authenticate themselves.
     demands: bool,
     /// The path that the right to read is given for; one right for all views.
     path: String,
     /// Asks the API server about tokens; without one only certificates count.
     client: Option<Client>,
-    /// What the API server said of tokens, and when.
+    /// The answers of the API server about tokens, and the times at which they came.
     known: Mutex<HashMap<Box<str>, (Instant, Verdict)>>,
     asking: Semaphore,
 }
 
-/// What the API server says of a token.
+/// An answer of the API server about a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Verdict {
     Allowed,
-    /// The token is nobody's.
+    /// The token belongs to no user.
     Unknown,
     /// The user may not read the views.
     Forbidden(Arc<str>),
 }
 
-/// Why a client may not read the views.
+/// The reason for which a client may not read the views.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Denied {
     /// It shows neither a certificate nor a token.
@@ -75,7 +75,7 @@ pub(super) enum Denied {
     /// The API server knows the user.
     #[error("user {user:?} may not get {path}; give a ClusterRole with nonResourceURLs [{path:?}] and the verb get")]
     Forbidden {
-        /// Who asks.
+        /// The user that the token belongs to.
         user: Arc<str>,
         /// The path that the right is given for.
         path: String,
@@ -83,7 +83,7 @@ pub(super) enum Denied {
     /// The API server does not say.
     #[error("the API server does not say whether this bearer token may read: {reason}")]
     Unanswered {
-        /// Why not.
+        /// The failure of the review.
         reason: String,
     },
 }
@@ -128,7 +128,7 @@ impl Access {
         Self { client: Some(client), ..self }
     }
 
-    /// Whether a client may read the views.
+    /// Checks that a client may read the views.
     async fn check(&self, has_certificate: bool, headers: &HeaderMap) -> Result<(), Denied> {
         if !self.demands || has_certificate {
             return Ok(());

@@ -1,29 +1,29 @@
-//! What became of our choice of a node: a pod that failed on a node for what the node has is sent to the next best one.
+//! The outcome of our choices of a node: a pod that failed on a node for the node's own state is sent to the next best one.
 //!
 //! Nothing else makes a node worse for a pod: not the API server that is busy, a bind that came too late, another leader, or
-//! another plugin that said no. A pod of a gang is asked about again and again before it is bound, which is one attempt. Any
-//! other pod that comes back from the same node several times, for reasons that were never told here, is sent elsewhere too,
-//! or a plugin that refuses this node for ever would keep the pod from all others.
+//! another plugin's refusal. kube-scheduler asks again and again about a pod of a gang before it binds the pod, which counts as
+//! one attempt. Any other pod that comes back from the same node several times, for reasons that the extender does not learn,
+//! is sent elsewhere too, or a plugin that refuses this node for ever would keep the pod from all others.
 
 use std::time::{Duration, Instant};
 
 use super::remembered::Remembered;
 
-/// As often may a pod come back from a node without a word before it is sent to another.
+/// The number of times that a pod comes back from a node, without a failure reported, before it is sent to another.
 const SILENT_RETURNS: u32 = 3;
 
-/// How long a pod avoids a node on which it failed.
+/// The time for which a pod avoids a node on which it failed.
 const AVOIDED_FOR: Duration = Duration::from_secs(5 * 60);
 
 /// Most nodes that a pod avoids; the oldest go first.
 const MOST_AVOIDED: usize = 16;
 
-/// What is known of a pod's attempts.
+/// The state of a pod's attempts.
 #[derive(Debug, Default)]
 struct Attempt {
-    /// The node that it was sent to last, and how often it came back from there without a word.
+    /// The node that it was sent to last, and the number of times it came back from there without a failure reported.
     open: Option<(Box<str>, u32)>,
-    /// The nodes on which it failed, and until when it avoids them.
+    /// The nodes on which it failed, and the time until which it avoids each.
     avoided: Vec<(Box<str>, Instant)>,
 }
 

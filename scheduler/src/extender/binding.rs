@@ -108,10 +108,10 @@ pub async fn answer(extender: &Arc<Extender>, body: &[u8], deadline: Instant, ti
     serde_json::to_vec(&ExtenderBindingResult { error }).map_err(|error| malformed(error.to_string()))
 }
 
-/// What a bind failed for.
+/// The cause of a failed bind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Blame {
-    /// What the node has.
+    /// The node, which has no room for the pod.
     Node,
     /// Nothing that another node would change.
     Elsewhere,

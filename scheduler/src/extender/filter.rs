@@ -23,8 +23,8 @@ use crate::metrics::Metrics;
 /// Said of every node to a pod of a gang that had room kept for it until the time was up.
 const GANG_RESTS: &str = "the pod's gang had room kept for it and was not bound in time: the room is for others for a while";
 
-/// Said of every node of a sample: how many nodes are refused for which reason differs from sample to sample, and kube-scheduler
-/// would take that for news and try the pod again and again.
+/// The text for every node of a sample: the number of nodes refused for each reason differs from sample to sample, and
+/// kube-scheduler would take that for news and try the pod again and again.
 const NO_NODE: &str = "none of the nodes that were asked about has devices for the pod now; the scheduler's view of the pod says why";
 
 /// Most hints of others that a refusal is looked at without.
@@ -39,7 +39,7 @@ pub struct Answer {
     pub(super) refused: Option<Refused>,
     /// The nodes that were found wanting; none where nothing was judged anew.
     missed: Vec<(usize, Miss)>,
-    /// Why kube-scheduler is made to try the pod again soon.
+    /// The cause for which kube-scheduler is made to try the pod again soon.
     tried_again: Option<Cause>,
 }
 
@@ -51,7 +51,7 @@ pub(super) struct Refused {
     pub(super) is_unseen: bool,
     /// How often room had been made anywhere by then.
     pub(super) n_openings: u64,
-    /// Whether kube-scheduler is made to try the pod again soon.
+    /// True if kube-scheduler is made to try the pod again soon.
     pub(super) is_tried_again: bool,
 }
 
@@ -157,7 +157,7 @@ pub(super) fn refusal(reason: NotLeading) -> Result<Vec<u8>, RequestFailure> {
     serde_json::to_vec(&answer).map_err(|error| RequestFailure::malformed("filter", &error.to_string()))
 }
 
-/// Why a pod that none of these nodes fits may be fitted by the next attempt, although nothing happens in the cluster.
+/// Returns the cause by which a next attempt may place a pod that none of these nodes fits, without an event in the cluster.
 fn cause_to_retry(index: &Index, ask: &NodeAsk<'_>, nodes: &Nodes<'_>) -> Option<Cause> {
     let fits_without_hints = |name: &&str| {
         let node = index.fleet().node_id(name);
@@ -173,7 +173,7 @@ fn cause_to_retry(index: &Index, ask: &NodeAsk<'_>, nodes: &Nodes<'_>) -> Option
     (may_be_sample(index, nodes) && index.fits_anywhere(ask)).then_some(Cause::Sample)
 }
 
-/// Whether kube-scheduler may know of more nodes than it asks about.
+/// Returns true if kube-scheduler may know of more nodes than it asks about.
 fn may_be_sample(index: &Index, nodes: &Nodes<'_>) -> bool {
     (LEAST_SAMPLE..index.n_nodes()).contains(&nodes.len())
 }
@@ -205,13 +205,13 @@ impl<'a> Left<'a> {
 }
 
 impl Extender {
-    /// How the text of a refusal of a resting member of a gang changes.
+    /// Varies the text of a refusal of a resting member of a gang.
     fn vary_gang(&self, index: &Index, uid: &str, now: Instant) -> Option<Variation> {
         let n_openings = index.fleet().n_openings();
         self.retries().vary(uid, Refusal { cause: Cause::Gang, most: IN_A_ROW, n_openings }, now)
     }
 
-    /// How the text of a refusal changes, if another attempt may succeed although nothing happens in the cluster.
+    /// Varies the text of a refusal, if another attempt may succeed although nothing happens in the cluster.
     fn vary(&self, index: &Index, ask: &NodeAsk<'_>, nodes: &Nodes<'_>, now: Instant) -> Option<Variation> {
         let cause = cause_to_retry(index, ask, nodes);
         let n_openings = index.fleet().n_openings();
@@ -225,10 +225,10 @@ impl Extender {
         retries.vary(ask.uid, Refusal { cause, most, n_openings }, now)
     }
 
-    /// How many nodes a pod is answered with at most; `None` if with all that fit.
+    /// The most nodes that a pod is answered with; `None` for all that fit.
     ///
-    /// What a pod prefers kube-scheduler weighs, among all. The members of a gang are asked about one after the other before any
-    /// of them is bound, so that room has to be kept for each: each is answered with one node.
+    /// kube-scheduler weighs a pod's preferences, among all of the nodes. It asks about the members of a gang one after the other
+    /// before it binds any of them, so that room has to be kept for each: each is answered with one node.
     fn n_most(&self, pod: &Pod, is_room: bool, is_in_gang: bool) -> Option<usize> {
         if is_room && is_in_gang {
             return Some(1);

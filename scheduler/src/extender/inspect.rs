@@ -1,7 +1,7 @@
-//! `inspect`: who holds what, in the old extender's JSON with more fields behind the old ones.
+//! `inspect`: the holdings of pods, in the old extender's JSON with more fields behind the old ones.
 //!
-//! Numbers named `…GPU` are in the node's memory units: totals rounded down, what is used rounded up. Knows no HTTP but what
-//! a query says.
+//! Numbers named `…GPU` are in the node's memory units: totals rounded down, used amounts rounded up. Knows no HTTP but the
+//! text of a query.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::ControlFlow;
@@ -118,17 +118,17 @@ pub fn node(shown: Option<NodeShow>, name: &str) -> Vec<u8> {
 /// Names that are read from the index at one time.
 const NAMES: usize = 1000;
 
-/// Which part of the nodes a client wants: as many as `limit` says, from behind those that it has.
+/// The part of the nodes that a client wants: up to `limit` of them, behind the last one that it has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Page {
-    /// How many; all of them without one.
+    /// The most nodes of the part; `None` for all.
     limit: Option<usize>,
     /// The last node of the page before.
     after: Option<String>,
 }
 
 impl Page {
-    /// What a query such as `limit=500&continue=n0499` says.
+    /// Parses a query such as `limit=500&continue=n0499`.
     ///
     /// # Errors
     /// The parameter that cannot be read, and what to write.

@@ -35,23 +35,23 @@ pub(super) struct Verdict {
     missed: Vec<(usize, Miss)>,
 }
 
-/// How nodes that do not fit are reported.
+/// The form in which filter reports nodes that do not fit.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Report<'a> {
-    /// The rule that the request breaks, which is told in place of a reason.
+    /// The rule that the request breaks, which is reported in place of a reason.
     pub(super) rule: Option<&'a str>,
-    /// Whether eviction may help where devices have no room.
+    /// The form of the report of nodes whose devices have no room: resolvable by eviction or not.
     pub(super) misfits: MisfitNodes,
-    /// A node that eviction has helped already, and why it does not fit yet.
+    /// A node that eviction has helped already, and the reason for which it does not fit yet.
     pub(super) waiting: Option<(&'a str, &'a str)>,
-    /// What is appended for one node, so that the text is another than that of the refusal before.
+    /// The text that is appended for one node, so that the refusal differs from the one before.
     pub(super) variation: Option<Variation>,
     /// The place of that node in the request.
     pub(super) varied: Option<usize>,
 }
 
 impl Report<'_> {
-    /// Whether kube-scheduler may look for victims on a node.
+    /// Returns true if kube-scheduler may look for victims on a node.
     fn is_resolvable(&self, name: &str, miss: Miss) -> bool {
         miss.unknown || self.waits_for(name).is_some() || (self.misfits == MisfitNodes::Resolvable && miss.reason.is_for_want_of_room())
     }
@@ -201,7 +201,7 @@ impl Judged<'_> {
 impl Verdict {
     /// The answer in the form of the request, and the nodes that do not fit.
     ///
-    /// They are listed only if none fits: nobody asks about them otherwise. A variation changes the text of one of them.
+    /// They are listed only if none fits: no caller needs them otherwise. A variation changes the text of one of them.
     pub(super) fn told(self, nodes: Nodes<'_>, size: usize, report: Report<'_>) -> (Vec<u8>, Vec<(usize, Miss)>) {
         let listed = if self.fitting.is_empty() { self.missed.as_slice() } else { &[] };
         let varied = listed.iter().find(|(_, miss)| !miss.unknown).map(|(at, _)| *at);

@@ -17,10 +17,10 @@ use crate::accounting::PodFacts;
 use crate::index::{Index, Preemptor, Promised};
 use crate::metrics::Candidate;
 
-/// How long an answer looks for victims, if it has found some: kube-scheduler waits meanwhile, and more nodes are a choice.
+/// The time for which an answer looks for more victims once it has some: kube-scheduler waits, and more nodes are a choice.
 const SEARCH: Duration = Duration::from_secs(1);
 
-/// How long the watch may take to show that victims of a nominated pod are being deleted. Later they were not evicted.
+/// The time within which the watch shows that victims of a nominated pod are being deleted. Later they were not evicted.
 const SHOWN_WITHIN: Duration = Duration::from_secs(30);
 
 /// The same where kube-scheduler has not nominated a node, or has withdrawn it: it may have evicted none of them.
@@ -31,12 +31,12 @@ const SHOWN_WITHIN_WITHOUT_NOMINATION: Duration = Duration::from_secs(10);
 pub(super) struct Offered {
     at: Instant,
     by_node: BTreeMap<Box<str>, Box<[OwnerId]>>,
-    /// How often the pod was refused its nominated node since, as the watch had not shown the victims' end.
+    /// The number of times the pod was refused its nominated node since, as the watch had not shown the victims' end.
     n_waits: u32,
 }
 
 impl Offered {
-    /// Whether victims have not ended, as far as the watch shows, that kube-scheduler may have evicted.
+    /// Returns true if victims that kube-scheduler may have evicted have not ended, as far as the watch shows.
     fn is_awaited(&self, index: &Index, nominated: Option<&str>, now: Instant) -> bool {
         let on_nominated = nominated.and_then(|node| self.by_node.get(node));
         let limit = if on_nominated.is_some() { SHOWN_WITHIN } else { SHOWN_WITHIN_WITHOUT_NOMINATION };
@@ -114,7 +114,7 @@ impl Extender {
         self.offered().put(uid, Offered { at: now, by_node, n_waits: 0 });
     }
 
-    /// Whether victims that were named for a pod have not ended, as far as the watch shows.
+    /// Returns true if victims that an answer named for a pod have not ended, as far as the watch shows.
     fn awaits_victims(&self, pod: &Pod, now: Instant) -> bool {
         // The index is locked first, here as everywhere.
         let index = self.index.read();
@@ -136,11 +136,11 @@ impl Extender {
         promised
     }
 
-    /// Why a pod is refused the node that kube-scheduler keeps for it, if that is because victims there have not ended: not
-    /// for good, so that kube-scheduler evicts no others for it.
+    /// Returns the text that refuses a pod its nominated node while victims there have not ended: not as unresolvable, so that
+    /// kube-scheduler evicts no others for it.
     ///
     /// kube-scheduler may have seen them end already, and then nothing makes it ask again but the pod's own condition, which
-    /// it writes when the text differs from that of the last attempt: so it does.
+    /// it writes when the text differs from that of the last attempt: so the text alternates.
     pub(super) fn wait_for_victims(&self, index: &Index, pod: &Pod, node: &str, now: Instant) -> Option<&'static str> {
         const TEXTS: [&str; 2] = [
             "pods that were evicted for the pod have not ended on its nominated node",

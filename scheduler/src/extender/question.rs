@@ -121,7 +121,7 @@ impl<'a> Question<'a> {
 }
 
 impl Nodes<'_> {
-    /// How many there are.
+    /// The number of nodes.
     pub(super) fn len(&self) -> usize {
         match self {
             Self::Names(names) => names.len(),

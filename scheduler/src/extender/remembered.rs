@@ -1,12 +1,12 @@
-//! What is remembered of the pods that filters were asked about. Bounded: those that nothing was asked of for longest go first.
+//! Bounded memory of the pods that filters were asked about. The pods that were used least recently go first.
 
 use rustc_hash::FxHashMap;
 
 /// Most pods that are remembered for certain; as many again may be.
 const MAX_PODS: usize = 4096;
 
-/// One thing for each pod, by UID, in two generations: what is used moves to the young one, and when that is full, the old
-/// one is forgotten and the young one becomes old.
+/// One value for each pod, by UID, in two generations: a value that is used moves to the young one, and when that is full, the
+/// old one is forgotten and the young one becomes old.
 #[derive(Debug)]
 pub(super) struct Remembered<T> {
     young: FxHashMap<Box<str>, T>,
@@ -38,7 +38,7 @@ impl<T> Remembered<T> {
         self.young.get_mut(uid)
     }
 
-    /// What is remembered of each pod, in no particular order.
+    /// The values of all pods, in no particular order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &T)> {
         self.young.iter().chain(&self.old).map(|(uid, what)| (&**uid, what))
     }

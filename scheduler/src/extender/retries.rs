@@ -1,4 +1,4 @@
-//! Which refused pods kube-scheduler is to try again soon, and alone.
+//! The refused pods that kube-scheduler is to try again soon, and those alone.
 //!
 //! kube-scheduler tries a refused pod again when something happens in the cluster, and otherwise after five minutes. Two kinds
 //! of refusal end without an event: those of a sample, when a node that was not asked about has room, and those for room that
@@ -22,13 +22,13 @@ const MOST_PODS: usize = 64;
 /// A pod that was not asked about for as long makes place for others: back-offs are 10 s at most unless configured otherwise.
 const GONE_AFTER: Duration = Duration::from_secs(60);
 
-/// How many refusals in a row differ, if they are not for a sample: with back-offs these are some minutes.
+/// The number of refusals in a row that differ, if they are not for a sample: with back-offs these are some minutes.
 pub(super) const IN_A_ROW: usize = 30;
 
 /// kube-scheduler looks at no fewer nodes, if there are as many: a shorter list of names is no sample.
 pub(super) const LEAST_SAMPLE: usize = 100;
 
-/// Why another attempt may succeed although nothing happens in the cluster.
+/// The cause by which another attempt may succeed although nothing happens in the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cause {
     /// A node fits that the request did not name.
@@ -48,7 +48,7 @@ pub(super) struct Variation {
     is_odd: bool,
 }
 
-/// What is known of pods that were refused.
+/// The state of pods that were refused.
 #[derive(Debug, Default)]
 pub(super) struct Retries {
     pods: FxHashMap<Box<str>, Retried>,
@@ -62,21 +62,21 @@ struct Retried {
     last: Instant,
     is_odd: bool,
     n_in_row: usize,
-    /// How often room had been made when it was refused last.
+    /// The number of times room had been made when it was refused last.
     n_openings: u64,
 }
 
-/// What a refusal is for, and how many in a row may differ.
+/// The cause of a refusal, and the number of refusals in a row that may differ.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Refusal {
     pub(super) cause: Cause,
     pub(super) most: usize,
-    /// How often room has been made anywhere.
+    /// The number of times room has been made anywhere.
     pub(super) n_openings: u64,
 }
 
-/// How many refusals for samples in a row differ: twice as many as it takes to go through all nodes, and a few more, as searches
-/// for other pods move on the beginning too.
+/// The number of refusals for samples in a row that differ: twice as many as it takes to go through all nodes, and a few more,
+/// as searches for other pods move on the beginning too.
 pub(super) fn rounds(n_nodes: usize, n_asked: usize) -> usize {
     2 * n_nodes.div_ceil(n_asked.max(1)) + 8
 }
@@ -94,7 +94,7 @@ impl Cause {
 }
 
 impl Variation {
-    /// What is appended to the refusal of one node.
+    /// The text that is appended to the refusal of one node.
     pub(super) const fn text(self) -> &'static str {
         match (self.cause, self.is_odd) {
             (Cause::Sample, false) => " (a node that was not asked about has room: trying again)",
@@ -134,8 +134,8 @@ impl Retries {
         self.pods.remove(uid);
     }
 
-    /// Whether a pod that was refused for this set of nodes may have been refused for a sample: one and the same set twice is
-    /// all that kube-scheduler itself lets through, as samples begin where the one before ended.
+    /// Returns true if a pod that was refused for this set of nodes may have been refused for a sample: the same set twice
+    /// in a row is all that kube-scheduler's own filters let through, as samples begin where the one before ended.
     pub(super) fn is_sample(&mut self, uid: &str, set: u64) -> bool {
         self.samples.put(uid, set) != Some(set)
     }

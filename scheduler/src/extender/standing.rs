@@ -13,11 +13,11 @@ const SCORES: usize = 11;
 /// Where a node stands; the least stands first. No two nodes stand at the same place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Standing<'a> {
-    /// Whether the pod failed there for what the node has.
+    /// True if the pod failed there for the node's own state.
     has_failed: bool,
-    /// Whether it has a taint that the pod had better avoid.
+    /// True if it has a taint that the pod had better avoid.
     is_avoided: bool,
-    /// How good it is by policy.
+    /// The score of the node by policy.
     merit: Reverse<Score>,
     name: &'a str,
 }

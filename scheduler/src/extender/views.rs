@@ -1,4 +1,4 @@
-//! The views over HTTP: who may read, how many at one time, and answers that go out piece by piece.
+//! The views over HTTP: access, a limit of answers at one time, and answers that go out piece by piece.
 //!
 //! A view of nodes is a stream: a node is copied out of the index under a lock that is held for that one node, and written
 //! outside of it; the next piece is made when the client has taken the last one. So a view of any size costs a few dozen
@@ -28,7 +28,7 @@ const MOST: usize = 8;
 /// Length of a piece of an answer, in bytes, before the node that exceeds it.
 const PIECE: usize = 32 << 10;
 
-/// What limits the views.
+/// Limits of the views.
 #[derive(Debug)]
 pub(super) struct Views {
     /// Answers under way, until the last byte of each is taken.
@@ -88,7 +88,7 @@ async fn inspect_pod(
     tell(&extender, &format!("{namespace}/{name}"), query.as_deref()).await
 }
 
-/// Why a pod waits, for programs or for people.
+/// Answers with the reasons for which a pod waits, for programs or for people.
 async fn tell(extender: &Extender, pod: &str, query: Option<&str>) -> Response {
     let _place = match place(extender).await {
         Ok(permit) => permit,
@@ -119,7 +119,7 @@ struct NodeStream {
     extender: Arc<Extender>,
     listing: Listing,
     started: Instant,
-    /// Whether all of it has been made.
+    /// True if all of it has been made.
     is_whole: bool,
     _place: OwnedSemaphorePermit,
 }

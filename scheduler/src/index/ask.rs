@@ -37,7 +37,7 @@ impl NodeAsk<'_> {
         Ask { gpus: self.gpus, others: &self.others, wishes: self.wishes.as_deref(), host: self.host }
     }
 
-    /// Whether it asks for devices at all, and not for CPU and memory alone.
+    /// Returns true if it asks for devices at all, and not for CPU and memory alone.
     pub fn asks_for_devices(&self) -> bool {
         self.gpus != GpuAsk::Nothing || !self.others.is_empty()
     }
@@ -159,7 +159,7 @@ impl Index {
         }
     }
 
-    /// Whether a pod fits any node that there is, whatever kube-scheduler thinks of that node.
+    /// Returns true if a pod fits any node of the fleet, without regard to kube-scheduler's own filters.
     pub fn fits_anywhere(&self, ask: &NodeAsk<'_>) -> bool {
         let mut asking = self.asking(ask);
         let mut nodes = self.fleet.nodes().filter(|node| asking.verdict(node.id(), ask.policies).is_ok());

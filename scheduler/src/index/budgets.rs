@@ -1,4 +1,4 @@
-//! `PodDisruptionBudget`s as watches show them: how many more pods of a selection may be evicted.
+//! `PodDisruptionBudget`s as watches show them: the number of pods of a selection that may still be evicted.
 //!
 //! Without the right to watch them there are none, and kube-scheduler's own count of violations stands.
 
@@ -19,7 +19,7 @@ pub(super) type Budgets = FxHashMap<(Box<str>, Box<str>), Budget>;
 pub(super) struct Budget {
     /// `None` if it selects nothing.
     selector: Option<Selector>,
-    /// How many evictions its status allows.
+    /// The number of evictions that its status allows.
     pub(super) allowed: i64,
     /// Names of pods whose eviction the API server has counted already.
     disrupted: FxHashSet<Box<str>>,
@@ -41,7 +41,7 @@ impl Budget {
         }
     }
 
-    /// Whether evicting a pod of its namespace draws on it; as kube-scheduler has it.
+    /// Returns true if evicting a pod of its namespace draws on it; as kube-scheduler has it.
     pub(super) fn counts(&self, name: &str, labels: &BTreeMap<String, String>) -> bool {
         let selects = |selector: &Selector| selector.matches(labels);
         !labels.is_empty() && self.selector.as_ref().is_some_and(selects) && !self.disrupted.contains(name)

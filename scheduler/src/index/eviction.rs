@@ -1,4 +1,4 @@
-//! What is known of pods that may be evicted for others, and the victims by which a pod fits on a node.
+//! Pods that may be evicted for others, and the victims by which a pod fits on a node.
 //!
 //! Victims are pods that the watch shows on that node, of lower priority than the pod, and not ended. kube-scheduler's own
 //! proposal has other grounds too, of which little is known here; so its victims stay, but for those that hold devices and
@@ -16,16 +16,16 @@ use proto::resource::is_gpu_resource;
 use super::pods::PodEntry;
 use super::{Index, NodeAsk};
 
-/// What kube-scheduler goes by when it chooses victims, of a pod that asks for our resources.
+/// The facts by which kube-scheduler chooses victims, of a pod that asks for our resources.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Eviction {
     pub(super) rank: Rank,
-    /// Whether somebody has asked for its deletion.
+    /// True if the pod is being deleted.
     is_leaving: bool,
-    /// Whether it keeps certain pods away from its node.
+    /// True if it keeps certain pods away from its node.
     repels: bool,
     labels: BTreeMap<String, String>,
-    /// All that it asks of a node except CPU and memory.
+    /// All that it requests of a node except CPU and memory.
     requests: NamedRequests,
     /// The node that kube-scheduler keeps for it.
     nominated: Option<Box<str>>,
@@ -70,9 +70,9 @@ impl Eviction {
 pub struct Preemptor<'a> {
     /// The pod.
     pub pod: &'a Pod,
-    /// What it asks of devices.
+    /// Its request for devices.
     pub ask: &'a NodeAsk<'a>,
-    /// Whether it may lack a node for other reasons than amounts, so that all victims that are proposed must go.
+    /// True if it may lack a node for other reasons than amounts, so that all victims that are proposed must go.
     pub minds_neighbours: bool,
     /// The victims that make room for other pods.
     pub promised: &'a Promised,
@@ -98,7 +98,7 @@ impl Sums {
         Self { host: preemptor.ask.host, named: NamedRequests::of_pod(preemptor.pod).0.into_iter().collect() }
     }
 
-    /// What a pod with these requests frees.
+    /// The amount of each sum that evicting a pod with these requests frees.
     fn freed(&self, host: HostAmounts, requests: &NamedRequests) -> Vec<u64> {
         let named = self.named.iter().map(|(name, _)| requests.0.get(name).copied().unwrap_or(0));
         [host.cpu_milli, host.memory, 1].into_iter().chain(named).collect()
@@ -201,8 +201,8 @@ impl Index {
         }
     }
 
-    /// What victims must free of each sum: what is short of those of which all is known, and of others no less than all that
-    /// are proposed.
+    /// The amount of each sum that victims must free: the shortage, if the sum is known in full, and otherwise no less than all
+    /// proposed victims free.
     fn must_free(&self, view: NodeView<'_>, preemptor: &Preemptor<'_>, pods: &[Evictable], proposed: &MetaVictims) -> Vec<u64> {
         let sums = Sums::of(preemptor);
         let is_proposed: BTreeSet<&str> = proposed.pods.iter().map(|pod| pod.uid.as_str()).collect();
@@ -224,8 +224,8 @@ impl Index {
         short.enumerate().map(needed).collect()
     }
 
-    /// How much of a resource a node lacks for an amount, by kube-scheduler's sum; `None` if pods that are not known here may
-    /// have some of it.
+    /// The amount of a resource that a node lacks for a request, by kube-scheduler's sum; `None` if pods that are not known here
+    /// may have some of it.
     fn short_of(&self, view: NodeView<'_>, resource: &str, amount: u64, preemptor: &Preemptor<'_>) -> Option<u64> {
         let total = self.nodes.get(view.name())?.allocatable_of(resource).filter(|_| is_gpu_resource(resource, &self.names))?;
         let of = |entry: &PodEntry| entry.eviction.requests.0.get(resource).copied().unwrap_or(0);
@@ -240,7 +240,7 @@ impl Index {
         Some(amount.saturating_sub(total.saturating_sub(used)))
     }
 
-    /// Whether a hint is the pod's own, or that of a less important one.
+    /// Returns true if a hint is the pod's own, or that of a less important one.
     fn is_outranked(&self, owner: &OwnerId, preemptor: &Preemptor<'_>) -> bool {
         let rank = self.pods.get(owner).map(|entry| entry.eviction.rank);
         owner.as_str() == preemptor.pod.uid() || rank.is_some_and(|rank| rank.priority < preemptor.pod.priority())
@@ -265,7 +265,7 @@ impl Index {
         self.owner(uid)
     }
 
-    /// Whether a pod may still want a place: it is not bound, or not shown yet.
+    /// Returns true if a pod may still want a place: it is not bound, or not shown yet.
     pub fn is_pending(&self, uid: &str) -> bool {
         self.pods.get(uid).is_none_or(|entry| entry.bound().is_none())
     }
@@ -275,7 +275,7 @@ impl Index {
         self.pods.get(uid)?.eviction.nominated.as_deref()
     }
 
-    /// Whether a pod that was to be evicted has not ended yet, and whether it is being deleted.
+    /// Returns true if a pod that was to be evicted is being deleted, false if not yet, and `None` once it has ended.
     pub fn awaited(&self, uid: &str) -> Option<bool> {
         match self.pods.get(uid) {
             Some(entry) => Some(entry.eviction.is_leaving),
@@ -283,7 +283,7 @@ impl Index {
         }
     }
 
-    /// Whether a pod of lower priority that holds devices of a node is being deleted.
+    /// Returns true if a pod of lower priority that holds devices of a node is being deleted.
     pub fn has_leaving(&self, node: &str, priority: i32) -> bool {
         let Some(view) = self.fleet.node_id(node).and_then(|id| self.fleet.view(id)) else { return false };
         let mut entries = view.held().filter_map(|held| self.pods.get(held.owner));

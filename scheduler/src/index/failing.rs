@@ -4,7 +4,7 @@
 //! which several pods have failed is answered with [`placement::Reason::Failing`] until its time is up; if the next pod fails
 //! there too, the time doubles, up to a limit. Failures that are long ago are forgotten.
 //!
-//! Watches bring no time: what they show counts from the next [`FailingNodes::advance`] on.
+//! Watches bring no time: a failure that they show counts from the next [`FailingNodes::advance`] on.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 use proto::pod::Pod;
 use rustc_hash::FxHashMap;
 
-/// As many pods must have failed on a node before it is left out.
+/// The number of pods that must have failed on a node before it is left out.
 const FAILURES: usize = 3;
 
 /// Failures further apart than this do not count together.
 const WINDOW: Duration = Duration::from_secs(10 * 60);
 
-/// How long a node is left out the first time.
+/// The time for which a node is left out first.
 const FIRST_PAUSE: Duration = Duration::from_secs(60);
 
 /// The longest that a node is left out at a time.
@@ -34,7 +34,7 @@ pub(super) struct FailingNodes {
     unstamped: Vec<(Box<str>, Box<str>)>,
     /// Nodes that are left out.
     n_out: usize,
-    /// When the first of them comes back, or may be forgotten.
+    /// The time at which the first of them comes back, or may be forgotten.
     next: Option<Instant>,
 }
 
@@ -43,12 +43,12 @@ struct Failing {
     /// The pods that failed, by UID, and when.
     failures: VecDeque<(Box<str>, Instant)>,
     out_until: Option<Instant>,
-    /// How long it was left out last.
+    /// The time for which it was left out last.
     pause: Option<Duration>,
     last: Option<Instant>,
 }
 
-/// Whether kubelet refused this pod: it has failed without having been started, for what it asks of the node.
+/// Returns true if kubelet refused this pod: it has failed at admission, without having been started.
 pub(super) fn is_refused_by_kubelet(pod: &Pod) -> bool {
     let reason = pod.status.reason.as_deref().unwrap_or_default();
     let is_refusal = reason.starts_with("OutOf") || ["UnexpectedAdmissionError", "TopologyAffinityError"].contains(&reason);
@@ -121,7 +121,7 @@ impl FailingNodes {
         self.n_out
     }
 
-    /// Whether a node is left out.
+    /// Returns true if a node is left out.
     #[inline]
     pub(super) fn is_out(&self, node: &str) -> bool {
         self.n_out > 0 && self.nodes.get(node).is_some_and(|failing| failing.out_until.is_some())

@@ -20,7 +20,7 @@ impl NodeState {
         self.given.get(uid).map(Vec::as_slice).unwrap_or_default()
     }
 
-    /// What its plugin reports of a pod.
+    /// The report of the node's plugin on a pod.
     pub(super) fn report_on(&self, uid: &str) -> Report {
         match &self.without_devices {
             None => Report::Silent,
@@ -43,7 +43,7 @@ impl Index {
         }
     }
 
-    /// Takes in which pods a Device object says were given nothing; what cannot be read leaves in force what was read before.
+    /// Takes in the pods that were given nothing according to a Device object; an unreadable annotation changes nothing.
     pub(super) fn read_without_devices(&mut self, node: &str, device: &ObjectMeta) {
         match without_devices::read(device.annotations.as_ref()) {
             Ok(now) => self.replace_without_devices(node, now),

@@ -73,7 +73,7 @@ struct Hint {
     may_err: bool,
 }
 
-/// What a watch shows of an unbound pod, as far as hints go.
+/// The state of an unbound pod that a watch shows, as far as hints go.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shown<'a> {
     version: Option<u64>,
@@ -95,7 +95,7 @@ pub(super) struct HintQueue {
     rest_queue: VecDeque<(Instant, OwnerId)>,
     /// Unbound pods without a hint and the nodes that they are nominated to, which had no room for them yet.
     nominees: FxHashMap<OwnerId, Box<str>>,
-    /// How often room had been made when nominees were tried last.
+    /// The number of times room had been made when nominees were tried last.
     n_tried: u64,
 }
 
@@ -121,7 +121,7 @@ impl<'a> Shown<'a> {
 }
 
 impl Hint {
-    /// Takes in what a watch shows of the pod: whether the hint lasts on.
+    /// Takes in the state of the pod that a watch shows, and returns true if the hint lasts on.
     fn follow(&mut self, shown: Shown<'_>, times: HintTimes) -> bool {
         // Our watch may be behind the version of the pod that kube-scheduler asked about.
         if let (Some(shown), Some(decided)) = (shown.version, self.version)
@@ -281,7 +281,7 @@ impl Index {
         self
     }
 
-    /// Whether anything has to happen by now: hints have ended, or nodes are to be left out or come back.
+    /// Returns true if a deadline has passed: hints have ended, or nodes are to be left out or come back.
     pub fn is_due(&self, now: Instant) -> bool {
         self.hints.is_due(now) || self.failing.is_due(now)
     }
@@ -297,17 +297,17 @@ impl Index {
         self.keep_for_nominees();
     }
 
-    /// Whether this pod has a hint.
+    /// Returns true if this pod has a hint.
     pub fn is_hinted(&self, uid: &str) -> bool {
         self.hints.hints.contains_key(uid)
     }
 
-    /// Whether this pod has a hint on the node that it is nominated to.
+    /// Returns true if this pod has a hint on the node that it is nominated to.
     pub fn is_nominated(&self, uid: &str) -> bool {
         self.hints.hints.get(uid).is_some_and(|hint| hint.is_nominated)
     }
 
-    /// Whether this pod had room kept until the time was up, and may not have it again yet.
+    /// Returns true if this pod had room kept until the time was up, and may not have it again yet.
     pub fn is_resting(&self, uid: &str, now: Instant) -> bool {
         self.hints.is_resting(uid, now)
     }
@@ -328,7 +328,7 @@ impl Index {
         }
     }
 
-    /// Keeps the room of a hint, if there is room; whether there is.
+    /// Keeps the room of a hint, if the node has it, and returns true if so.
     fn keep(&mut self, node: NodeId, ask: &NodeAsk<'_>, hint: Hint) -> bool {
         let choice = self.fleet.choose(node, ask.devices(), ask.policies.device, Hints::RespectOthers(ask.uid));
         let Ok(placement) = choice else { return false };

@@ -20,7 +20,7 @@ const FEW: u64 = 16;
 /// Pods that use CPU and memory and ask for nothing of ours, by UID.
 pub(super) type PlainPods = FxHashMap<OwnerId, PlainPod>;
 
-/// What is kept of such a pod.
+/// The record of such a pod.
 #[derive(Debug)]
 pub(super) struct PlainPod {
     pub(super) rank: Rank,

@@ -37,9 +37,9 @@ pub(super) struct NodeState {
     pub(super) unheld: BTreeSet<OwnerId>,
     /// What the two amount to.
     report: Option<NodeReport>,
-    /// What pods may be given of our resources, by kube-scheduler's sums.
+    /// The amounts of our resources that pods may be given, by kube-scheduler's sums.
     allocatable: Vec<(Box<str>, u64)>,
-    /// What in it cannot be used.
+    /// The faults in it that keep parts from use.
     pub(super) problems: Vec<String>,
 }
 
@@ -48,7 +48,7 @@ impl NodeState {
         self.node.is_some()
     }
 
-    /// What pods may be given of a resource of ours, if the node has it.
+    /// The amount of a resource of ours that pods may be given, if the node has it.
     pub(super) fn allocatable_of(&self, resource: &str) -> Option<u64> {
         self.allocatable.iter().find(|(name, _)| **name == *resource).map(|(_, amount)| *amount)
     }

@@ -20,13 +20,13 @@ pub(super) struct PodEntry {
     pub(super) facts: PodFacts,
     /// What a bind decided, until the watch shows the pod bound.
     pub(super) assumption: Option<Box<Assumption>>,
-    /// Why it is counted conservatively, or what is wrong with its record.
+    /// The reason for which it is counted conservatively, or the fault of its record.
     pub(super) problem: Option<Box<str>>,
-    /// Whether its record says more than it asks for.
+    /// True if its record says more than it asks for.
     pub(super) contradicts: bool,
-    /// What it is counted for among what pods usually ask for.
+    /// The spec that it is counted as among those that pods usually ask for.
     pub(super) counted: Option<Spec>,
-    /// What kube-scheduler goes by when it chooses victims.
+    /// The facts by which kube-scheduler chooses victims.
     pub(super) eviction: Eviction,
     /// Number of the list that named it last; 0 if no watch has shown it yet.
     pub(super) list: u32,

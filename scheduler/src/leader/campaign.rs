@@ -35,7 +35,7 @@ pub struct Settings {
     pub terms: Terms,
     /// Longest time that one bind may take.
     pub bind_timeout: Duration,
-    /// Whether a policy of the API server takes the bindings of that replica alone which the `SchedulerLeader` object names.
+    /// True if a policy of the API server admits bindings only by the replica that the `SchedulerLeader` object names.
     pub fences_bindings: bool,
 }
 

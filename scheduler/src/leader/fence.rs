@@ -24,12 +24,12 @@ const KIND: (&str, &str) = ("SchedulerLeader", "schedulerleaders");
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(4);
 /// Pause between looks at whether bindings are taken, while they are and while they are not.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(10), Duration::from_millis(200));
-/// How long a refusal may last before it is reported: the API server takes a moment to see a new holder.
+/// The time for which a refusal may last before it is reported: the API server takes a moment to see a new holder.
 const TOLERATED: Duration = Duration::from_secs(3);
 /// The node of the binding that is tried and never written.
 const NO_NODE: &str = "gpushare-dry-run";
 
-/// Where the object and the Lease are, and whom the object is to name.
+/// The names of the object and the Lease, and the holder that the object is to name.
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
     /// Namespace of both.
@@ -38,7 +38,7 @@ pub(super) struct Settings {
     pub(super) name: String,
     /// This replica's pod.
     pub(super) pod: PodName,
-    /// What the Lease says while this replica holds it.
+    /// The Lease's `holderIdentity` while this replica holds it.
     pub(super) holder: String,
 }
 
@@ -50,13 +50,13 @@ pub(super) struct Fence {
     leadership: Leadership,
 }
 
-/// Whether the API server takes a binding of this replica.
+/// The outcome of a binding that this replica tries on the API server.
 #[derive(Debug, PartialEq, Eq)]
 enum Probe {
     Taken,
-    /// Its words.
+    /// The API server's message.
     Refused(String),
-    /// Why that is not known.
+    /// The reason for which the outcome is not known.
     Unknown(String),
 }
 
@@ -131,7 +131,7 @@ impl Fence {
         Ok(())
     }
 
-    /// A person may have given the Lease to another, who then takes bindings over.
+    /// Checks that this replica holds the Lease: a person may have given it to another, which then takes bindings over.
     async fn check_lease(&self) -> anyhow::Result<()> {
         let Settings { namespace, name, holder, .. } = &self.settings;
         let path = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}");
@@ -227,7 +227,7 @@ impl<'a> Report<'a> {
     }
 }
 
-/// Whether an answer says that a policy, or RBAC, keeps a request from being carried out.
+/// Returns true if an answer says that a policy, or RBAC, keeps a request from being carried out.
 pub(crate) fn is_refusal(status: StatusCode) -> bool {
     matches!(status, StatusCode::FORBIDDEN | StatusCode::UNPROCESSABLE_ENTITY)
 }
@@ -236,7 +236,7 @@ fn refusal(verb: &str, name: &str, status: StatusCode, answer: &Value) -> anyhow
     anyhow!("cannot {verb} {} {name} ({status}): {}", KIND.0, message(answer))
 }
 
-/// What an answer says, for people.
+/// The message of an answer, for people.
 fn message(answer: &Value) -> String {
     let text = answer.get("message").and_then(Value::as_str).or_else(|| answer.as_str()).unwrap_or_default();
     crate::bind::shorten(text.trim())

@@ -18,7 +18,7 @@ pub(super) struct Tls {
     pub(super) webhooks: Option<Current>,
 }
 
-/// What certificates of one server are called in metrics: those it shows, and the authorities of its clients.
+/// The names of one server's certificates in metrics: those it shows, and the authorities of its clients.
 type Names = [&'static str; 2];
 
 const EXTENDER: Names = ["extender", "extender-client-ca"];

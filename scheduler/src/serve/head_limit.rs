@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// How long a client may take nothing of its answer: an answer that nobody takes keeps what it was made with.
+/// The time for which a client may take nothing of its answer: an answer that is not taken keeps its resources.
 const STALL: Duration = Duration::from_secs(30);
 
 /// Where a connection stands.
@@ -78,7 +78,7 @@ pub(super) struct HeadLimit<S> {
     stream: S,
     conversation: Conversation,
     overdue: Pin<Box<Sleep>>,
-    /// When a write that waits fails; none waits without it.
+    /// The time at which a write that waits fails; `None` if none waits.
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
@@ -99,7 +99,7 @@ impl<S> HeadLimit<S> {
 }
 
 impl<S> HeadLimit<S> {
-    /// What a write has come to: a failure if it waits, as writes have for long.
+    /// Passes on the result of a write, or a failure if writes have been waiting for too long.
     fn written<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if written.is_ready() {
             self.stalled = None;

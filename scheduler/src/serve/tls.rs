@@ -46,7 +46,7 @@ type Listener = Box<dyn Fn(&InUse) + Send + Sync>;
 /// The certificates that are in use.
 #[derive(Debug)]
 pub struct InUse {
-    /// What the server shows, its own first.
+    /// The certificates that the server shows, its own first.
     pub chain: Vec<CertificateDer<'static>>,
     /// Authorities of clients.
     pub client_authorities: Vec<CertificateDer<'static>>,

@@ -189,7 +189,7 @@ impl Verdicts {
     }
 }
 
-/// What each of these nodes has against the pod.
+/// The reason for which each of these nodes refuses the pod; `None` if it fits.
 fn refusals(index: &Index, names: &[Box<str>], uid: &str, facts: &PodFacts) -> Vec<Option<Reason>> {
     let Ok(Some(ask)) = index.ask(uid, facts) else { return Vec::new() };
     let mut asking = index.asking(&ask);

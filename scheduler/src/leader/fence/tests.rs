@@ -1,4 +1,4 @@
-//! What is written when, and what a refusal by the API server leads to.
+//! The writes of the leader's object and their order, and the effects of a refusal by the API server.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
@@ -17,7 +17,7 @@ struct Server {
     lease: String,
     /// Version and holder of the object.
     object: Option<(u64, String)>,
-    /// Whether the object has just been written by another whenever it is read.
+    /// True if another replica has just written the object whenever it is read.
     is_contended: bool,
     /// The answer to a binding.
     binding: u16,
