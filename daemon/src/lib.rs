@@ -1,4 +1,4 @@
-//! What both daemons share: tasks whose end ends the process, a log line for every panic, and a watchdog for hangs.
+//! Supervision for both daemons: tasks whose end ends the process, a log line for every panic, and a watchdog for hangs.
 //!
 //! Knows nothing of Kubernetes, of devices, or of either daemon.
 

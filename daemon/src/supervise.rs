@@ -30,7 +30,7 @@ pub enum Ended {
     Failed {
         /// Its name.
         name: &'static str,
-        /// How.
+        /// The panic or the abort.
         #[source]
         source: JoinError,
     },

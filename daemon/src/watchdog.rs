@@ -15,9 +15,9 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tracing::error;
 
-/// How many times an answer is looked for within the limit.
+/// The number of times that the watchdog looks for an answer within the limit.
 const LOOKS: u32 = 20;
-/// Longest time that the log may take before the process ends all the same: what hangs may be the log.
+/// Longest time that the log may take before the process ends all the same: the log itself may hang.
 const LOG_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Something that answers as long as it does not hang.
@@ -71,7 +71,7 @@ impl Probe {
     }
 }
 
-/// What is known of a probe: which question it was asked last, and how often its answer was looked for in vain.
+/// A probe with the number of its last question, and the number of looks that found no answer to it.
 struct Watched {
     probe: Probe,
     asked: u64,
@@ -79,7 +79,7 @@ struct Watched {
 }
 
 impl Watched {
-    /// Looks for the answer, and asks again if it is there; whether the probe has hung for the whole limit.
+    /// Looks for the answer, and asks again if it is there. Returns true if the probe has hung for the whole limit.
     fn has_hung(&mut self) -> bool {
         if self.asked == 0 || self.probe.answered.load(Ordering::Acquire) == self.asked {
             self.missed = 0;
@@ -92,7 +92,7 @@ impl Watched {
     }
 }
 
-/// Ends the process (SIGABRT) when one of the probes does not answer for `limit`, and logs which. The limit is kept to a tenth.
+/// Ends the process (SIGABRT) when one of the probes does not answer for `limit`, and logs its name. The limit is kept to a tenth.
 ///
 /// # Errors
 /// If the thread cannot be started.
@@ -113,7 +113,7 @@ fn abort(hung: &'static str, limit: Duration) {
     let (logged, is_logged) = mpsc::channel();
     let log = move || {
         error!(hangs = hung, ?limit, "the process hangs and ends itself, see --hang-timeout");
-        // Nobody waits any more after LOG_TIMEOUT.
+        // The receiver is gone after LOG_TIMEOUT.
         let _ = logged.send(());
     };
     if thread::Builder::new().name("watchdog-log".to_owned()).spawn(log).is_ok() {
@@ -154,7 +154,7 @@ mod tests {
         assert_eq!(looks, Some(LOOKS));
     }
 
-    /// However long a stop lasts, the watchdog was awake once: one look in vain.
+    /// The watchdog counts a stop of any length as one look without an answer, as it was awake once.
     #[test]
     fn a_stop_counts_as_one_look() {
         let (mut watched, answered) = probe();

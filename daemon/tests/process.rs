@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rstest::rstest;
 
-/// How long a process may take to end.
+/// The time within which a process must end.
 const DEADLINE: Duration = Duration::from_secs(10);
 
 /// The example, built in release mode into a folder of its own, where no other build waits for it.
@@ -29,7 +29,7 @@ fn start(way: &str) -> Child {
     Command::new(program()).arg(way).stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Waits for the end; how it was, and what was logged.
+/// Waits for the end; returns the exit status and the log.
 fn end_of(mut child: Child) -> (String, String) {
     let began = Instant::now();
     while child.try_wait().unwrap().is_none() {

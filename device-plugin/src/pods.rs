@@ -63,7 +63,7 @@ pub enum Stage {
 }
 
 impl Stage {
-    /// How far a pod has come whose annotations name devices; `None` if they name none.
+    /// The stage of a pod whose annotations name devices; `None` if they name none.
     pub(crate) fn of_recorded(pod: &Pod) -> Option<Self> {
         let annotations = pod.metadata.annotations.as_ref()?;
         let is_recorded = [DEVICE_ALLOCATED, MEM_IDX].iter().any(|key| annotations.contains_key(*key));

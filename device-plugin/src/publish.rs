@@ -94,7 +94,7 @@ pub struct Facts {
     pub partition_policy: Option<GpuPartitionPolicy>,
     /// The boot of this node, if the kernel names it.
     pub boot_id: Option<String>,
-    /// Whether no container starts on a device without room for it.
+    /// True if the plugin lets no container start on a device without room for it.
     pub guards_starts: bool,
 }
 
@@ -115,7 +115,7 @@ pub struct Sources {
     pub additions: watch::Receiver<Arc<Additions>>,
     /// The way in which containers get their devices; none until that is decided.
     pub injection: watch::Receiver<Option<Injection>>,
-    /// Which pods have no device; none as long as that is not known, or where containers start unguarded.
+    /// The pods that have no device; `None` as long as that is not known, or if containers start unguarded.
     pub without_devices: watch::Receiver<Option<String>>,
 }
 
@@ -269,7 +269,7 @@ impl Publisher {
         let injection = self.sources.injection.borrow_and_update().clone();
         let boot_id = self.facts.boot_id.clone();
         let without_devices = if self.facts.guards_starts {
-            // What was written before this process began stays true.
+            // An annotation that an earlier process wrote stays true.
             let written = held.and_then(|held| held.metadata.annotations.as_ref()?.get(PODS_WITHOUT_DEVICES).cloned());
             self.sources.without_devices.borrow_and_update().clone().or(written)
         } else {

@@ -152,7 +152,7 @@ pub enum QuantityText {
 }
 
 impl QuantityText {
-    /// Whether it says that nothing is asked for.
+    /// Returns true if the quantity is zero.
     pub fn is_zero(&self) -> bool {
         self.quantity().ok() == Some(Quantity::default())
     }
@@ -186,7 +186,7 @@ pub struct PodStatus {
     /// A word for why the pod is in its phase; kubelet's, where it refused the pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// What has been found of it.
+    /// The conditions that components have written.
     #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<PodCondition>,
 }

@@ -1,4 +1,4 @@
-//! What a pod asks of a node by the sums that kube-scheduler keeps: every resource except CPU and memory, by name.
+//! The requests of a pod as kube-scheduler sums them up per node: every resource except CPU and memory, by name.
 //!
 //! Kubernetes' rule, as [`crate::host`] has it for CPU and memory. A quantity that does not parse counts as nothing.
 
@@ -14,7 +14,7 @@ use crate::totals::{Summed, Totals};
 pub struct NamedRequests(pub BTreeMap<String, u64>);
 
 impl NamedRequests {
-    /// What a pod asks for.
+    /// The requests of a pod.
     pub fn of_pod(pod: &Pod) -> Self {
         let Ok(totals) = Totals::of(&pod.spec, |container| {
             let resources = &container.resources;

@@ -32,7 +32,7 @@ pub fn read(annotations: Option<&BTreeMap<String, String>>) -> Result<Option<Uid
     serde_json::from_str(text).map(Some).map_err(|cause| WithoutDevicesError(format!("does not parse: {cause}")))
 }
 
-/// The annotation's value; what would make it too long is left out, which leaves those pods counted.
+/// Returns the annotation's value; leaves out UIDs that would make it too long, so that the scheduler still counts those pods.
 pub fn write<'a>(uids: impl IntoIterator<Item = &'a str>) -> String {
     let mut n_bytes = 2;
     let mut fits = |uid: &&str| {

@@ -1,4 +1,4 @@
-//! The binary as a process: what it refuses to serve, and its end when it hangs.
+//! The binary as a process: the settings that it refuses to serve with, and its end when it hangs.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should end")]
 
@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long the process may take to begin, and to end.
+/// The time within which the process must begin, and end.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 struct Process(Child);
@@ -32,7 +32,7 @@ impl Process {
         Self(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap())
     }
 
-    /// How it ends.
+    /// Waits for the end; returns the exit status.
     fn end(&mut self) -> String {
         let began = Instant::now();
         loop {
@@ -83,7 +83,7 @@ fn an_open_address_is_refused() {
     assert!(log.contains("--listen=0.0.0.0:0: every client that reaches this address could bind pods. Set --tls-cert-file"), "{log}");
 }
 
-/// The pipe of its log is full and nobody reads it, so every thread that logs hangs: such a scheduler held up every pod.
+/// The pipe of its log is full and has no reader, so every thread that logs hangs: such a scheduler held up every pod.
 #[test]
 fn a_scheduler_that_hangs_ends_itself() {
     let dir = tempfile::tempdir().unwrap();

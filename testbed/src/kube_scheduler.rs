@@ -351,7 +351,7 @@ impl Loop {
         nodes
     }
 
-    /// Evicts pods for one that found no node, if that helps; which node is kept for it then.
+    /// Evicts pods for one that found no node, if that helps; returns the change of its nominated node.
     async fn preempt(&mut self, uid: &str, pod: &Arc<Pod>, diagnosis: &Diagnosis) -> Nomination {
         let Ok(request) = Amounts::of_pod(pod) else { return Nomination::Keep };
         // The latest version of the pod counts, as its node may have been written meanwhile.

@@ -57,11 +57,11 @@ const FLAGS: [&str; 10] = [
     "--bind-timeout",
     "2s",
 ];
-/// What of `deploy/` has the API server take the leader's bindings alone.
+/// The manifests of `deploy/` by which the API server takes bindings from the leader alone.
 const FENCE: [&str; 2] = ["base/scheduler-leader-crd.yaml", "base/scheduler-admission.yaml"];
 /// Most replicas that one cluster sees; each has a token of its own, as a pod's service-account token names the pod.
 const MOST: usize = 16;
-/// What the API server knows of such a token besides its account.
+/// The attribute of the user by which the API server names the pod of such a token.
 const POD_CLAIM: &str = "authentication.kubernetes.io/pod-name";
 /// The flag with the kubeconfig.
 const KUBECONFIG: &str = "--kubeconfig";
@@ -188,7 +188,7 @@ impl Replicas {
         tokio::time::timeout(DEADLINE, found).await.with_context(|| format!("nobody but {name:?} leads in time"))
     }
 
-    /// Whether a replica says that it is ready.
+    /// Returns true if a replica says that it is ready.
     pub fn is_ready(&self, name: &str) -> bool {
         self.api.get("pods", NAMESPACE, name).is_ok_and(|pod| front::is_ready(&pod))
     }

@@ -19,7 +19,7 @@ pub fn patch(node: &Node, shown: &RawDevice) -> Option<Value> {
         .then(|| json!({"metadata": {"annotations": {DEVICES_REVISION: revision}}}))
 }
 
-/// Another one for every change of the devices, undone ones included, and of who else holds some, or none.
+/// Changes with every change of the devices, undone ones included, and with the reports on the pods that hold some or none.
 fn revision(device: &RawDevice) -> String {
     let mut hasher = DefaultHasher::new();
     let annotations = [DEVICES_CHECKPOINTS, PODS_WITHOUT_DEVICES].map(|key| device.annotations().get(key));

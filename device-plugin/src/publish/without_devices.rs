@@ -1,5 +1,5 @@
-//! Which pods of this node have no device although their records, or what they ask for, speak of some: for the scheduler, which
-//! counts them until it knows.
+//! The report on pods of this node that have no device although their records or requests name some: the scheduler counts
+//! such pods until it reads the report.
 //!
 //! kubelet gives devices at admission, so that nothing is known of a pod before kubelet has reported on it, and nothing changes
 //! afterwards. A pod that asks for something which kubelet calls this plugin for is never reported: its start is held until it
@@ -22,7 +22,7 @@ use crate::watching::one_line;
 /// Events that come together are one.
 const SETTLE: Duration = Duration::from_millis(200);
 
-/// How soon kubelet's file is looked at again that could not be read.
+/// The time after which the plugin reads kubelet's file again if it could not be read.
 const AGAIN: Duration = Duration::from_secs(5);
 
 /// The pods to report: kubelet has admitted them and allocated them nothing, and no runtime has shown their containers a GPU.

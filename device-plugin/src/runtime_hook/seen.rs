@@ -39,7 +39,7 @@ impl Seen {
         self.is_synced
     }
 
-    /// Whether some container of the pod sees a GPU.
+    /// Returns true if some container of the pod sees a GPU.
     pub fn names(&self, uid: &PodUid) -> bool {
         let first = (uid.clone(), String::new());
         self.by_container.range(first..).next().is_some_and(|((found, _), _)| found == uid)

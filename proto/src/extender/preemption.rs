@@ -30,7 +30,7 @@ pub struct Victims {
     /// The pods, by falling priority.
     #[serde(default, deserialize_with = "null_as_default")]
     pub pods: Vec<Pod>,
-    /// How many of them no `PodDisruptionBudget` allows to be disrupted.
+    /// The number of these pods whose eviction violates a `PodDisruptionBudget`.
     #[serde(default, rename = "NumPDBViolations")]
     pub n_pdb_violations: i64,
 }
@@ -42,7 +42,7 @@ pub struct MetaVictims {
     /// The pods, by falling priority.
     #[serde(default, deserialize_with = "null_as_default")]
     pub pods: Vec<MetaPod>,
-    /// How many of them no `PodDisruptionBudget` allows to be disrupted.
+    /// The number of these pods whose eviction violates a `PodDisruptionBudget`.
     #[serde(default, rename = "NumPDBViolations")]
     pub n_pdb_violations: i64,
 }
@@ -81,8 +81,8 @@ impl From<Victims> for MetaVictims {
     }
 }
 
-/// What a pod demands of the other pods of its node, as far as evicting some of them may grant it: host ports, volumes that
-/// one pod or one node may use at a time, and required rules about pods near by.
+/// The demands of a pod on the other pods of its node, as far as evicting some of them may meet them: host ports, volumes
+/// that one pod or one node may use at a time, and required rules about pods near by.
 #[derive(Debug, Default, Deserialize)]
 struct Neighbours {
     #[serde(default, deserialize_with = "null_as_default")]
@@ -108,8 +108,8 @@ struct Port {
 /// Volumes that belong to one pod alone, so that no other pod stands in their way.
 const OWN_VOLUMES: [&str; 6] = ["name", "configMap", "downwardAPI", "emptyDir", "projected", "secret"];
 
-/// Whether a pod may find no node for another reason than amounts of resources, so that pods which kube-scheduler would
-/// evict for it may all be needed.
+/// Returns true if the pod may find no node for another reason than amounts of resources, so that it may need the eviction
+/// of every victim that kube-scheduler proposes.
 ///
 /// # Errors
 /// The request cannot be read.

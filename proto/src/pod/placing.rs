@@ -11,7 +11,7 @@ use super::{PodSpec, null_as_default};
 /// The effect of a taint that pods had better avoid.
 const PREFER_NO_SCHEDULE: &str = "PreferNoSchedule";
 
-/// What a spread constraint says that is a demand.
+/// The `whenUnsatisfiable` of a spread constraint that is a demand.
 const DO_NOT_SCHEDULE: &str = "DoNotSchedule";
 
 /// What a pod would rather be near, or far from.
@@ -35,7 +35,7 @@ pub struct Preferred {
     /// Their number.
     #[serde(default, rename = "preferredDuringSchedulingIgnoredDuringExecution", deserialize_with = "number")]
     pub n: usize,
-    /// Whether there are demands too.
+    /// True if there are demands too.
     #[serde(default, rename = "requiredDuringSchedulingIgnoredDuringExecution", deserialize_with = "is_there")]
     pub is_required: bool,
 }
@@ -89,7 +89,7 @@ impl PodSpec {
             || spreads.any(|constraint| constraint.when_unsatisfiable == "ScheduleAnyway")
     }
 
-    /// Whether the pod demands that certain pods are, or are not, near by.
+    /// Returns true if the pod demands that certain pods are, or are not, near by.
     pub fn demands_neighbours(&self) -> bool {
         let Affinity { pod_affinity, pod_anti_affinity, .. } = &self.affinity;
         let mut spreads = self.topology_spread_constraints.iter();

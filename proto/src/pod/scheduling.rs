@@ -1,4 +1,4 @@
-//! How far kube-scheduler has come with a pod: its conditions, its nomination, and what makes a binding wait.
+//! The progress of kube-scheduler with a pod: conditions, nominated node, and the claims that make a binding wait.
 
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -18,10 +18,10 @@ const GROUP_LABELS: [&str; 2] = ["scheduling.x-k8s.io/pod-group", "pod-group.sch
 /// The annotation by which Koordinator's coscheduling knows the pods of a gang.
 const GANG_ANNOTATION: &str = "gang.scheduling.koordinator.sh/name";
 
-/// Something that has been found of a pod.
+/// A condition of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodCondition {
-    /// What it is about.
+    /// Its type, such as `PodScheduled`.
     #[serde(rename = "type", default)]
     pub kind: String,
     /// `True`, `False` or `Unknown`.
@@ -39,10 +39,10 @@ pub struct PodCondition {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Volume {
-    /// Whether it is claimed, by a claim of its own or of the pod's.
+    /// True if it is claimed, by a claim of its own or of the pod's.
     #[serde(rename = "persistentVolumeClaim", default, deserialize_with = "is_set")]
     pub is_claimed: bool,
-    /// Whether its claim is made for the pod and goes with it.
+    /// True if its claim is made for the pod and goes with it.
     #[serde(rename = "ephemeral", default, deserialize_with = "is_set")]
     pub is_ephemeral: bool,
 }
@@ -66,7 +66,8 @@ impl Pod {
         self.status.conditions.iter().find(failed)
     }
 
-    /// Whether it is placed together with others or not at all: by kube-scheduler's `PodGroups`, or by a coscheduling plugin.
+    /// Returns true if a scheduler places the pod together with others or not at all: by kube-scheduler's `PodGroups`, or by a
+    /// coscheduling plugin.
     pub fn is_in_gang(&self) -> bool {
         let labels = self.metadata.labels.as_ref();
         let annotations = self.metadata.annotations.as_ref();
@@ -75,7 +76,7 @@ impl Pod {
             || annotations.is_some_and(|annotations| annotations.contains_key(GANG_ANNOTATION))
     }
 
-    /// Whether kube-scheduler may wait before it binds the pod: for its volumes, or for the devices of its claims.
+    /// Returns true if kube-scheduler may wait before it binds the pod: for its volumes, or for the devices of its claims.
     ///
     /// The pod alone does not say which of its claims are bound already.
     pub fn may_wait_for_claims(&self) -> bool {
@@ -89,7 +90,7 @@ impl Pod {
 }
 
 impl PodCondition {
-    /// Whether the attempt ended in an error, such as a call that timed out, and not in a refusal.
+    /// Returns true if the attempt ended in an error, such as a call that timed out, and not in a refusal.
     pub fn is_error(&self) -> bool {
         self.reason == SCHEDULER_ERROR
     }

@@ -70,7 +70,7 @@ pub(super) fn refuse_unserved(pod: &Pod, names: &ResourceNames) -> Result<(), Re
     Ok(())
 }
 
-/// What a container asks for of a resource; a zero asks for nothing.
+/// The amount of a resource that a container requests; `None` for a zero.
 fn text<'a>(container: &'a Container, resource: &str) -> Option<&'a QuantityText> {
     let text = container.resources.limits.get(resource).or_else(|| container.resources.requests.get(resource));
     text.filter(|text| !text.is_zero())

@@ -143,7 +143,7 @@ fn a_zero_asks_for_nothing(#[case] zeros: serde_json::Value) {
     }
 }
 
-/// What is asked for counts beside a zero in the same container.
+/// A request counts beside a zero in the same container.
 #[test]
 fn a_zero_serves_nothing() {
     let zero_served = pod(&[json!({"koordinator.sh/gpu.shared": 0, "koordinator.sh/gpu-memory": "1Gi"})]);

@@ -96,7 +96,7 @@ impl Fleet {
         }
     }
 
-    /// What an owner uses of a node's CPU and memory, if that is known.
+    /// The amounts of a node's CPU and memory that an owner uses, if they are known.
     pub fn host_use(&self, owner: &str) -> Option<HostAmounts> {
         self.running.get(owner).map(|used| used.amounts)
     }

@@ -1,8 +1,8 @@
-//! Which pods of a node must go so that a request fits there: as few, and as unimportant, as kube-scheduler would have it.
+//! Chooses the victims on a node so that a request fits there: as few, and as unimportant, as kube-scheduler would have it.
 //!
-//! kube-scheduler chooses victims by a node's sums, and cannot know on which device a pod sits. Here victims are chosen by
-//! device: the holders of one set of GPUs, the least important first, until the request fits; then each that can stay is
-//! spared, the most important first. Every set of GPUs that might serve is tried, and the best set of victims wins.
+//! kube-scheduler chooses victims by a node's sums, and cannot know on which device a pod sits. The search chooses them by
+//! device: the holders of one set of GPUs, the least important first, until the request fits; then it reprieves each that can
+//! stay, the most important first. It tries every set of GPUs that might serve, and the best set of victims wins.
 //!
 //! The search is bounded. It finds victims wherever evicting all that may be evicted helps, and no pod among them could stay.
 //! Of a few pods every set is tried; of more, with many sizes and priorities, there may be a set that is a little better.
@@ -34,26 +34,26 @@ pub struct Evictable {
     pub owner: OwnerId,
     /// Its rank: pods of low priority go first.
     pub priority: i32,
-    /// When it began to run, on any scale: of equal pods the one that began last goes first.
+    /// The time at which it began to run, on any scale: of equal pods the one that began last goes first.
     pub started: i64,
-    /// Whether it is being deleted anyway, so that it is a victim at no cost.
+    /// True if it is being deleted anyway, so that it is a victim at no cost.
     pub is_leaving: bool,
-    /// Whether it must be among the victims, for reasons that are not weighed here.
+    /// True if it must be among the victims, for reasons that the search does not weigh.
     pub is_forced: bool,
     /// The budgets that its eviction draws on, by their places in [`Preemption::budgets`].
     pub budgets: Vec<usize>,
-    /// What its eviction frees of each sum in [`Preemption::must_free`].
+    /// The amount of each sum that its eviction frees, as in [`Preemption::must_free`].
     pub frees: Vec<u64>,
 }
 
-/// What is known of the pods of a node that may be evicted for a request.
+/// The pods of a node that may be evicted for a request, and the limits on their eviction.
 #[derive(Clone, Copy, Debug)]
 pub struct Preemption<'a> {
     /// The pods that may be evicted.
     pub pods: &'a [Evictable],
-    /// How many evictions each budget allows.
+    /// The number of evictions that each budget allows.
     pub budgets: &'a [i64],
-    /// What victims must free together, by sums that are not those of devices.
+    /// The amounts that victims must free together, by sums that are not those of devices.
     pub must_free: &'a [u64],
     /// The owners whose hints do not count against the request: the one that asks, and those of lower priority.
     pub outranked: &'a [OwnerId],
@@ -64,11 +64,11 @@ pub struct Preemption<'a> {
 pub struct Victims {
     /// By falling importance: priority, then start.
     pub owners: Vec<OwnerId>,
-    /// How many of them no budget allows to be evicted.
+    /// The number of these pods whose eviction violates a budget.
     pub n_violations: usize,
 }
 
-/// What evicting a set of pods costs, in the order in which kube-scheduler compares nodes.
+/// The cost of evicting a set of pods, in the order in which kube-scheduler compares nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Cost {
     n_violations: usize,
@@ -76,7 +76,7 @@ struct Cost {
     /// Sum of the priorities, each raised so that none is negative: more victims cost more.
     sum: i64,
     n_victims: usize,
-    /// When the first of those with the highest priority began.
+    /// The earliest start among the victims with the highest priority.
     started: Reverse<i64>,
 }
 
@@ -103,12 +103,12 @@ struct Search<'a> {
     n_checks: u32,
 }
 
-/// What is known of one pod that may be evicted, by its place.
+/// The state of one pod that may be evicted, at the same place as in [`Preemption::pods`].
 struct Pod {
     held: Option<Held>,
     /// The GPUs that it holds something of.
     rows: BTreeSet<usize>,
-    /// Whether it holds a device of another type that is asked for.
+    /// True if it holds a device of another type that is asked for.
     holds_others: bool,
     /// All that it holds of GPUs' memory, in bytes.
     size: u128,
@@ -168,7 +168,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Evicts level by level until the request fits, then spares what can stay, in two orders.
+    /// Evicts level by level until the request fits, then reprieves the pods that can stay, in two orders.
     fn walk(&mut self, levels: &Levels, best: &mut Option<(Cost, Vec<usize>)>) {
         self.restore_all();
         let mut last = &[][..];
@@ -263,8 +263,8 @@ impl<'a> Search<'a> {
         self.preemption.pods.get(at)
     }
 
-    /// The order in which pods are evicted for the sake of these GPUs: what costs nothing, then the GPUs' holders, holders of
-    /// other devices that are asked for, and the rest, in each by protection and priority; or by protection before all.
+    /// The order in which the search evicts pods for these GPUs: pods that cost nothing, then the GPUs' holders, holders of
+    /// other requested devices, and the rest, in each by protection and priority; or by protection before all.
     fn levels(&self, rows: &BTreeSet<usize>, by_device_first: bool) -> Levels {
         let key = |at: usize| {
             let (own, pod) = (self.pods.get(at)?, self.pod(at)?);
@@ -390,7 +390,7 @@ fn by_importance<'a>(pods: impl Iterator<Item = &'a Evictable>) -> Vec<&'a Evict
     pods
 }
 
-/// How many of these pods no budget allows to be evicted.
+/// The number of these pods whose eviction violates a budget.
 ///
 /// As kube-scheduler counts: pods draw on their budgets by falling importance, and each that finds one used up counts.
 pub fn n_violations<'a>(pods: impl Iterator<Item = &'a Evictable>, budgets: &[i64]) -> usize {

@@ -1,5 +1,5 @@
-//! Why a request is refused, in eleven texts that may reach a scheduler besides the rule that a request itself breaks; some
-//! reasons share one.
+//! The reasons for refusing a request, in eleven texts that may reach a scheduler besides the rule that a request itself breaks;
+//! some reasons share one.
 
 use std::fmt;
 
@@ -82,7 +82,7 @@ impl Reason {
         }
     }
 
-    /// Whether there might be room if some of those that hold devices of the node did not.
+    /// Returns true if there might be room without some of the pods that hold devices of the node.
     pub const fn is_for_want_of_room(self) -> bool {
         match self {
             Self::Memory

@@ -212,7 +212,7 @@ impl<'a> NodeView<'a> {
         held.iter().map(|held| held.view(name))
     }
 
-    /// CPU and memory that nobody uses; `None` as long as it is not known what the node has.
+    /// CPU and memory that no pod uses; `None` as long as the node's total is not known.
     pub fn host_free(self) -> Option<HostAmounts> {
         self.node.host.total.is_some().then(|| self.node.host.free())
     }

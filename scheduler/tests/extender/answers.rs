@@ -132,7 +132,7 @@ async fn nodes_that_had_better_be_avoided_come_last() {
     assert_eq!(world.fitting(&units("s", 60), &names).await, ["better"], "a new node of the name");
 }
 
-/// What went wrong was never told here: one node is answered, the same at first.
+/// The extender does not learn why an attempt failed: it answers with one node, the same at first.
 #[tokio::test]
 async fn a_pod_that_asks_again_is_sent_to_the_same_node_and_then_to_the_second_best() {
     let world = cluster(World::new(), &[("a", 40), ("b", 20), ("c", 0)]).await;

@@ -40,7 +40,7 @@ struct State {
     n_gets: usize,
     n_posting: usize,
     most_posting: usize,
-    /// Users by token, and those who may get what.
+    /// Users by token, and the paths that users may get.
     users: BTreeMap<String, String>,
     rights: Vec<(String, String)>,
     reviews: Vec<Value>,
@@ -112,7 +112,7 @@ impl Api {
         self.state().most_posting
     }
 
-    /// Knows a user by a token; who may get this path, if any.
+    /// Adds a user with a token, and the right to get this path, if any.
     pub(crate) fn add_user(&self, token: &str, name: &str, path: Option<&str>) {
         let mut state = self.state();
         state.users.insert(token.to_owned(), name.to_owned());

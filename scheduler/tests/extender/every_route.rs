@@ -12,7 +12,7 @@ use tower::ServiceExt;
 use crate::objects::{node, units};
 use crate::world::World;
 
-/// Every route, with what may stand for a name; and some that are none.
+/// Every route, with texts in place of names; and some paths that are no routes.
 const PATHS: [&str; 16] = [
     "/gpushare-scheduler/filter",
     "/gpushare-scheduler/prioritize",
@@ -42,7 +42,7 @@ fn requests() -> Vec<String> {
     ]
 }
 
-/// What is done to a request: at a place, some bytes are taken out and others put in.
+/// A damaged request: at some places, the strategy takes bytes out and puts others in.
 fn damaged() -> impl Strategy<Value = Vec<u8>> {
     let tokens = ["\"", "{", "}", "[", "]", ",", ":", "\\", "\\ud800", "\u{0}", "null", "-1", "1e999", "99999999999999999999", "\u{fffd}"];
     let put = prop_oneof![

@@ -1,4 +1,4 @@
-//! How long room is kept for a pod that is not bound yet, and what becomes of pods that were refused because of it.
+//! The time for which the extender keeps room for a pod that is not bound yet, and the pods that it refuses because of it.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ fn shown(pod: &Value, version: u64, failure: Option<(&str, &str)>, nominated: Op
     pod
 }
 
-/// Whether another pod finds room there now, of which no trace is left.
+/// Returns true if another pod finds room on the node now, and removes the hint that the question left.
 async fn is_free(world: &World, node: &str) -> bool {
     let other = units("other", 80);
     let fits = world.fitting(&other, &[node]).await == [node];

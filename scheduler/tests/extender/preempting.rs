@@ -44,7 +44,7 @@ fn uid(name: &str) -> String {
     format!("uid-{name}")
 }
 
-/// What is proposed for one node, by names of pods.
+/// The victims that kube-scheduler proposes for one node, by names of pods.
 fn proposal(names: &[&str]) -> Value {
     let pods: Vec<Value> = names.iter().map(|name| json!({"UID": uid(name)})).collect();
     json!({"Pods": pods, "NumPDBViolations": 0})
@@ -58,7 +58,7 @@ impl World {
         serde_json::from_str::<Value>(&text).unwrap()["NodeNameToMetaVictims"].clone()
     }
 
-    /// The victims on one node by name, and how many budgets are broken; nothing if it is no candidate.
+    /// The victims on one node by name, and the number of violated budgets; `None` if it is no candidate.
     async fn victims(&self, pod: &Value, node: &str, proposed: &[&str]) -> Option<(Vec<String>, i64)> {
         let answer = self.preempt(pod, &json!({node: proposal(proposed)})).await;
         let victims = answer.get(node)?;
@@ -151,7 +151,7 @@ async fn a_budget_that_must_be_broken_is_counted() {
     assert_eq!((victims.0.len(), victims.1), (2, 1));
 }
 
-/// Nothing is known here of why a pod without devices is proposed; and GPU pods stay where more than amounts may count.
+/// The extender keeps a proposed victim without devices, and every one if the pod may need more than amounts of resources.
 #[tokio::test]
 async fn victims_for_other_reasons_stay() {
     let plain = |name: &str| {
@@ -168,7 +168,7 @@ async fn victims_for_other_reasons_stay() {
     assert!(victims.contains(&"p00".to_owned()) && victims.contains(&"p08".to_owned()) && victims.len() == 3, "{victims:?}");
 }
 
-/// The node's CPU is short too: what is freed of it must suffice.
+/// The node's CPU is short too: the victims must free enough of it.
 #[tokio::test]
 async fn what_is_short_of_cpu_is_freed_as_well() {
     let with_cpu = |mut pod: Value, cpu: &str| {
@@ -197,7 +197,7 @@ async fn who_leaves_goes_first() {
     assert_eq!(world.victims(&important("new", 40), "n1", &["a"]).await, Some((names(&["b"]), 0)));
 }
 
-/// The watch is behind: the pod has its node, and its victims are there still as far as is known here.
+/// The watch is behind: the pod has its node, and its victims are there still as far as the scheduler knows.
 #[tokio::test(start_paused = true)]
 async fn nothing_is_offered_while_victims_have_not_ended() {
     let world = World::new().with_node("n1", &[80]).with_node("n2", &[80]);

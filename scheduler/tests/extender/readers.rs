@@ -1,4 +1,4 @@
-//! Who may read the views, and how many at one time: certificates, tokens, pages, and clients that take nothing.
+//! Access to the views, and the number of readers at one time: certificates, tokens, pages, and clients that take nothing.
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ async fn text(reply: Response<Body>) -> (StatusCode, String) {
     (status, String::from_utf8(reply.into_body().collect().await.unwrap().to_bytes().to_vec()).unwrap())
 }
 
-/// Anybody who reached the port could list every tenant's pods.
+/// Any client that reached the port could list every tenant's pods.
 #[rstest]
 #[case::nothing(None, false, StatusCode::UNAUTHORIZED, "views demand a client certificate")]
 #[case::certificate(None, true, StatusCode::OK, "")]
@@ -115,7 +115,7 @@ async fn what_the_api_server_says_counts_for_some_seconds() {
     assert_eq!(world.api.reviews().len(), 5);
 }
 
-/// Tokens that nobody has fill no memory, and push out no more than the oldest answers.
+/// Tokens of no user fill no memory, and push out no more than the oldest answers.
 #[tokio::test(start_paused = true)]
 async fn strangers_do_not_push_out_who_was_asked_about_last() {
     let world = guarded();

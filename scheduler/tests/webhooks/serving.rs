@@ -213,7 +213,7 @@ async fn the_extender_knows_kube_scheduler_by_the_same_authority() {
     assert_eq!(status, StatusCode::BAD_REQUEST, "also after a rotation");
 }
 
-/// The API server shows a certificate where its `--admission-control-config-file` names one; nobody else is answered then.
+/// The API server shows a certificate where its `--admission-control-config-file` names one; the webhooks refuse other clients then.
 #[tokio::test]
 async fn webhooks_demand_the_api_server_s_certificate_where_authorities_are_configured() {
     let (api, mut registry) = (Api::default(), Registry::default());

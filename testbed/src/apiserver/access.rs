@@ -17,7 +17,7 @@ pub struct User {
     pub name: String,
     /// Groups.
     pub groups: Vec<String>,
-    /// What else authentication knows, such as the pod that a service-account token was made for.
+    /// Extra attributes of the user, such as the pod that a service-account token was made for.
     pub extra: BTreeMap<String, Vec<String>>,
 }
 

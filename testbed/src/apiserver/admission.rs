@@ -145,7 +145,7 @@ impl Gate {
         super::patch::json_patch(&mut objects.new, patch).map_err(|error| ApiError::new(500, format!("Internal error occurred: {error}")))
     }
 
-    /// Asks policies and the validating webhooks, which are told the object as it would be stored.
+    /// Asks policies and the validating webhooks, which receive the object as it would be stored.
     pub(crate) async fn validate(&self, request: &Request<'_>, objects: &Objects) -> Result<(), ApiError> {
         for policy in &self.policies {
             policy.validate(request, objects)?;

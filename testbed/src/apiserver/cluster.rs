@@ -71,7 +71,7 @@ impl Cluster {
         &self.inner.services
     }
 
-    /// What policies have as parameters.
+    /// The parameters of policies.
     pub(crate) fn params(&self) -> &Params {
         &self.inner.params
     }

@@ -23,7 +23,7 @@ impl Binder {
         Self { client, extender: extenders.iter().find(|extender| extender.is_binder()).cloned() }
     }
 
-    /// Waits for what a binding cycle waits for before it binds.
+    /// Waits as long as Permit and `PreBind` make a binding cycle wait before it binds.
     pub(super) async fn wait(&self, pod: &Pod, node: &str, waits: &Waits) {
         if waits.nominates
             && let Err(error) = nominate(&self.client, pod, node).await

@@ -70,7 +70,7 @@ impl Cycle {
     }
 
     /// The first nodes that fit, as many as are to be found, less those that extenders refuse, and the number of nodes that
-    /// were looked at; `diagnosis` says why not the others, in place of what it said of them before.
+    /// were looked at; `diagnosis` gets the reasons against the others, in place of its earlier ones.
     async fn fitting<'n>(
         &self,
         pod: &Pod,

@@ -9,7 +9,7 @@ pub struct Refusal {
     pub reasons: Vec<String>,
     /// Whether evicting pods cannot help.
     pub unresolvable: bool,
-    /// Whether an extender has refused it.
+    /// True if an extender has refused it.
     pub by_extender: bool,
 }
 

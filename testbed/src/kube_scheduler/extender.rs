@@ -218,7 +218,7 @@ impl Extender {
         Ok(scores.into_iter().map(|s| (s.host, s.score.saturating_mul(weight))).collect())
     }
 
-    /// Asks which pods must go on each of these nodes, of which some are proposed.
+    /// Asks the extender for the victims on each of these nodes, given the proposed ones.
     pub(super) async fn preempt(
         &self,
         pod: &Pod,

@@ -1,8 +1,8 @@
-//! Preemption as kube-scheduler 1.36 does it: which pods it evicts for one that finds no node, and when it does not try.
+//! Preemption as kube-scheduler 1.36 does it: the choice of victims for a pod that finds no node, and the cases without a try.
 //!
 //! `DefaultPreemption`, `framework/preemption` and `HTTPExtender.ProcessPreemption` in few words. Victims are evicted before
 //! the next attempt of any pod, not beside it; every node that may be helped is a candidate, not a sample of them; and pods
-//! that wait for `Permit` or `PreBind` are not told from bound ones. Ports, affinity and volumes are no ground for victims.
+//! that wait for `Permit` or `PreBind` count as bound ones. Ports, affinity and volumes are no ground for victims.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,7 +30,7 @@ use super::report::namespace;
 const DISRUPTION_TARGET: &str = "DisruptionTarget";
 const BY_SCHEDULER: &str = "PreemptionByScheduler";
 
-/// What an attempt to make room leaves of the pod's nominated node.
+/// The change of the pod's nominated node after a round of preemption.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Nomination {
     /// As it is.
@@ -49,11 +49,11 @@ pub(super) struct Victims {
     pub(super) n_pdb_violations: i64,
 }
 
-/// What a round of preemption came to.
+/// The result of a round of preemption.
 #[derive(Debug)]
 pub(super) struct Round {
     pub(super) nomination: Nomination,
-    /// Where pods are evicted, and which.
+    /// The node on which pods are evicted, and these pods.
     pub(super) evicted: Option<(String, Victims)>,
 }
 
@@ -63,7 +63,7 @@ impl Round {
     }
 }
 
-/// What a round looks at.
+/// The nodes, pods, budgets and extenders that a round looks at.
 pub(super) struct Scene<'a> {
     pub(super) nodes: &'a BTreeMap<String, NodeView>,
     /// The pods of each node.
@@ -74,7 +74,7 @@ pub(super) struct Scene<'a> {
 }
 
 impl Scene<'_> {
-    /// Looks for pods to evict; what went wrong, as kube-scheduler logs it, comes to no victims and leaves the nomination.
+    /// Looks for pods to evict; an error, as kube-scheduler logs it, leads to no victims and leaves the nomination.
     pub(super) async fn preempt(&self, pod: &Pod, request: &Amounts, diagnosis: &Diagnosis) -> Round {
         if !self.is_eligible(pod, diagnosis) {
             return Round::without_victims(Nomination::Keep);
@@ -190,7 +190,7 @@ impl Scene<'_> {
     }
 }
 
-/// Evicts the victims that nobody has deleted yet: a condition that says why, then the deletion.
+/// Evicts the victims that are not being deleted yet: writes a condition with the reason, then deletes them.
 pub(super) async fn evict(client: &Client, victims: &Victims) {
     for victim in victims.pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()) {
         let pods: Api<Pod> = Api::namespaced(client.clone(), namespace(victim));
@@ -250,7 +250,7 @@ fn counts(budget: &PodDisruptionBudget, pod: &Pod) -> bool {
         && !is_counted_already
 }
 
-/// Whether a pod is being deleted because kube-scheduler evicted it.
+/// Returns true if a pod is being deleted because kube-scheduler evicted it.
 fn is_evicted(pod: &Pod) -> bool {
     let conditions = pod.status.iter().filter_map(|status| status.conditions.as_ref()).flatten();
     let target = conditions.into_iter().find(|condition| condition.type_ == DISRUPTION_TARGET);

@@ -27,7 +27,7 @@ struct Entry {
     pod: Arc<Pod>,
     place: Place,
     attempts: u32,
-    /// Whether an extender refused it last.
+    /// True if an extender refused it last.
     is_by_extender: bool,
     /// Order among pods of equal priority: a pod that failed goes behind those that arrived since.
     turn: u64,
@@ -252,7 +252,7 @@ mod tests {
     }
 
     /// The extender's pseudo-plugin takes every event of a pod for one that may help, the condition that the loop writes itself
-    /// included; what other plugins refused is not woken by that.
+    /// included; it does not wake a pod that other plugins refused.
     #[test]
     fn a_change_of_status_wakes_a_pod_that_an_extender_refused() {
         for (is_by_extender, expected) in [(true, Some("p".to_owned())), (false, None)] {

@@ -23,7 +23,7 @@ const MAX_MESSAGE: usize = 1024;
 pub(super) enum News {
     /// It is bound to this node.
     Scheduled(String),
-    /// No node fits, in the words of the diagnosis; and which node is kept for it from now on.
+    /// No node fits, in the words of the diagnosis; and the change of the pod's nominated node.
     Unschedulable(String, Nomination),
     /// The attempt itself failed, and no node is kept for it.
     Failed(String),

@@ -1,11 +1,11 @@
-//! Which nodes a cycle looks at: as many as fit until enough are found, from where the cycle before ended.
+//! The nodes that a cycle looks at: it starts where the cycle before ended, and stops once it has found enough that fit.
 
 /// Among fewer nodes all are looked at, and no fewer are looked for.
 const LEAST: usize = 100;
 /// The least percentage that the stock setting comes to.
 const LEAST_PERCENT: usize = 5;
 
-/// Where each search begins, and when it has found enough.
+/// The start of each search, and the number of nodes that ends it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sampling {
     /// `percentageOfNodesToScore`; 0 for the stock setting.
@@ -18,7 +18,7 @@ impl Sampling {
         Self { percent, start: 0 }
     }
 
-    /// How many nodes that fit are looked for among so many.
+    /// The number of nodes that fit for which a cycle looks among `n_nodes`.
     pub(super) fn n_to_find(self, n_nodes: usize) -> usize {
         if n_nodes < LEAST {
             return n_nodes;
@@ -36,7 +36,7 @@ impl Sampling {
         (start..n_nodes).chain(0..start)
     }
 
-    /// So many nodes were looked at; the next search begins behind them.
+    /// Records that a cycle looked at `n_seen` nodes; the next search begins behind them.
     pub(super) fn seen(&mut self, n_seen: usize, n_nodes: usize) {
         self.start = (self.start + n_seen) % n_nodes.max(1);
     }

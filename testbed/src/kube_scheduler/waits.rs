@@ -1,4 +1,4 @@
-//! What makes a binding cycle wait: Permit, and the volumes that `PreBind` binds; and the nodes that such volumes pin pods to.
+//! The waits of a binding cycle: for Permit, and for volumes that `PreBind` binds; and the nodes that such volumes pin pods to.
 //!
 //! As kube-scheduler 1.35 and later the loop writes `status.nominatedNodeName` before it waits; pods that say so are treated as
 //! by an older one.
@@ -11,14 +11,14 @@ use kube::ResourceExt;
 
 use super::report::namespace;
 
-/// Annotation: how many milliseconds Permit makes the pod wait.
+/// Annotation: the milliseconds that Permit makes the pod wait.
 pub const PERMIT_WAIT: &str = "testbed/permit-wait-ms";
-/// Annotation: how many milliseconds it takes to bind the pod's volumes that are not bound yet.
+/// Annotation: the milliseconds that `PreBind` takes to bind the pod's volumes that are not bound yet.
 pub const VOLUME_WAIT: &str = "testbed/volume-wait-ms";
 /// Annotation: the pod is treated as by a kube-scheduler before 1.35, which nominates no node for pods that wait.
 pub const NO_NOMINATION: &str = "testbed/no-nomination";
 
-/// What one binding cycle waits for.
+/// The wait of one binding cycle.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Waits {
     pub(super) total: Duration,
@@ -30,7 +30,7 @@ pub(super) struct Waits {
 pub(super) struct Claims(HashMap<(String, String), String>);
 
 impl Claims {
-    /// What binding a pod waits for.
+    /// The wait before the loop binds a pod.
     pub(super) fn waits(&self, pod: &Pod) -> Waits {
         let annotated = |key: &str| pod.annotations().get(key).and_then(|text| text.parse().ok()).map(Duration::from_millis);
         let is_unbound = claims(pod).any(|claim| !self.0.contains_key(&claim));
@@ -46,7 +46,7 @@ impl Claims {
         }
     }
 
-    /// Whether a pod's volumes are on another node.
+    /// Returns true if a volume of the pod is on another node.
     pub(super) fn refuse(&self, pod: &Pod, node: &str) -> bool {
         claims(pod).any(|claim| self.0.get(&claim).is_some_and(|bound| bound != node))
     }

@@ -24,7 +24,7 @@ struct Counts {
 }
 
 impl Viewers {
-    /// So many clients, each on a connection of its own for every view.
+    /// Starts `n_clients` clients, each of which opens a connection for every view.
     pub(super) fn start(scheduler: SocketAddr, n_clients: u32) -> Self {
         let counts = Arc::new(Counts::default());
         let mut running = JoinSet::new();
@@ -56,7 +56,7 @@ impl Viewers {
     }
 }
 
-/// Reads one view and keeps nothing of it; its length.
+/// Reads one view and keeps nothing of it; returns its length.
 async fn view(scheduler: SocketAddr) -> std::io::Result<u64> {
     let mut stream = TcpStream::connect(scheduler).await?;
     stream.write_all(b"GET /gpushare-scheduler/inspect HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await?;

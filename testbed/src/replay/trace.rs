@@ -1,6 +1,6 @@
 //! A trace as it is published: nodes and pods, a line each, of comma-separated columns that the first line names.
 //!
-//! Reads and checks; what the lines mean to Kubernetes is said elsewhere. Cells have no quotes and no commas. Columns that say
+//! Reads and checks; does not translate the lines to Kubernetes objects. Cells have no quotes and no commas. Columns that say
 //! nothing about any line may be left out: the models that a pod can do with, and its times.
 
 use std::path::Path;

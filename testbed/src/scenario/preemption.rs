@@ -25,7 +25,7 @@ pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
     ("preemption-in-vain", "where no GPU can be freed, no pod goes", nothing_helps),
 ];
 
-/// How far behind the watch is.
+/// The delay of the scheduler's watch.
 const BEHIND: Duration = Duration::from_secs(5);
 
 const IMPORTANT: i32 = 1000;
@@ -34,7 +34,7 @@ fn share(name: &str, percent: u32, priority: i32) -> PodSpec {
     PodSpec::new(name, &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, &percent.to_string())]).priority(priority)
 }
 
-/// Fills every GPU with pods of a quarter; their names.
+/// Fills every GPU with pods of a quarter; returns their names.
 async fn fill(world: &World) -> Result<Vec<String>> {
     let snapshot = world.observer.now();
     let n_gpus = invariants::accounts(&snapshot, &world.excused).gpus.len();
@@ -56,7 +56,7 @@ fn places(world: &World, names: &[String]) -> Vec<(String, Option<(String, i32)>
     names.iter().map(|name| (name.clone(), place(name))).collect()
 }
 
-/// Asserts that the important pod has the GPU that so many pods have left, and that no others have gone.
+/// Asserts that the important pod has the GPU that `n_gone` pods have left, and that no others have gone.
 async fn until_one_gpu_has_changed_hands(world: &World, before: &[(String, Option<(String, i32)>)], n_gone: usize) -> Result<()> {
     world.until_running(&["high"]).await?;
     let high = places(world, &["high".to_owned()]).pop().and_then(|(_, place)| place).context("the pod has no record")?;

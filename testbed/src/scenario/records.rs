@@ -1,4 +1,4 @@
-//! Records that no scheduler wrote, and pods that nobody placed: what they take away, and who may write them.
+//! Records that no scheduler wrote, and pods that no scheduler placed: the room that they take, and the right to write them.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +27,7 @@ pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
 
 /// The policy, and where it lies in `deploy/`.
 const POLICY: (&str, &str) = ("gpushare-records", "base/record-admission.yaml");
-/// The scheduler of pods that nobody schedules.
+/// The `schedulerName` of pods that no scheduler places.
 const NOBODY: &str = "nobody";
 
 fn record(minors: &[u32]) -> BTreeMap<String, String> {
@@ -76,7 +76,7 @@ fn forged(world: &mut World) -> BoxFuture<'_, Result<()>> {
     .boxed()
 }
 
-/// A pod whose device nobody knows leaves the other GPUs of its node as they are.
+/// A pod whose device is not known leaves the other GPUs of its node as they are.
 async fn counted_once(world: &mut World, node: &str, units: u64) -> Result<()> {
     put(world, PodSpec::new("direct", &[(GPU_MEM, "1")]), node).await?;
     // The GPU with the most room is the one that is charged for it.

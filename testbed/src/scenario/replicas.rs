@@ -142,7 +142,7 @@ fn leader_paused<'a>(world: &'a mut World, replicas: &'a mut Replicas) -> BoxFut
     .boxed()
 }
 
-/// Where kube-apiserver watches what the policy has as its parameter, that watch has ended in between.
+/// Reinstalls the policies: a watch of kube-apiserver on their parameter has ended in between.
 fn fence_reinstalled<'a>(world: &'a mut World, replicas: &'a mut Replicas) -> BoxFuture<'a, Result<()>> {
     async move {
         let leader = replicas.until_led_by_another_than("").await?;

@@ -20,13 +20,13 @@ pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
     ("permit-wait", "a pod that waits in Permit keeps its GPU for as long as it is nominated to the node", permit_wait),
 ];
 
-/// How long room is kept for a pod that nothing makes wait, here.
+/// The time for which the scheduler of these scenarios keeps room for a pod that does not wait.
 const HINT: Duration = Duration::from_secs(1);
 
-/// How long the first pod waits.
+/// The milliseconds that the first pod waits.
 const WAIT: &str = "5000";
 
-/// So much memory of the node `n2`, which has two GPUs of 16 GiB.
+/// A pod that asks for `gib` of memory of the node `n2`, which has two GPUs of 16 GiB.
 fn asking(name: &str, gib: &str) -> PodSpec {
     PodSpec::new(name, &[(GPU_MEM, gib)]).on("n2")
 }

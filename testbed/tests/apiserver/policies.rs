@@ -50,7 +50,7 @@ async fn apply(server: &ApiServer, file: &str) {
     manifests::apply_file(&client, &default_deploy().join("base").join(file)).await.unwrap();
 }
 
-/// Binds a new pod as a replica of the scheduler; the code and what is said.
+/// Binds a new pod as a replica of the scheduler; returns the code and the text of the answer.
 async fn bind(server: &ApiServer, token: &str, name: &str) -> (u16, String) {
     assert_eq!(ask(server, ADMIN, Method::POST, PODS, &pod(name)).await.code, 201);
     let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": {"kind": "Node", "name": "n1"}});
@@ -87,8 +87,8 @@ async fn apply_with_lease(server: &ApiServer) {
     }
 }
 
-/// kubernetes/kubernetes#133827: what the informer of a built-in kind had seen when the last policy binding went is what it shows
-/// from then on.
+/// kubernetes/kubernetes#133827: the informer of a built-in kind ends with the last policy binding and shows its old objects from
+/// then on.
 #[tokio::test]
 async fn a_parameter_of_a_built_in_kind_freezes() {
     let server = server().await;

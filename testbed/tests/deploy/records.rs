@@ -1,6 +1,6 @@
-//! Who may write the annotations that say which devices a pod holds.
+//! The right to write the annotations that say which devices a pod holds.
 //!
-//! What the expressions make of requests is tried in `testbed/tests/apiserver/policies.rs`.
+//! The tests in `testbed/tests/apiserver/policies.rs` evaluate the expressions on requests.
 
 use proto::record::{BIND_TIMESTAMP, DEVICE_ALLOCATED, GPU_MINORS, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_DEV, MEM_IDX, MEM_POD};
 use serde_json::{Value, json};

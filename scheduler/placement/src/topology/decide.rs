@@ -85,7 +85,7 @@ impl Scene<'_> {
         Ok(Decision { gpus: of(&Kind::Gpu), others })
     }
 
-    /// Where the GPUs sit that the vendor's plugin will choose, if the pod takes all that are free.
+    /// The spots of the GPUs that the vendor's plugin will choose, if the pod takes all that are free.
     fn settled_gpus(&self, ask: GpuAsk) -> Option<Vec<Spot>> {
         let GpuAsk::Whole(n) = ask else { return None };
         let free: Vec<usize> = self.node.whole_rows(self.hints).map(|(at, _)| at).collect();
@@ -93,7 +93,7 @@ impl Scene<'_> {
         is_settled.then(|| free.iter().filter_map(|at| self.shape.spots.gpus.get(*at).copied()).collect())
     }
 
-    /// Whether devices come along with GPUs.
+    /// Returns true if devices of this pool come along with GPUs.
     fn follows_gpus(&self, pool: &Pool) -> bool {
         let kinds = self.wishes.and_then(|wishes| wishes.joint.as_ref()).map_or(&[][..], |joint| &joint.kinds);
         kinds.first() == Some(&Kind::Gpu) && kinds.contains(&pool.kind) && pool.n <= MAX_MEMBERS

@@ -12,7 +12,7 @@ use rstest::rstest;
 
 use crate::build::{GIB, gpu, one_node};
 
-/// A pod of a test: what it holds, and what it is worth.
+/// A pod of a test with its holdings, priority and budgets.
 #[derive(Clone, Debug)]
 struct Running {
     /// Minors and GiB.
@@ -168,7 +168,7 @@ fn a_crowded_node_of_sixteen_gpus() {
     assert_eq!(victims.owners.len(), 80);
 }
 
-/// Small nodes: up to three GPUs, so many pods of up to two shares, three priorities, two budgets.
+/// Small nodes: up to three GPUs, `n_pods` pods of up to two shares, three priorities, two budgets.
 fn small(n_pods: std::ops::RangeInclusive<usize>) -> impl Strategy<Value = (usize, Vec<Running>, Request, Vec<i64>)> {
     let pods = (1..=3_usize).prop_flat_map(move |n_gpus| {
         let minors: Vec<u32> = (0..u32::try_from(n_gpus).unwrap()).collect();
@@ -197,7 +197,7 @@ fn small(n_pods: std::ops::RangeInclusive<usize>) -> impl Strategy<Value = (usiz
     })
 }
 
-/// Whether the request fits once these pods are gone.
+/// Returns true if the request fits once these pods are gone.
 fn fits_without(n_gpus: usize, pods: &[Running], request: &Request, gone: impl Fn(&Running) -> bool) -> bool {
     let left: Vec<Running> = pods.iter().filter(|pod| !gone(pod)).cloned().collect();
     let (fleet, id) = node_of(n_gpus, &left);
@@ -222,7 +222,7 @@ fn cost(gone: &[&Running], budgets: &[i64]) -> Cost {
     (n_violations, paid().map(|pod| pod.pod.priority).max(), paid().map(|pod| raised(pod)).sum(), paid().count())
 }
 
-/// Whether no GPU holds more than it has; anything else is no scene that comes about.
+/// Returns true if no GPU holds more than its capacity, as on a real node.
 fn is_sound(n_gpus: usize, pods: &[Running]) -> bool {
     (0..n_gpus).all(|minor| {
         let of = |pod: &Running| pod.shares.iter().filter(|(at, _)| *at as usize == minor).map(|(_, gib)| *gib).sum::<u64>();
@@ -231,9 +231,9 @@ fn is_sound(n_gpus: usize, pods: &[Running]) -> bool {
     })
 }
 
-/// The cost of what is named, and that of the best of all sets; both absent where nothing helps.
+/// The cost of the victims found, and that of the best of all sets; both absent if no set helps.
 ///
-/// Asserts that what is named helps, and that none of it could stay.
+/// Asserts that evicting the victims helps, and that none of them could stay.
 fn compared(n_gpus: usize, pods: &[Running], request: &Request, budgets: &[i64]) -> (Option<Cost>, Option<Cost>) {
     let helps = |gone: &[&Running]| fits_without(n_gpus, pods, request, |pod| gone.iter().any(|gone| gone.pod.owner == pod.pod.owner));
     let members = |bits: u32| pods.iter().enumerate().filter(move |(at, _)| bits & (1 << at) != 0).map(|(_, pod)| pod);
@@ -255,7 +255,7 @@ fn compared(n_gpus: usize, pods: &[Running], request: &Request, budgets: &[i64])
 }
 
 proptest! {
-    /// Victims are named exactly where some set of victims helps, and no other set is better.
+    /// The search finds victims exactly if some set of victims helps, and no other set is better.
     #[test]
     fn small_nodes_agree_with_every_set_of_victims((n_gpus, pods, request, budgets) in small(0..=6)) {
         let (found, best) = compared(n_gpus, &pods, &request, &budgets);
@@ -266,7 +266,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// Where not every set is tried, victims are named in the same cases, and no more budgets are broken than must be.
+    /// A search that does not try every set finds victims in the same cases, and violates no more budgets than it must.
     #[test]
     fn more_pods_than_every_set_is_tried_of((n_gpus, pods, request, budgets) in small(12..=16)) {
         let (found, best) = compared(n_gpus, &pods, &request, &budgets);

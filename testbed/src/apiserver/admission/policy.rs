@@ -1,14 +1,13 @@
-//! `ValidatingAdmissionPolicy` objects: which of them a request has to pass, and what their expressions make of it.
+//! `ValidatingAdmissionPolicy` objects: the choice of those that a request has to pass, and the evaluation of their expressions.
 //!
 //! Expressions are evaluated as CEL with optional fields. Compared with kube-apiserver 1.36: only the action Deny is carried out,
 //! parameters are found by name, expressions are neither type-checked nor limited in cost, and selectors, exceptions from rules
 //! and the variables `authorizer` and `namespaceObject` are not known, so that an expression which uses them is an error.
 //!
 //! Objects that policies name as parameters come from [`Params`], which repeats a fault of kube-apiserver
-//! (kubernetes/kubernetes#130887, #133827): its informer of a kind ends with the last policy binding that needs it. Of a
-//! custom resource another one is made later. That of a built-in kind is shared and never starts again: what it had seen by
-//! then is what parameters are from then on. The real server looks for changed bindings once a second; here every write is
-//! such a look.
+//! (kubernetes/kubernetes#130887, #133827): its informer of a kind ends with the last policy binding that needs it. For a
+//! custom resource it makes another one later. The informer of a built-in kind is shared and never starts again: parameters
+//! stay as it had seen them by then. The real server looks for changed bindings once a second, and this one at every write.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
@@ -43,7 +42,7 @@ pub(crate) struct Params(Mutex<Informers>);
 #[derive(Debug, Default)]
 struct Informers {
     running: BTreeSet<Kind>,
-    /// Those of built-in kinds that have ended, with what they had seen.
+    /// Those of built-in kinds that have ended, with the objects that they had seen.
     ended: BTreeMap<Kind, Seen>,
 }
 
@@ -100,7 +99,7 @@ fn objects<T: DeserializeOwned>(state: &State, plural: &str) -> Vec<T> {
 pub(super) struct Rule {
     policy: ValidatingAdmissionPolicy,
     binding: String,
-    /// Why there is no parameter where one is demanded, or what it is.
+    /// The parameter, or the reason why a demanded one is missing.
     params: Result<Arc<Value>, String>,
 }
 
@@ -216,7 +215,7 @@ impl Rule {
     }
 }
 
-/// What expressions can name.
+/// The names that expressions can use.
 struct Expressions {
     names: Vec<(&'static str, Value)>,
     variables: serde_json::Map<String, Value>,
@@ -270,7 +269,7 @@ impl Expressions {
         }
     }
 
-    /// Why a validation fails: what its own expression says, else its text, else the validation itself.
+    /// The message of a failed validation: the result of its `messageExpression`, else its `message`, else its expression.
     fn message(&self, validation: &Validation) -> String {
         let said = validation.message_expression.as_ref().and_then(|expression| self.evaluate(expression).ok());
         match (said, &validation.message) {
