@@ -237,15 +237,10 @@ impl Index {
         self.nodes.len()
     }
 
-    /// Returns true if any node is left out because pods have failed there.
+    /// Returns true if kubelet has refused several pods on a node lately, so that it ranks behind all others.
     #[inline]
-    pub fn leaves_nodes_out(&self) -> bool {
-        self.failing.n_out() > 0
-    }
-
-    /// The nodes that are left out because pods have failed there.
-    pub fn failing_nodes(&self) -> impl Iterator<Item = &str> {
-        self.failing.out()
+    pub fn is_failing(&self, node: &str) -> bool {
+        self.failing.is_out(node)
     }
 
     /// Whether a watch has shown this pod, which asks for our resources.

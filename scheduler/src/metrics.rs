@@ -286,7 +286,7 @@ impl Collector for State {
         gauge("contradicting_pods", help, census.n_contradicting)?;
         gauge("conservative_pods", "Pods whose devices are not known for sure", census.n_conservative)?;
         gauge("hints", "Pods that room is kept for until they are bound", census.n_hints)?;
-        gauge("failing_nodes", "Nodes that are left out because pods failed there again and again", census.n_failing)?;
+        gauge("failing_nodes", "Nodes that rank behind all others because kubelet refused several pods there", census.n_failing)?;
         per_kind(&mut encoder, &census)?;
         per_gpu(&mut encoder, &census, "gpu_memory_total_bytes", "Memory of a GPU", |gpu| gpu.total)?;
         per_gpu(&mut encoder, &census, "gpu_memory_allocated_bytes", "Memory of a GPU that pods hold", |gpu| gpu.used)

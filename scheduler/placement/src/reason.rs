@@ -1,4 +1,4 @@
-//! The reasons for refusing a request, in eleven texts that may reach a scheduler besides the rule that a request itself breaks;
+//! The reasons for refusing a request, in ten texts that may reach a scheduler besides the rule that a request itself breaks;
 //! some reasons share one.
 
 use std::fmt;
@@ -34,15 +34,13 @@ pub enum Reason {
     Together,
     /// Exclusive use, or labels, leave too few GPUs.
     Selected,
-    /// Pods have failed on the node again and again, so that it is left out for a while. The engine itself never says so.
-    Failing,
     /// The request breaks a rule wherever it goes; the rule is told instead of a text of this list.
     InvalidRequest,
 }
 
 impl Reason {
     /// Every reason, in order.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 14] = [
         Self::NoDevice,
         Self::Unhealthy,
         Self::Memory,
@@ -56,7 +54,6 @@ impl Reason {
         Self::Partition,
         Self::Together,
         Self::Selected,
-        Self::Failing,
         Self::InvalidRequest,
     ];
 
@@ -77,7 +74,6 @@ impl Reason {
             Self::Partition | Self::Together => {
                 "devices that belong together are not free as a partition, or as close to one another, as the pod or the node demands"
             }
-            Self::Failing => "several pods have failed on the node after they were sent there: it is left out for a while",
             Self::InvalidRequest => "pod's GPU request breaks a rule and fits nowhere",
         }
     }
@@ -94,7 +90,7 @@ impl Reason {
             | Self::Partition
             | Self::Together
             | Self::Selected => true,
-            Self::NoDevice | Self::Unhealthy | Self::TooLarge | Self::NotServed | Self::Failing | Self::InvalidRequest => false,
+            Self::NoDevice | Self::Unhealthy | Self::TooLarge | Self::NotServed | Self::InvalidRequest => false,
         }
     }
 
@@ -114,7 +110,6 @@ impl Reason {
             Self::Partition => "partition",
             Self::Together => "together",
             Self::Selected => "selected",
-            Self::Failing => "failing",
             Self::InvalidRequest => "invalid_request",
         }
     }

@@ -166,9 +166,6 @@ fn cause_to_retry(index: &Index, ask: &NodeAsk<'_>, nodes: &Nodes<'_>) -> Option
     if index.hinted_nodes(ask.uid).take(HINTS_LOOKED_AT).filter(fits_without_hints).any(|node| nodes.contains(node)) {
         return Some(Cause::Hint);
     }
-    if index.failing_nodes().any(|node| index.fit(node, ask).is_ok() && nodes.contains(node)) {
-        return Some(Cause::Failing);
-    }
     // None of the nodes that were asked about fits, so one that does was not asked about.
     (may_be_sample(index, nodes) && index.fits_anywhere(ask)).then_some(Cause::Sample)
 }

@@ -35,8 +35,6 @@ pub(super) enum Cause {
     Sample,
     /// Room is kept for another pod.
     Hint,
-    /// A node is left out because pods failed there.
-    Failing,
     /// The pod's gang had room kept without being bound, and may have it again a little later.
     Gang,
 }
@@ -87,7 +85,6 @@ impl Cause {
         match self {
             Self::Sample => "sample",
             Self::Hint => "hint",
-            Self::Failing => "failing",
             Self::Gang => "gang",
         }
     }
@@ -101,8 +98,6 @@ impl Variation {
             (Cause::Sample, true) => " (a node that was not asked about has room: trying once more)",
             (Cause::Hint, false) => " (room is kept for a pod that is being bound: trying again)",
             (Cause::Hint, true) => " (room is kept for a pod that is being bound: trying once more)",
-            (Cause::Failing, false) => " (a node is left out for a while: trying again)",
-            (Cause::Failing, true) => " (a node is left out for a while: trying once more)",
             (Cause::Gang, false) => " (trying again)",
             (Cause::Gang, true) => " (trying once more)",
         }

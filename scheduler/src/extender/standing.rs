@@ -13,7 +13,7 @@ const SCORES: usize = 11;
 /// Where a node stands; the least stands first. No two nodes stand at the same place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Standing<'a> {
-    /// True if the pod failed there for the node's own state.
+    /// True if the pod failed there for want of room, or several pods have failed there lately.
     has_failed: bool,
     /// True if it has a taint that the pod had better avoid.
     is_avoided: bool,
@@ -50,7 +50,7 @@ impl<'a> Order<'a> {
     #[inline]
     pub(super) fn standing<'n>(&self, name: &'n str, merit: Score) -> Standing<'n> {
         Standing {
-            has_failed: self.failed.iter().any(|failed| **failed == *name),
+            has_failed: self.index.is_failing(name) || self.failed.iter().any(|failed| **failed == *name),
             is_avoided: self.index.soft_taints(name).is_some_and(|taints| self.spec.avoids(taints)),
             merit: Reverse(merit),
             name,

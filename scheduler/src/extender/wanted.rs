@@ -69,7 +69,7 @@ impl<'a> Wanted<'a> {
     /// The policies, if the fleet alone says whether a node will do, provided that it has devices.
     pub(super) fn depends_on_the_fleet_alone(&self, index: &Index) -> Option<Policies> {
         match self {
-            Self::Room(ask) if index.serves_all(ask) && !index.leaves_nodes_out() => Some(ask.policies),
+            Self::Room(ask) if index.serves_all(ask) => Some(ask.policies),
             _ => None,
         }
     }

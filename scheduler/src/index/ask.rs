@@ -141,9 +141,6 @@ impl Index {
         ask: &NodeAsk<'_>,
         asking: &mut Asking<'_>,
     ) -> Result<Option<(NodeId, Score)>, Reason> {
-        if self.failing.is_out(name) {
-            return Err(Reason::Failing);
-        }
         let node = self.to_be_asked(name, node, ask)?;
         node.map(|node| asking.verdict(node, ask.policies).map(|score| (node, score))).transpose()
     }
@@ -163,8 +160,7 @@ impl Index {
     pub fn fits_anywhere(&self, ask: &NodeAsk<'_>) -> bool {
         let mut asking = self.asking(ask);
         let mut nodes = self.fleet.nodes().filter(|node| asking.verdict(node.id(), ask.policies).is_ok());
-        nodes
-            .any(|node| self.knows_node(node.name()) && !self.failing.is_out(node.name()) && self.refuse_unserved(node.name(), ask).is_ok())
+        nodes.any(|node| self.knows_node(node.name()) && self.refuse_unserved(node.name(), ask).is_ok())
     }
 
     /// Whether no node is refused for what it does not tell of itself.

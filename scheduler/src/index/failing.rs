@@ -1,8 +1,9 @@
-//! Nodes that turn away pods again and again after the scheduler has chosen them: they are left out for a while.
+//! Nodes whose kubelet refuses pods again and again after the scheduler has chosen them: they rank behind all others for a
+//! while.
 //!
-//! kubelet refuses a pod for good, so its controller makes another, and the best node would be the same once more. A node on
-//! which several pods have failed is answered with [`placement::Reason::Failing`] until its time is up; if the next pod fails
-//! there too, the time doubles, up to a limit. Failures that are long ago are forgotten.
+//! kubelet refuses a pod for good, so its controller creates another, and the best node would be the same once more. A node on
+//! which several pods have failed is the last choice until its time is up, and still takes a pod that no other node fits; if
+//! the next pod fails there too, the time doubles, up to a limit. Failures that are long ago are forgotten.
 //!
 //! Watches bring no time: a failure that they show counts from the next [`FailingNodes::advance`] on.
 
@@ -77,7 +78,7 @@ impl FailingNodes {
         if failing.out_until.is_none() && (failing.failures.len() >= FAILURES || failing.pause.is_some()) {
             let pause = failing.pause.map_or(FIRST_PAUSE, |pause| (pause * 2).min(LONGEST_PAUSE));
             (failing.pause, failing.out_until) = (Some(pause), now.checked_add(pause));
-            tracing::warn!(node, pause = ?pause, "pods fail on this node again and again: it is left out for a while");
+            tracing::warn!(node, pause = ?pause, "pods fail on this node again and again: it ranks behind all others for a while");
         }
         self.settle(now);
     }
@@ -126,11 +127,6 @@ impl FailingNodes {
     pub(super) fn is_out(&self, node: &str) -> bool {
         self.n_out > 0 && self.nodes.get(node).is_some_and(|failing| failing.out_until.is_some())
     }
-
-    /// The nodes that are left out.
-    pub(super) fn out(&self) -> impl Iterator<Item = &str> {
-        self.nodes.iter().filter(|(_, failing)| failing.out_until.is_some()).map(|(node, _)| &**node)
-    }
 }
 
 impl Failing {
@@ -157,7 +153,7 @@ mod tests {
         assert!(failing.is_due(start));
         failing.advance(start);
         assert!(failing.is_out("n1") && !failing.is_out("n2"));
-        assert_eq!((failing.n_out(), failing.out().collect::<Vec<_>>()), (1, vec!["n1"]));
+        assert_eq!(failing.n_out(), 1);
         let back = start + FIRST_PAUSE;
         assert!(!failing.is_due(back.checked_sub(Duration::from_secs(1)).unwrap()) && failing.is_due(back));
         failing.advance(back);
