@@ -29,7 +29,7 @@ impl HostResources {
         let Ok(totals) = Totals::of(&pod.spec, |container| Ok::<_, Infallible>(Self::of_container(&container.resources)));
         let mut asked = totals.peak();
         if let Some(whole) = &pod.spec.resources {
-            let whole = (amount(whole, CPU).map(thousandths), amount(whole, MEMORY).map(units));
+            let whole = (amount(whole, CPU).map(QuantityText::thousandths), amount(whole, MEMORY).map(QuantityText::units));
             asked = Self { cpu_milli: whole.0.unwrap_or(asked.cpu_milli), memory: whole.1.unwrap_or(asked.memory) };
         }
         asked.plus(&Self::of_amounts(&pod.spec.overhead))
@@ -42,11 +42,17 @@ impl HostResources {
     }
 
     fn of_amounts(amounts: &BTreeMap<String, QuantityText>) -> Self {
-        Self { cpu_milli: amounts.get(CPU).map_or(0, thousandths), memory: amounts.get(MEMORY).map_or(0, units) }
+        Self {
+            cpu_milli: amounts.get(CPU).map_or(0, QuantityText::thousandths),
+            memory: amounts.get(MEMORY).map_or(0, QuantityText::units),
+        }
     }
 
     fn of_container(resources: &ResourceRequirements) -> Self {
-        Self { cpu_milli: amount(resources, CPU).map_or(0, thousandths), memory: amount(resources, MEMORY).map_or(0, units) }
+        Self {
+            cpu_milli: amount(resources, CPU).map_or(0, QuantityText::thousandths),
+            memory: amount(resources, MEMORY).map_or(0, QuantityText::units),
+        }
     }
 }
 
@@ -63,14 +69,6 @@ impl Summed for HostResources {
 /// What is requested; the API server requests what is limited and not requested.
 fn amount<'a>(resources: &'a ResourceRequirements, resource: &str) -> Option<&'a QuantityText> {
     resources.requests.get(resource).or_else(|| resources.limits.get(resource))
-}
-
-fn thousandths(text: &QuantityText) -> u64 {
-    text.quantity().ok().and_then(|quantity| u64::try_from(quantity.thousandths()).ok()).unwrap_or(0)
-}
-
-fn units(text: &QuantityText) -> u64 {
-    text.quantity().ok().and_then(|quantity| u64::try_from(quantity.thousandths()).ok()).unwrap_or(0).div_ceil(1000)
 }
 
 #[cfg(test)]

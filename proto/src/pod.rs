@@ -157,6 +157,16 @@ impl QuantityText {
         self.quantity().ok() == Some(Quantity::default())
     }
 
+    /// Whole units, rounded up; 0 of a quantity that does not parse or is negative.
+    pub fn units(&self) -> u64 {
+        self.thousandths().div_ceil(1000)
+    }
+
+    /// Thousandths; 0 of a quantity that does not parse or is negative.
+    pub(crate) fn thousandths(&self) -> u64 {
+        self.quantity().ok().and_then(|quantity| u64::try_from(quantity.thousandths()).ok()).unwrap_or(0)
+    }
+
     /// The value, or the text that is none.
     pub fn quantity(&self) -> Result<Quantity, Cow<'_, str>> {
         match self {

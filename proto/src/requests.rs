@@ -26,7 +26,7 @@ impl NamedRequests {
 
     fn of_amounts<'a>(amounts: impl IntoIterator<Item = (&'a String, &'a QuantityText)>) -> Self {
         let amounts = amounts.into_iter().filter(|(name, _)| *name != CPU && *name != MEMORY);
-        Self(amounts.map(|(name, text)| (name.clone(), units(text))).collect())
+        Self(amounts.map(|(name, text)| (name.clone(), text.units())).collect())
     }
 
     fn join(&self, other: &Self, join: fn(u64, u64) -> u64) -> Self {
@@ -47,11 +47,6 @@ impl Summed for NamedRequests {
     fn most(&self, other: &Self) -> Self {
         self.join(other, u64::max)
     }
-}
-
-/// Whole units, rounded up.
-pub fn units(text: &QuantityText) -> u64 {
-    text.quantity().ok().and_then(|quantity| u64::try_from(quantity.thousandths()).ok()).unwrap_or(0).div_ceil(1000)
 }
 
 #[cfg(test)]

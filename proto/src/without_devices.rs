@@ -23,7 +23,7 @@ pub struct WithoutDevicesError(String);
 /// Reads the annotations of a Device object; `None` if its plugin does not report such pods.
 ///
 /// # Errors
-/// It is no list of texts, or longer than it is written.
+/// The annotation is no JSON list of strings, or is longer than [`MAX_BYTES`].
 pub fn read(annotations: Option<&BTreeMap<String, String>>) -> Result<Option<Uids>, WithoutDevicesError> {
     let Some(text) = annotations.and_then(|annotations| annotations.get(PODS_WITHOUT_DEVICES)) else { return Ok(None) };
     if text.len() > MAX_BYTES {

@@ -1,26 +1,22 @@
-//! Writes bindings to the API server, and finds out what became of one: the only file that writes there.
+//! Writes bindings to the API server, and finds out the outcome of one: the only file that writes any.
 //!
 //! Knows nothing of devices: the annotations come ready. Never retries a write whose outcome it does not know.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use http::{HeaderMap, Method, Request, StatusCode, header};
-use http_body_util::BodyExt;
+use http::{Method, StatusCode};
 use kube::Client;
-use kube::client::Body;
-use serde::Deserialize;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tracing::error;
 
+use crate::api_server::{Answer, send, shorten};
 use crate::leader::{Leadership, is_refusal};
 
 /// Pause before a busy API server is asked again, unless it says otherwise.
 const BUSY_PAUSE: Duration = Duration::from_millis(200);
 /// Longest time that one look at a pod may take.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(4);
-/// Characters of somebody else's message that are passed on.
-const MAX_MESSAGE: usize = 500;
 /// Longest names and UIDs that are taken for such.
 const MAX_NAMESPACE: usize = 63;
 const MAX_NAME: usize = 253;
@@ -103,13 +99,6 @@ enum Unanswered {
     Lost(String),
 }
 
-/// An answer of the API server.
-struct Answer {
-    status: StatusCode,
-    retry_after: Option<Duration>,
-    body: Vec<u8>,
-}
-
 impl Binder {
     /// Writes through `client`, while `leadership` covers it; a bind may take `timeout` in all.
     pub fn new(client: Client, timeout: Duration, leadership: Leadership) -> Self {
@@ -138,7 +127,7 @@ impl Binder {
         }
         match posted {
             Ok(answer) if answer.status == StatusCode::CONFLICT => self.judge_conflict(order, &answer.message(), deadline).await,
-            Ok(answer) => match answer.outcome() {
+            Ok(answer) => match outcome(&answer) {
                 Outcome::Unknown(message) => self.judge_unknown(order, message, deadline).await,
                 outcome => outcome,
             },
@@ -199,7 +188,7 @@ impl Binder {
         // The server gives up in time too, so that a write whose answer is lost does not land much later.
         let seconds = self.timeout.as_millis().div_ceil(1000);
         let path = format!("{}/binding?timeout={seconds}s", pod_path(&order.pod));
-        self.send(Method::POST, &path, binding.to_string().into_bytes()).await
+        send(&self.client, Method::POST, &path, binding.to_string().into_bytes()).await
     }
 
     /// Looks at a pod.
@@ -223,7 +212,7 @@ impl Binder {
     /// Why it cannot be read, for people.
     pub async fn get(&self, pod: &PodId) -> Result<Option<proto::pod::Pod>, String> {
         let path = pod_path(pod);
-        let answer = tokio::time::timeout(LOOK_TIMEOUT, self.send(Method::GET, &path, Vec::new())).await;
+        let answer = tokio::time::timeout(LOOK_TIMEOUT, send(&self.client, Method::GET, &path, Vec::new())).await;
         let answer = answer.map_err(|_| format!("no answer from the API server within {LOOK_TIMEOUT:?}"))??;
         if answer.status == StatusCode::NOT_FOUND {
             return Ok(None);
@@ -233,47 +222,18 @@ impl Binder {
         }
         serde_json::from_slice(&answer.body).map(Some).map_err(|error| format!("cannot read the API server's answer: {error}"))
     }
-
-    async fn send(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Answer, String> {
-        let request = Request::builder().method(method).uri(path).header(header::CONTENT_TYPE, "application/json");
-        let request = request.body(Body::from(body)).map_err(|error| format!("cannot make the request: {error}"))?;
-        let response = self.client.send(request).await.map_err(|error| format!("{:#}", anyhow::Error::from(error)))?;
-        let (parts, body) = response.into_parts();
-        let body = body.collect().await.map_err(|error| format!("the API server's answer broke off: {error}"))?;
-        Ok(Answer { status: parts.status, retry_after: retry_after(&parts.headers), body: body.to_bytes().to_vec() })
-    }
 }
 
-impl Answer {
-    fn outcome(&self) -> Outcome {
-        match self.status {
-            status if status.is_success() => Outcome::Bound,
-            // Said by what stands before a write: flow control, the limit of requests in flight, an admission webhook.
-            StatusCode::TOO_MANY_REQUESTS => Outcome::Busy(self.message()),
-            StatusCode::REQUEST_TIMEOUT => Outcome::Unknown(self.message()),
-            status if status.is_server_error() => Outcome::Unknown(self.message()),
-            _ => Outcome::Refused(self.message()),
-        }
+/// The outcome of a write by its answer.
+fn outcome(answer: &Answer) -> Outcome {
+    match answer.status {
+        status if status.is_success() => Outcome::Bound,
+        // Said by what stands before a write: flow control, the limit of requests in flight, an admission webhook.
+        StatusCode::TOO_MANY_REQUESTS => Outcome::Busy(answer.message()),
+        StatusCode::REQUEST_TIMEOUT => Outcome::Unknown(answer.message()),
+        status if status.is_server_error() => Outcome::Unknown(answer.message()),
+        _ => Outcome::Refused(answer.message()),
     }
-
-    /// The status and what the server says about it, for people.
-    fn message(&self) -> String {
-        #[derive(Deserialize)]
-        struct Status {
-            message: String,
-        }
-        let text = match serde_json::from_slice::<Status>(&self.body) {
-            Ok(status) => status.message,
-            Err(_) => String::from_utf8_lossy(&self.body).trim().to_owned(),
-        };
-        let text = shorten(&text);
-        if text.is_empty() { self.status.to_string() } else { format!("{}: {text}", self.status) }
-    }
-}
-
-fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let seconds = headers.get(header::RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
-    Some(Duration::from_secs(seconds))
 }
 
 fn pod_path(pod: &PodId) -> String {
@@ -304,11 +264,6 @@ fn is_name(text: &str, most: usize) -> bool {
 
 fn is_uid(text: &str) -> bool {
     (1..=MAX_UID).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.:".contains(&b))
-}
-
-/// The beginning of a text that somebody else has written.
-pub fn shorten(text: &str) -> String {
-    text.chars().take(MAX_MESSAGE).collect()
 }
 
 #[cfg(test)]

@@ -110,7 +110,7 @@ impl Keeper {
         if is_new {
             for shown in &mut self.shown {
                 shown.show(&material)?;
-                shown.tell_ends(&self.metrics);
+                shown.publish_ends(&self.metrics);
             }
             self.metrics.show(&material);
             if self.held.replace(material).is_some() {
@@ -129,7 +129,7 @@ impl Keeper {
         for shown in self.shown.iter_mut().filter(|shown| shown.has_other_authorities()) {
             match shown.show(held) {
                 Ok(()) => {
-                    shown.tell_ends(&self.metrics);
+                    shown.publish_ends(&self.metrics);
                     info!("authorities of clients have changed, new connections meet the new ones");
                 }
                 Err(error) => {

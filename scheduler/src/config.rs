@@ -56,7 +56,7 @@ pub struct Args {
     /// pod with preferences among nodes is answered with all.
     #[arg(long, env = "GPUSHARE_ANSWER_NODES", default_value = "1", value_name = "1-11|all")]
     answer_nodes: AnswerNodes,
-    /// How filter reports nodes whose devices have no room, while evicting pods might make some: `resolvable` from kube-scheduler
+    /// The report of filter on nodes whose devices have no room, while evicting pods might make some: `resolvable` from kube-scheduler
     /// 1.37 on, which then asks `preempt` about them.
     #[arg(
         long,
@@ -70,15 +70,15 @@ pub struct Args {
     /// Longest time that one bind may take; stay below the extender's httpTimeout (3s as shipped).
     #[arg(long, env = "GPUSHARE_BIND_TIMEOUT", default_value = "2s", value_parser = duration)]
     bind_timeout: Duration,
-    /// How long the process may hang before it ends itself: its runtime runs no task, or the lock of its state is not released. The
+    /// Time for which the process may hang before it ends itself: its runtime runs no task, or the lock of its state is not released. The
     /// time that it is stopped or suspended does not count; 0s never ends it.
     #[arg(long, env = "GPUSHARE_HANG_TIMEOUT", default_value = "10s", value_parser = duration)]
     hang_timeout: Duration,
-    /// How long an answer keeps room for its pod on the one node that it leaves, or on the best of several, if the pod is neither
+    /// Time for which an answer keeps room for its pod on the one node that it leaves, or on the best of several, if the pod is neither
     /// nominated to that node nor waits for volumes or claims.
     #[arg(long, env = "GPUSHARE_HINT_TTL", default_value = "30s", value_parser = duration)]
     hint_ttl: Duration,
-    /// How long room is kept for a pod with volumes or claims that kube-scheduler may wait for before it binds: as long as
+    /// Time for which room is kept for a pod with volumes or claims that kube-scheduler may wait for before it binds: as long as
     /// `bindTimeoutSeconds` of `VolumeBindingArgs` in kube-scheduler's profile, if not shorter than --hint-ttl.
     #[arg(long, env = "GPUSHARE_VOLUME_BIND_TIMEOUT", default_value = "600s", value_parser = duration)]
     volume_bind_timeout: Duration,
@@ -104,7 +104,7 @@ pub struct Args {
     /// Private key of that certificate (PEM).
     #[arg(long, env = "GPUSHARE_TLS_KEY_FILE", requires = "tls_cert_file", value_name = "FILE")]
     tls_key_file: Option<PathBuf>,
-    /// Authorities (PEM); with it filter, prioritize and bind demand a client certificate that one of them signed.
+    /// Authorities (PEM); with it filter, prioritize, preempt and bind demand a client certificate that one of them signed.
     #[arg(long, env = "GPUSHARE_CLIENT_CA_FILE", requires = "tls_cert_file", value_name = "FILE")]
     client_ca_file: Option<PathBuf>,
     #[command(flatten)]

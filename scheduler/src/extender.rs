@@ -40,7 +40,8 @@ use tokio::sync::Semaphore;
 
 use crate::accounting::PodFacts;
 use crate::admission::Rules;
-use crate::bind::{Binder, shorten};
+use crate::api_server::shorten;
+use crate::bind::Binder;
 use crate::config::{AnswerNodes, MisfitNodes, Serving};
 use crate::index::{Index, Shared};
 use crate::leader::{LABEL, Leadership, NotLeading};

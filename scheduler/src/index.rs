@@ -240,7 +240,7 @@ impl Index {
     /// Returns true if kubelet has refused several pods on a node lately, so that it ranks behind all others.
     #[inline]
     pub fn is_failing(&self, node: &str) -> bool {
-        self.failing.is_out(node)
+        self.failing.is_last(node)
     }
 
     /// Whether a watch has shown this pod, which asks for our resources.

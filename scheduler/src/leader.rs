@@ -33,6 +33,11 @@ pub fn patience(bind_timeout: Duration) -> Duration {
     bind_timeout + AFTER_BIND
 }
 
+/// The present, by the clock that tests can pause.
+fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}
+
 /// A pod by its names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodName {

@@ -4,6 +4,7 @@
 
 pub mod accounting;
 pub mod admission;
+mod api_server;
 pub mod bind;
 pub mod certificates;
 pub mod config;

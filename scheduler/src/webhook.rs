@@ -23,7 +23,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tracing::{debug, warn};
 
 use crate::admission::{Rules, Unreadable, Verdict};
-use crate::bind::shorten;
+use crate::api_server::shorten;
 use crate::index::{Index, Shared};
 use crate::serve::ClientCertificate;
 

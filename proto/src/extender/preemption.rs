@@ -74,6 +74,13 @@ impl ExtenderPreemptionArgs {
     }
 }
 
+impl MetaVictims {
+    /// Returns true if both name the same pods, in whichever order.
+    pub fn are_same_pods(&self, other: &Self) -> bool {
+        self.pods.len() == other.pods.len() && self.pods.iter().all(|pod| other.pods.contains(pod))
+    }
+}
+
 impl From<Victims> for MetaVictims {
     fn from(victims: Victims) -> Self {
         let pods = victims.pods.into_iter().map(|pod| MetaPod { uid: pod.metadata.uid.unwrap_or_default() });

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use http::Response;
+use http::{Request, Response};
+use kube::client::Body;
 use rstest::rstest;
 use tower::service_fn;
 

@@ -14,14 +14,14 @@ use rustls::ServerConfig;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use rustls::server::danger::ClientCertVerifier;
-use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
+use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use tokio::sync::watch;
 
 use super::material::Material;
 use super::validity::not_after;
 use crate::serve::H2;
-use crate::serve::tls::{Current, client_verifier};
+use crate::serve::tls::{Bytes, Current, client_verifier, read, verifier_of};
 
 /// The label value for the authorities of the webhooks' clients in metrics.
 pub const WEBHOOK_CLIENT_CA: &str = "webhook-client-ca";
@@ -85,7 +85,7 @@ impl Metrics {
 pub(super) struct Shown {
     clients: Clients,
     /// The file of authorities as it was read last, if there is one.
-    authorities: Option<Vec<u8>>,
+    authorities: Option<Bytes>,
     settings: watch::Sender<Arc<ServerConfig>>,
 }
 
@@ -93,7 +93,7 @@ impl Shown {
     /// Nothing yet: until there is a certificate, handshakes fail.
     pub(super) fn nothing(clients: Clients) -> anyhow::Result<Self> {
         if let Clients::SignedBy(path) = &clients {
-            client_verifier(path)?;
+            client_verifier(&read(path), path)?;
         }
         let settings = settings(Arc::new(Nothing), None)?;
         Ok(Self { clients, authorities: None, settings: watch::Sender::new(settings) })
@@ -105,19 +105,20 @@ impl Shown {
 
     pub(super) fn show(&mut self, material: &Material) -> anyhow::Result<()> {
         let key = Arc::new(Always(Arc::new(material.certified_key()?)));
-        let verifier = match &self.clients {
-            Clients::Anybody => None,
-            Clients::Known => Some(verifier(material)?),
-            Clients::SignedBy(path) => Some(client_verifier(path)?),
+        let authorities = self.read_authorities();
+        let verifier = match (&self.clients, &authorities) {
+            (Clients::SignedBy(path), Some(authorities)) => Some(client_verifier(authorities, path)?),
+            (Clients::Known, _) => Some(verifier_of(material.roots()).context("authorities of clients")?),
+            _ => None,
         };
         self.settings.send_replace(settings(key, verifier)?);
-        self.authorities = self.read_authorities();
+        self.authorities = authorities;
         Ok(())
     }
 
     /// Shows when the authorities in a file end.
-    pub(super) fn tell_ends(&self, metrics: &Metrics) {
-        let authorities = self.authorities.iter().flat_map(|pem| CertificateDer::pem_slice_iter(pem).flatten());
+    pub(super) fn publish_ends(&self, metrics: &Metrics) {
+        let authorities = self.authorities.iter().flatten().flat_map(|pem| CertificateDer::pem_slice_iter(pem).flatten());
         let authorities: Vec<_> = authorities.collect();
         if !authorities.is_empty() {
             metrics.show_ends(WEBHOOK_CLIENT_CA, &authorities);
@@ -129,16 +130,10 @@ impl Shown {
         self.read_authorities() != self.authorities
     }
 
-    fn read_authorities(&self) -> Option<Vec<u8>> {
+    fn read_authorities(&self) -> Option<Bytes> {
         let Clients::SignedBy(path) = &self.clients else { return None };
-        std::fs::read(path).ok()
+        Some(read(path))
     }
-}
-
-fn verifier(material: &Material) -> anyhow::Result<Arc<dyn ClientCertVerifier>> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(material.roots()), provider).allow_unauthenticated();
-    verifier.build().context("authorities of clients")
 }
 
 fn settings(key: Arc<dyn ResolvesServerCert>, clients: Option<Arc<dyn ClientCertVerifier>>) -> anyhow::Result<Arc<ServerConfig>> {

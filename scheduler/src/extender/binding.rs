@@ -15,7 +15,8 @@ use tracing::{debug, info, warn};
 use super::sending::Leave;
 use super::{Extender, RequestFailure, now};
 use crate::accounting::PodFacts;
-use crate::bind::{Order, Outcome, PodId, shorten};
+use crate::api_server::shorten;
+use crate::bind::{Order, Outcome, PodId};
 use crate::index::{AssumeError, Assumed, Moment, Phase};
 use crate::leader::NotLeading;
 use crate::metrics::{Ending, Timer};
@@ -115,7 +116,7 @@ enum Blame {
     Node,
     /// Nothing that another node would change.
     Elsewhere,
-    /// It is not known.
+    /// The cause of the failure is not known.
     Unclear,
 }
 

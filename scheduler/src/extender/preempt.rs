@@ -89,7 +89,7 @@ impl Extender {
             return BTreeMap::new();
         }
         let promised = self.promised(pod.uid(), now);
-        let preemptor = Preemptor { pod, ask, minds_neighbours, promised: &promised };
+        let preemptor = Preemptor::new(pod, ask, minds_neighbours, &promised);
         let mut kept = BTreeMap::new();
         for (node, proposed) in proposals {
             if !kept.is_empty() && super::now().saturating_duration_since(now) > SEARCH {
@@ -108,7 +108,7 @@ impl Extender {
             return;
         }
         let index = self.index.read();
-        let owners = |victims: &MetaVictims| victims.pods.iter().map(|pod| index.owner_of(&pod.uid)).collect();
+        let owners = |victims: &MetaVictims| victims.pods.iter().map(|pod| index.owner(&pod.uid)).collect();
         let by_node = candidates.iter().map(|(node, victims)| (node.as_str().into(), owners(victims))).collect();
         drop(index);
         self.offered().put(uid, Offered { at: now, by_node, n_waits: 0 });
@@ -161,10 +161,8 @@ impl Candidate {
     fn of(proposed: &MetaVictims, victims: Option<&MetaVictims>) -> Self {
         match victims {
             None => Self::Dropped,
-            Some(victims) => {
-                let is_same = victims.pods.len() == proposed.pods.len() && victims.pods.iter().all(|pod| proposed.pods.contains(pod));
-                if is_same { Self::Kept } else { Self::Replaced }
-            }
+            Some(victims) if victims.are_same_pods(proposed) => Self::Kept,
+            Some(_) => Self::Replaced,
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! kube-scheduler tries a refused pod again when something happens in the cluster, and otherwise after five minutes. Two kinds
 //! of refusal end without an event: those of a sample, when a node that was not asked about has room, and those for room that
-//! is kept for another pod, or a node that is left out, whose time passes. kube-scheduler writes the text of a refusal into the
+//! is kept for another pod, whose time passes. kube-scheduler writes the text of a refusal into the
 //! pod's condition, sees that as an event of the pod, and tries the pod again after its back-off, but writes nothing if the
 //! text is the one that is there. So the text changes between two such refusals of a pod; where nothing fits it is constant.
 //!

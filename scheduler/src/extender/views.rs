@@ -65,7 +65,7 @@ async fn place(extender: &Extender) -> Result<OwnedSemaphorePermit, Response> {
 
 async fn inspect_all(State(extender): State<Arc<Extender>>, RawQuery(query): RawQuery) -> Response {
     if let Some(pod) = query.as_deref().and_then(pods::of_query) {
-        return tell(&extender, &pod, query.as_deref()).await;
+        return explain_pod(&extender, &pod, query.as_deref()).await;
     }
     let page = match Page::of_query(query.as_deref()) {
         Ok(page) => page,
@@ -85,11 +85,11 @@ async fn inspect_pod(
     Path((namespace, name)): Path<(String, String)>,
     RawQuery(query): RawQuery,
 ) -> Response {
-    tell(&extender, &format!("{namespace}/{name}"), query.as_deref()).await
+    explain_pod(&extender, &format!("{namespace}/{name}"), query.as_deref()).await
 }
 
 /// Answers with the reasons for which a pod waits, for programs or for people.
-async fn tell(extender: &Extender, pod: &str, query: Option<&str>) -> Response {
+async fn explain_pod(extender: &Extender, pod: &str, query: Option<&str>) -> Response {
     let _place = match place(extender).await {
         Ok(permit) => permit,
         Err(refusal) => return refusal,

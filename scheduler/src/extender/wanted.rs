@@ -5,7 +5,7 @@ use proto::node::Node;
 use proto::pod::Pod;
 
 use crate::accounting::PodFacts;
-use crate::bind::shorten;
+use crate::api_server::shorten;
 use crate::index::{Index, NodeAsk};
 use crate::inventory;
 

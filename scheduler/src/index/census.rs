@@ -142,7 +142,7 @@ impl Index {
             n_conservative: count(pods().filter(|entry| entry.problem.is_some()).count()),
             n_contradicting: count(pods().filter(|entry| entry.contradicts).count()),
             n_hints: count(self.fleet.n_hints()),
-            n_failing: count(self.failing.n_out()),
+            n_failing: count(self.failing.n_last()),
             synced: self.synced(),
             gpus: self.gpu_census(),
         }

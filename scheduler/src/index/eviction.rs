@@ -68,36 +68,37 @@ impl Eviction {
 /// The pod that is to have room, and what the sums of nodes must have for it.
 #[derive(Debug)]
 pub struct Preemptor<'a> {
-    /// The pod.
-    pub pod: &'a Pod,
-    /// Its request for devices.
-    pub ask: &'a NodeAsk<'a>,
-    /// True if it may lack a node for other reasons than amounts, so that all victims that are proposed must go.
-    pub minds_neighbours: bool,
-    /// The victims that make room for other pods.
-    pub promised: &'a Promised,
+    pod: &'a Pod,
+    ask: &'a NodeAsk<'a>,
+    minds_neighbours: bool,
+    promised: &'a Promised,
+    sums: Sums,
 }
 
 /// Victims by node.
 pub type Promised = BTreeMap<Box<str>, BTreeSet<OwnerId>>;
 
-impl Preemptor<'_> {
+impl<'a> Preemptor<'a> {
+    /// A pod and its request for devices. `minds_neighbours` says that it may lack a node for other reasons than amounts, so that
+    /// all victims that are proposed must go; `promised` are the victims that make room for other pods.
+    pub fn new(pod: &'a Pod, ask: &'a NodeAsk<'a>, minds_neighbours: bool, promised: &'a Promised) -> Self {
+        let sums = Sums { host: ask.host, named: NamedRequests::of_pod(pod).0.into_iter().collect() };
+        Self { pod, ask, minds_neighbours, promised, sums }
+    }
+
     fn is_promised(&self, node: &str, uid: &str) -> bool {
         self.promised.get(node).is_some_and(|victims| victims.contains(uid))
     }
 }
 
-/// Amounts of one node that are summed over its pods: those that the pod asks for, in a fixed order, then pods.
+/// The amounts that a pod asks for and kube-scheduler sums up per node: CPU, memory, the pod itself, then the others by name.
+#[derive(Debug)]
 struct Sums {
     host: HostAmounts,
     named: Vec<(String, u64)>,
 }
 
 impl Sums {
-    fn of(preemptor: &Preemptor<'_>) -> Self {
-        Self { host: preemptor.ask.host, named: NamedRequests::of_pod(preemptor.pod).0.into_iter().collect() }
-    }
-
     /// The amount of each sum that evicting a pod with these requests frees.
     fn freed(&self, host: HostAmounts, requests: &NamedRequests) -> Vec<u64> {
         let named = self.named.iter().map(|(name, _)| requests.0.get(name).copied().unwrap_or(0));
@@ -145,7 +146,7 @@ impl Index {
 
     /// Pods that may go for another, and what budgets allow: those that hold devices of the node, and those that are proposed.
     fn evictable(&self, view: NodeView<'_>, preemptor: &Preemptor<'_>, proposed: &MetaVictims) -> (Vec<i64>, Vec<Evictable>) {
-        let sums = Sums::of(preemptor);
+        let sums = &preemptor.sums;
         let budgets: Vec<_> = self.budgets.iter().collect();
         let is_proposed: BTreeSet<&str> = proposed.pods.iter().map(|pod| pod.uid.as_str()).collect();
         let mut pods = Vec::new();
@@ -175,7 +176,7 @@ impl Index {
 
     /// Adds the proposed victims that hold no device: they stay victims, as nothing is known here of why they are.
     fn add_proposed(&self, pods: &mut Vec<Evictable>, node: &str, preemptor: &Preemptor<'_>, proposed: &MetaVictims) {
-        let sums = Sums::of(preemptor);
+        let sums = &preemptor.sums;
         let known: BTreeSet<OwnerId> = pods.iter().map(|pod| pod.owner.clone()).collect();
         // They come by falling importance, so that one that is not known is at most as important as the one before it.
         let mut last = Rank { priority: preemptor.pod.priority().saturating_sub(1), started: i64::MIN };
@@ -204,7 +205,7 @@ impl Index {
     /// The amount of each sum that victims must free: the shortage, if the sum is known in full, and otherwise no less than all
     /// proposed victims free.
     fn must_free(&self, view: NodeView<'_>, preemptor: &Preemptor<'_>, pods: &[Evictable], proposed: &MetaVictims) -> Vec<u64> {
-        let sums = Sums::of(preemptor);
+        let sums = &preemptor.sums;
         let is_proposed: BTreeSet<&str> = proposed.pods.iter().map(|pod| pod.uid.as_str()).collect();
         let of_proposed = |sum: usize| {
             let freed = pods.iter().filter(|pod| is_proposed.contains(pod.owner.as_str())).filter_map(|pod| pod.frees.get(sum));
@@ -254,15 +255,10 @@ impl Index {
         let by_others = proposed.n_pdb_violations.saturating_sub(i64::try_from(by_ours).unwrap_or(i64::MAX)).max(0);
         let n_violations = i64::try_from(victims.n_violations).unwrap_or(i64::MAX);
         let has_others = victims.owners.iter().any(|owner| !self.pods.contains_key(owner));
-        let is_same = victims.owners.len() == proposed.pods.len()
-            && proposed.pods.iter().all(|pod| victims.owners.iter().any(|owner| owner.as_str() == pod.uid));
-        let counted = n_violations.saturating_add(if has_others { by_others } else { 0 });
-        MetaVictims { pods: metas, n_pdb_violations: if is_same { proposed.n_pdb_violations } else { counted } }
-    }
-
-    /// A pod's UID, sharing its text with what is kept of the pod.
-    pub fn owner_of(&self, uid: &str) -> OwnerId {
-        self.owner(uid)
+        let n_pdb_violations = n_violations.saturating_add(if has_others { by_others } else { 0 });
+        let chosen = MetaVictims { pods: metas, n_pdb_violations };
+        let n_pdb_violations = if chosen.are_same_pods(proposed) { proposed.n_pdb_violations } else { n_pdb_violations };
+        MetaVictims { n_pdb_violations, ..chosen }
     }
 
     /// Returns true if a pod may still want a place: it is not bound, or not shown yet.

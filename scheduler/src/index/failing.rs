@@ -13,19 +13,19 @@ use std::time::{Duration, Instant};
 use proto::pod::Pod;
 use rustc_hash::FxHashMap;
 
-/// The number of pods that must have failed on a node before it is left out.
+/// The number of pods that must have failed on a node before it ranks last.
 const FAILURES: usize = 3;
 
 /// Failures further apart than this do not count together.
 const WINDOW: Duration = Duration::from_secs(10 * 60);
 
-/// The time for which a node is left out first.
+/// The time for which a node ranks last at first.
 const FIRST_PAUSE: Duration = Duration::from_secs(60);
 
-/// The longest that a node is left out at a time.
+/// The longest time for which a node ranks last.
 const LONGEST_PAUSE: Duration = Duration::from_secs(16 * 60);
 
-/// A node without failures for as long since it came back starts from the beginning.
+/// A node without failures for as long since it ranked last starts from the beginning.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(60 * 60);
 
 /// Nodes on which pods have failed, by name.
@@ -33,9 +33,9 @@ const FORGOTTEN_AFTER: Duration = Duration::from_secs(60 * 60);
 pub(super) struct FailingNodes {
     nodes: FxHashMap<Box<str>, Failing>,
     unstamped: Vec<(Box<str>, Box<str>)>,
-    /// Nodes that are left out.
-    n_out: usize,
-    /// The time at which the first of them comes back, or may be forgotten.
+    /// Number of nodes that rank last.
+    n_last: usize,
+    /// The time at which the first of them ranks as others again, or may be forgotten.
     next: Option<Instant>,
 }
 
@@ -43,10 +43,10 @@ pub(super) struct FailingNodes {
 struct Failing {
     /// The pods that failed, by UID, and when.
     failures: VecDeque<(Box<str>, Instant)>,
-    out_until: Option<Instant>,
-    /// The time for which it was left out last.
+    last_until: Option<Instant>,
+    /// The time for which it ranked last before.
     pause: Option<Duration>,
-    last: Option<Instant>,
+    latest: Option<Instant>,
 }
 
 /// Returns true if kubelet refused this pod: it has failed at admission, without having been started.
@@ -73,11 +73,11 @@ impl FailingNodes {
         if failing.failures.len() > FAILURES {
             failing.failures.pop_front();
         }
-        failing.last = Some(now);
-        // A node that has come back is left out again by its first failure.
-        if failing.out_until.is_none() && (failing.failures.len() >= FAILURES || failing.pause.is_some()) {
+        failing.latest = Some(now);
+        // A node that ranked last before does so again by its next failure.
+        if failing.last_until.is_none() && (failing.failures.len() >= FAILURES || failing.pause.is_some()) {
             let pause = failing.pause.map_or(FIRST_PAUSE, |pause| (pause * 2).min(LONGEST_PAUSE));
-            (failing.pause, failing.out_until) = (Some(pause), now.checked_add(pause));
+            (failing.pause, failing.last_until) = (Some(pause), now.checked_add(pause));
             tracing::warn!(node, pause = ?pause, "pods fail on this node again and again: it ranks behind all others for a while");
         }
         self.settle(now);
@@ -86,7 +86,7 @@ impl FailingNodes {
     /// A node is gone.
     pub(super) fn remove(&mut self, node: &str) {
         if let Some(failing) = self.nodes.remove(node) {
-            self.n_out -= usize::from(failing.out_until.is_some());
+            self.n_last -= usize::from(failing.last_until.is_some());
         }
     }
 
@@ -103,35 +103,35 @@ impl FailingNodes {
         }
     }
 
-    /// Lets nodes back whose time is up, and forgets those that have long been well.
+    /// Ranks nodes as others whose time is up, and forgets those that have long been well.
     fn settle(&mut self, now: Instant) {
         for failing in self.nodes.values_mut() {
-            if failing.out_until.is_some_and(|until| until <= now) {
-                failing.out_until = None;
+            if failing.last_until.is_some_and(|until| until <= now) {
+                failing.last_until = None;
                 failing.failures.clear();
-                failing.last = Some(now);
+                failing.latest = Some(now);
             }
         }
-        self.nodes.retain(|_, failing| failing.out_until.is_some() || failing.is_remembered(now));
-        self.n_out = self.nodes.values().filter(|failing| failing.out_until.is_some()).count();
-        self.next = self.nodes.values().filter_map(|failing| failing.out_until.or(failing.last?.checked_add(FORGOTTEN_AFTER))).min();
+        self.nodes.retain(|_, failing| failing.last_until.is_some() || failing.is_remembered(now));
+        self.n_last = self.nodes.values().filter(|failing| failing.last_until.is_some()).count();
+        self.next = self.nodes.values().filter_map(|failing| failing.last_until.or(failing.latest?.checked_add(FORGOTTEN_AFTER))).min();
     }
 
-    /// Number of nodes that are left out.
-    pub(super) fn n_out(&self) -> usize {
-        self.n_out
+    /// Number of nodes that rank last.
+    pub(super) fn n_last(&self) -> usize {
+        self.n_last
     }
 
-    /// Returns true if a node is left out.
+    /// Returns true if a node ranks behind all others.
     #[inline]
-    pub(super) fn is_out(&self, node: &str) -> bool {
-        self.n_out > 0 && self.nodes.get(node).is_some_and(|failing| failing.out_until.is_some())
+    pub(super) fn is_last(&self, node: &str) -> bool {
+        self.n_last > 0 && self.nodes.get(node).is_some_and(|failing| failing.last_until.is_some())
     }
 }
 
 impl Failing {
     fn is_remembered(&self, now: Instant) -> bool {
-        self.last.is_some_and(|last| now.saturating_duration_since(last) < FORGOTTEN_AFTER)
+        self.latest.is_some_and(|last| now.saturating_duration_since(last) < FORGOTTEN_AFTER)
     }
 }
 
@@ -148,21 +148,21 @@ mod tests {
         for uid in ["a", "a", "b"] {
             failing.fail("n1", uid, start);
         }
-        assert!(!failing.is_out("n1"), "the same pod counts once");
+        assert!(!failing.is_last("n1"), "the same pod counts once");
         failing.note("n1", "c");
         assert!(failing.is_due(start));
         failing.advance(start);
-        assert!(failing.is_out("n1") && !failing.is_out("n2"));
-        assert_eq!(failing.n_out(), 1);
+        assert!(failing.is_last("n1") && !failing.is_last("n2"));
+        assert_eq!(failing.n_last(), 1);
         let back = start + FIRST_PAUSE;
         assert!(!failing.is_due(back.checked_sub(Duration::from_secs(1)).unwrap()) && failing.is_due(back));
         failing.advance(back);
-        assert!(!failing.is_out("n1"));
+        assert!(!failing.is_last("n1"));
         failing.fail("n1", "d", back);
         failing.advance(back + FIRST_PAUSE);
-        assert!(failing.is_out("n1"), "twice as long");
+        assert!(failing.is_last("n1"), "twice as long");
         failing.advance(back + FIRST_PAUSE * 2);
-        assert!(!failing.is_out("n1"));
+        assert!(!failing.is_last("n1"));
     }
 
     #[test]
@@ -171,14 +171,14 @@ mod tests {
         for (nth, uid) in ["a", "b", "c", "d"].into_iter().enumerate() {
             failing.fail("n1", uid, start + WINDOW * u32::try_from(nth).unwrap() / 2);
         }
-        assert_eq!(failing.n_out(), 0, "never three in a window");
+        assert_eq!(failing.n_last(), 0, "never three in a window");
         failing.advance(start + WINDOW * 2 + FORGOTTEN_AFTER);
         assert!(failing.nodes.is_empty() && failing.next.is_none());
         for uid in ["a", "b", "c"] {
             failing.fail("n1", uid, start);
         }
         failing.remove("n1");
-        assert_eq!(failing.n_out(), 0);
+        assert_eq!(failing.n_last(), 0);
     }
 
     #[rstest]

@@ -8,7 +8,6 @@ pub use proto::device::RawDevice;
 use proto::exchange;
 use proto::node::Node;
 use proto::pod::Taint;
-use proto::requests;
 use proto::resource::is_gpu_resource;
 use proto::without_devices::Uids;
 use tracing::warn;
@@ -91,7 +90,7 @@ impl Follow<Node> for Index {
         let state = self.nodes.entry(name.into()).or_default();
         state.node_list = self.node_list.number;
         let ours = node.status.allocatable.iter().filter(|(resource, _)| is_gpu_resource(resource, &self.names));
-        state.allocatable = ours.map(|(resource, amount)| (resource.as_str().into(), requests::units(amount))).collect();
+        state.allocatable = ours.map(|(resource, amount)| (resource.as_str().into(), amount.units())).collect();
         let trimmed = inventory::trim(&node, &self.names);
         // Nodes report their health every few seconds; most of that changes nothing here.
         if state.node.as_ref() != Some(&trimmed) {

@@ -139,7 +139,7 @@ impl Index {
     }
 
     /// The pod's UID, as the text that is kept already if there is one.
-    pub(super) fn owner(&self, uid: &str) -> OwnerId {
+    pub fn owner(&self, uid: &str) -> OwnerId {
         self.pods.get_key_value(uid).map_or_else(|| OwnerId::from(uid), |(owner, _)| owner.clone())
     }
 

@@ -14,7 +14,7 @@ use super::fence::{self, Fence};
 use super::label::{LabelKeeper, Wanted};
 use super::lease::LeaseObject;
 use super::sight::Sight;
-use super::{Leadership, PodName, patience};
+use super::{Leadership, PodName, now, patience};
 use crate::index::{Index, Shared};
 
 /// How often is looked whether everything has been seen.
@@ -247,8 +247,4 @@ impl Campaign {
             }
         }
     }
-}
-
-fn now() -> Instant {
-    tokio::time::Instant::now().into_std()
 }

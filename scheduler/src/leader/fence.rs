@@ -7,14 +7,14 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
-use http::{Method, Request, StatusCode, header};
+use http::{Method, StatusCode};
 use kube::Client;
-use kube::client::Body;
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use super::{Leadership, PodName};
+use super::{Leadership, PodName, now};
+use crate::api_server::{self, Answer};
 
 /// Group and version of the object.
 const API_VERSION: &str = "gpushare.io/v1alpha1";
@@ -107,12 +107,13 @@ impl Fence {
         let Settings { namespace, name, holder, .. } = &self.settings;
         let collection = format!("/apis/{API_VERSION}/namespaces/{namespace}/{}", KIND.1);
         let path = format!("{collection}/{name}");
-        let (status, found) = self.send(Method::GET, &path, None).await?;
-        let version = match status {
+        let answer = self.send(Method::GET, &path, None).await?;
+        let found = json_of(&answer);
+        let version = match answer.status {
             StatusCode::OK if found.pointer("/spec/holderIdentity").and_then(Value::as_str) == Some(holder) => return Ok(()),
             StatusCode::OK => Some(found.pointer("/metadata/resourceVersion").cloned().unwrap_or_default()),
             StatusCode::NOT_FOUND => None,
-            _ => return Err(refusal("read", name, status, &found)),
+            _ => return Err(refusal("read", name, &answer)),
         };
         self.check_lease().await?;
         self.leadership.check(now())?;
@@ -123,9 +124,9 @@ impl Fence {
         let spec = json!({"holderIdentity": holder, "acquireTime": jiff::Timestamp::now().to_string()});
         let object = json!({"apiVersion": API_VERSION, "kind": KIND.0, "metadata": metadata, "spec": spec});
         let (method, path) = if version.is_some() { (Method::PUT, path) } else { (Method::POST, collection) };
-        let (status, answer) = self.send(method, &path, Some(&object)).await?;
-        if !status.is_success() {
-            return Err(refusal("write", name, status, &answer));
+        let answer = self.send(method, &path, Some(&object)).await?;
+        if !answer.status.is_success() {
+            return Err(refusal("write", name, &answer));
         }
         info!(name, holder, "the API server is to take this replica's bindings and no other's");
         Ok(())
@@ -135,9 +136,10 @@ impl Fence {
     async fn check_lease(&self) -> anyhow::Result<()> {
         let Settings { namespace, name, holder, .. } = &self.settings;
         let path = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}");
-        let (status, lease) = self.send(Method::GET, &path, None).await?;
+        let answer = self.send(Method::GET, &path, None).await?;
+        let lease = json_of(&answer);
         let held_by = lease.pointer("/spec/holderIdentity").and_then(Value::as_str).unwrap_or_default();
-        anyhow::ensure!(status == StatusCode::OK && held_by == holder, "the Lease {name} does not name this replica any more");
+        anyhow::ensure!(answer.status == StatusCode::OK && held_by == holder, "the Lease {name} does not name this replica any more");
         Ok(())
     }
 
@@ -149,15 +151,17 @@ impl Fence {
         let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target});
         let path = format!("/api/v1/namespaces/{namespace}/pods/{name}/binding?dryRun=All");
         match self.send(Method::POST, &path, Some(&binding)).await {
-            Ok((status, answer)) if is_refusal(status) => Probe::Refused(message(&answer)),
-            Ok((status, _)) if status.is_success() || [StatusCode::CONFLICT, StatusCode::NOT_FOUND].contains(&status) => Probe::Taken,
-            Ok((status, answer)) => Probe::Unknown(format!("{status}: {}", message(&answer))),
+            Ok(answer) if is_refusal(answer.status) => Probe::Refused(answer.text()),
+            Ok(Answer { status, .. }) if status.is_success() || [StatusCode::CONFLICT, StatusCode::NOT_FOUND].contains(&status) => {
+                Probe::Taken
+            }
+            Ok(answer) => Probe::Unknown(answer.message()),
             Err(error) => Probe::Unknown(format!("{error:#}")),
         }
     }
 
     /// Writes an event about this replica's pod.
-    async fn tell(&self, text: &str) {
+    async fn write_event(&self, text: &str) {
         let PodName { namespace, name } = &self.settings.pod;
         let now = jiff::Timestamp::now();
         let event = json!({
@@ -170,23 +174,17 @@ impl Fence {
         });
         let sent = self.send(Method::POST, &format!("/api/v1/namespaces/{namespace}/events"), Some(&event)).await;
         let problem = match sent {
-            Ok((status, _)) if status.is_success() => return,
-            Ok((status, answer)) => format!("{status}: {}", message(&answer)),
+            Ok(answer) if answer.status.is_success() => return,
+            Ok(answer) => answer.message(),
             Err(error) => format!("{error:#}"),
         };
         warn!(error = problem, "cannot write an event");
     }
 
-    async fn send(&self, method: Method, path: &str, body: Option<&Value>) -> anyhow::Result<(StatusCode, Value)> {
-        use http_body_util::BodyExt;
-        let request = Request::builder().method(method).uri(path).header(header::CONTENT_TYPE, "application/json");
-        let request = request.body(Body::from(body.map(|body| body.to_string().into_bytes()).unwrap_or_default()))?;
-        let exchange = async {
-            let (head, body) = self.client.send(request).await?.into_parts();
-            anyhow::Ok((head.status, body.collect().await?.to_bytes()))
-        };
-        let (status, bytes) = timeout(REQUEST_TIMEOUT, exchange).await.context("no answer in time")??;
-        Ok((status, serde_json::from_slice(&bytes).unwrap_or_else(|_| Value::String(String::from_utf8_lossy(&bytes).into_owned()))))
+    async fn send(&self, method: Method, path: &str, body: Option<&Value>) -> anyhow::Result<Answer> {
+        let body = body.map(|body| body.to_string().into_bytes()).unwrap_or_default();
+        let answer = timeout(REQUEST_TIMEOUT, api_server::send(&self.client, method, path, body)).await;
+        answer.context("no answer in time")?.map_err(|reason| anyhow!(reason))
     }
 }
 
@@ -194,12 +192,12 @@ impl Fence {
 struct Report<'a> {
     fence: &'a Fence,
     since: Option<Instant>,
-    is_told: bool,
+    is_reported: bool,
 }
 
 impl<'a> Report<'a> {
     fn new(fence: &'a Fence) -> Self {
-        Self { fence, since: None, is_told: false }
+        Self { fence, since: None, is_reported: false }
     }
 
     async fn refused(&mut self, problem: String) {
@@ -208,20 +206,20 @@ impl<'a> Report<'a> {
             return;
         }
         self.fence.leadership.set_refused(Some(problem.clone()));
-        if !self.is_told {
-            self.is_told = true;
+        if !self.is_reported {
+            self.is_reported = true;
             warn!(problem, "this replica holds the Lease, and the API server does not take its bindings");
             let text = format!(
                 "this replica holds the Lease, and the API server does not take its bindings: {problem}. If the object SchedulerLeader \
                  names this pod, restart kube-apiserver; else see that the CRD, the Role and the policy of this version are installed"
             );
-            self.fence.tell(&text).await;
+            self.fence.write_event(&text).await;
         }
     }
 
     fn taken(self) {
         self.fence.leadership.set_refused(None);
-        if self.is_told {
+        if self.is_reported {
             info!("the API server takes this replica's bindings again");
         }
     }
@@ -232,18 +230,13 @@ pub(crate) fn is_refusal(status: StatusCode) -> bool {
     matches!(status, StatusCode::FORBIDDEN | StatusCode::UNPROCESSABLE_ENTITY)
 }
 
-fn refusal(verb: &str, name: &str, status: StatusCode, answer: &Value) -> anyhow::Error {
-    anyhow!("cannot {verb} {} {name} ({status}): {}", KIND.0, message(answer))
+fn refusal(verb: &str, name: &str, answer: &Answer) -> anyhow::Error {
+    anyhow!("cannot {verb} {} {name} ({}): {}", KIND.0, answer.status, answer.text())
 }
 
-/// The message of an answer, for people.
-fn message(answer: &Value) -> String {
-    let text = answer.get("message").and_then(Value::as_str).or_else(|| answer.as_str()).unwrap_or_default();
-    crate::bind::shorten(text.trim())
-}
-
-fn now() -> Instant {
-    tokio::time::Instant::now().into_std()
+/// The object of an answer; null if it is no JSON.
+fn json_of(answer: &Answer) -> Value {
+    serde_json::from_slice(&answer.body).unwrap_or_default()
 }
 
 #[cfg(test)]

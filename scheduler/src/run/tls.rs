@@ -58,7 +58,7 @@ pub(super) fn begin(
 fn from_files(files: Option<TlsFiles>, [shown, clients]: Names, metrics: &Metrics, tasks: &mut Tasks) -> anyhow::Result<Option<Current>> {
     let Some(files) = files else { return Ok(None) };
     let metrics = metrics.clone();
-    let certificates = CertificateFiles::load(files)?.telling(move |in_use| {
+    let certificates = CertificateFiles::load(files)?.on_change(move |in_use| {
         metrics.show_ends(shown, &in_use.chain);
         if !in_use.client_authorities.is_empty() {
             metrics.show_ends(clients, &in_use.client_authorities);

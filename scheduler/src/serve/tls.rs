@@ -30,8 +30,8 @@ pub struct CertificateFiles {
     /// What the files were last seen to hold, of use or not.
     seen: Contents,
     current: watch::Sender<Arc<ServerConfig>>,
-    /// Called with what is in use whenever that changes.
-    tell: Option<Listener>,
+    /// Called with the certificates in use whenever they change.
+    on_change: Option<Listener>,
 }
 
 impl fmt::Debug for CertificateFiles {
@@ -40,7 +40,7 @@ impl fmt::Debug for CertificateFiles {
     }
 }
 
-/// Hears which certificates are in use.
+/// Receives the certificates in use.
 type Listener = Box<dyn Fn(&InUse) + Send + Sync>;
 
 /// The certificates that are in use.
@@ -75,14 +75,14 @@ impl CertificateFiles {
     pub fn load(files: TlsFiles) -> anyhow::Result<Self> {
         let seen = Contents::read(&files);
         let (current, _) = watch::channel(seen.settings(&files)?);
-        Ok(Self { files, seen, current, tell: None })
+        Ok(Self { files, seen, current, on_change: None })
     }
 
-    /// The same, with a listener that hears what is in use, now and after every change.
+    /// The same, with a listener that receives the certificates in use, now and after every change.
     #[must_use]
-    pub fn telling(self, tell: impl Fn(&InUse) + Send + Sync + 'static) -> Self {
-        self.seen.in_use(&self.files).iter().for_each(&tell);
-        Self { tell: Some(Box::new(tell)), ..self }
+    pub fn on_change(self, listener: impl Fn(&InUse) + Send + Sync + 'static) -> Self {
+        self.seen.in_use(&self.files).iter().for_each(&listener);
+        Self { on_change: Some(Box::new(listener)), ..self }
     }
 
     /// What new connections are accepted with, from now on.
@@ -108,8 +108,8 @@ impl CertificateFiles {
         match seen.settings(&self.files) {
             Ok(settings) => {
                 self.current.send_replace(settings);
-                if let Some((tell, in_use)) = self.tell.as_ref().zip(seen.in_use(&self.files)) {
-                    tell(&in_use);
+                if let Some((listener, in_use)) = self.on_change.as_ref().zip(seen.in_use(&self.files)) {
+                    listener(&in_use);
                 }
                 info!(certificate = %self.files.cert.display(), "certificates have changed, new connections meet the new ones");
             }
@@ -127,9 +127,10 @@ struct Contents {
     client_ca: Option<Bytes>,
 }
 
-type Bytes = Result<Vec<u8>, io::ErrorKind>;
+/// The content of a file, or the reason for which it could not be read.
+pub(crate) type Bytes = Result<Vec<u8>, io::ErrorKind>;
 
-fn read(path: &Path) -> Bytes {
+pub(crate) fn read(path: &Path) -> Bytes {
     std::fs::read(path).map_err(|error| error.kind())
 }
 
@@ -159,7 +160,7 @@ impl Contents {
         let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
         let builder = match self.client_ca.as_ref().zip(files.client_ca.as_deref()) {
             None => builder.with_no_client_auth(),
-            Some((authorities, path)) => builder.with_client_cert_verifier(verifier(authorities, path)?),
+            Some((authorities, path)) => builder.with_client_cert_verifier(client_verifier(authorities, path)?),
         };
         let mut settings = builder
             .with_single_cert(chain, key)
@@ -169,24 +170,27 @@ impl Contents {
     }
 }
 
-/// Checks the certificates of clients against the authorities in a file; lets in those without one.
+/// Checks the certificates of clients against the authorities that were read from a file; lets in clients without one.
 ///
 /// # Errors
-/// Names the file if it cannot be read or holds no authority.
-pub fn client_verifier(path: &Path) -> anyhow::Result<Arc<dyn ClientCertVerifier>> {
-    verifier(&read(path), path)
-}
-
-fn verifier(authorities: &Bytes, path: &Path) -> anyhow::Result<Arc<dyn ClientCertVerifier>> {
+/// Names the file if it could not be read or holds no authority.
+pub(crate) fn client_verifier(authorities: &Bytes, path: &Path) -> anyhow::Result<Arc<dyn ClientCertVerifier>> {
     let at = || format!("authorities in {}", path.display());
     let mut roots = RootCertStore::empty();
     for certificate in certificates(authorities, path)? {
         roots.add(certificate).with_context(at)?;
     }
+    verifier_of(roots).with_context(at)
+}
+
+/// Checks the certificates of clients against authorities. Views come without a certificate, so the verbs refuse, not the
+/// handshake.
+///
+/// # Errors
+/// There is no authority.
+pub(crate) fn verifier_of(roots: RootCertStore) -> anyhow::Result<Arc<dyn ClientCertVerifier>> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    // Views come without a certificate, so the verbs refuse, not the handshake.
-    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).allow_unauthenticated();
-    verifier.build().with_context(at)
+    Ok(WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).allow_unauthenticated().build()?)
 }
 
 fn certificates(pem: &Bytes, path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {

@@ -55,7 +55,7 @@ impl From<Answer> for Edits {
 }
 
 impl Injector {
-    /// The one of a runtime that starts now.
+    /// The injector of a container runtime that starts now.
     pub(crate) fn start(config: &KubeletConfig) -> io::Result<Self> {
         match &config.cdi_injector {
             Some(socket) => Ok(Self::Containerd(socket.clone())),

@@ -3,8 +3,9 @@
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 
-use http::Response;
+use http::{Request, Response};
 use http_body_util::BodyExt;
+use kube::client::Body;
 use rstest::rstest;
 
 use super::super::election::Terms;
@@ -98,7 +99,7 @@ async fn names_itself_once_it_leads(#[case] before: Option<&str>, #[case] expect
     assert_eq!(server.object.as_ref().map(|(_, holder)| holder.as_str()), Some("pod-1_a"));
 }
 
-/// Whoever has lost the Lease, by its own clock or by the word of the API server, takes nothing from the one that has it.
+/// A replica that has lost the Lease, by its own clock or by the API server's answer, leaves the object to the holder.
 #[rstest]
 #[case::the_lease_names_another("pod-0_b", true, false, "does not name this replica any more")]
 #[case::the_time_is_over("pod-1_a", false, false, "not the leader")]

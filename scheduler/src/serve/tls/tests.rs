@@ -131,14 +131,14 @@ fn a_key_is_not_shown() {
     assert!(format!("{:?}", certificates.seen).len() < 20);
 }
 
-/// The listener hears what is in use and nothing of files that are of no use.
+/// The listener receives the certificates in use, and none of files that cannot be used.
 #[tokio::test(start_paused = true)]
-async fn what_is_in_use_is_told() {
+async fn the_listener_receives_the_certificates_in_use() {
     let (old, new, authority) = (pair(), pair(), pair());
     let mut mount = Mount::new(&old);
     let told = Arc::new(std::sync::Mutex::new(Vec::new()));
     let hears = Arc::clone(&told);
-    let certificates = CertificateFiles::load(mount.files()).unwrap().telling(move |in_use| {
+    let certificates = CertificateFiles::load(mount.files()).unwrap().on_change(move |in_use| {
         let (shown, clients) = (in_use.chain[0].clone(), in_use.client_authorities[0].clone());
         hears.lock().unwrap().push([shown, clients]);
     });

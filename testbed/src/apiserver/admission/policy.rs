@@ -143,7 +143,7 @@ fn plain(rule: &NamedRuleWithOperations) -> RuleWithOperations {
     RuleWithOperations { api_groups, api_versions, operations, resources, scope }
 }
 
-/// The parameter; `None` if the policy does not count without one.
+/// The object that a binding names as the policy's parameter; `None` if there is none and the policy does not apply without it.
 fn param(state: &State, params: &Params, kind: Option<&ParamKind>, reference: Option<&ParamRef>) -> Option<Result<Arc<Value>, String>> {
     let (Some(kind), Some(reference)) = (kind.and_then(kind_of), reference) else { return Some(Ok(Arc::default())) };
     let Some(resource) = resource_of(state, &kind) else {

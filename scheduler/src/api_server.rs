@@ -1,0 +1,67 @@
+//! One request to the API server, and its answer as it came: status, pause and message.
+//!
+//! For writes of which the status matters more than the object, such as bindings. Decides nothing, retries nothing, and sets
+//! no time limit.
+
+use std::time::Duration;
+
+use http::{HeaderMap, Method, Request, StatusCode, header};
+use http_body_util::BodyExt;
+use kube::Client;
+use kube::client::Body;
+use serde::Deserialize;
+
+/// Characters of somebody else's message that are passed on.
+const MAX_MESSAGE: usize = 500;
+
+/// An answer of the API server.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    /// The pause that the API server asks for before the next attempt.
+    pub(crate) retry_after: Option<Duration>,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Answer {
+    /// The status and the message, for people.
+    pub(crate) fn message(&self) -> String {
+        let text = self.text();
+        if text.is_empty() { self.status.to_string() } else { format!("{}: {text}", self.status) }
+    }
+
+    /// The message of a `Status`, else the body as text.
+    pub(crate) fn text(&self) -> String {
+        #[derive(Deserialize)]
+        struct Status {
+            message: String,
+        }
+        match serde_json::from_slice::<Status>(&self.body) {
+            Ok(status) => shorten(status.message.trim()),
+            Err(_) => shorten(String::from_utf8_lossy(&self.body).trim()),
+        }
+    }
+}
+
+/// Sends a request with a JSON body, which may be empty.
+///
+/// # Errors
+/// The reason for which there is no whole answer, for people. The request may have been carried out.
+pub(crate) async fn send(client: &Client, method: Method, path: &str, body: Vec<u8>) -> Result<Answer, String> {
+    let request = Request::builder().method(method).uri(path).header(header::CONTENT_TYPE, "application/json");
+    let request = request.body(Body::from(body)).map_err(|error| format!("cannot make the request: {error}"))?;
+    let response = client.send(request).await.map_err(|error| format!("{:#}", anyhow::Error::from(error)))?;
+    let (parts, body) = response.into_parts();
+    let body = body.collect().await.map_err(|error| format!("the API server's answer broke off: {error}"))?;
+    Ok(Answer { status: parts.status, retry_after: retry_after(&parts.headers), body: body.to_bytes().to_vec() })
+}
+
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let seconds = headers.get(header::RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
+    Some(Duration::from_secs(seconds))
+}
+
+/// The beginning of a text that somebody else has written.
+pub(crate) fn shorten(text: &str) -> String {
+    text.chars().take(MAX_MESSAGE).collect()
+}
