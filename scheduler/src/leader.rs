@@ -8,7 +8,9 @@ pub mod election;
 mod fence;
 mod label;
 mod lease;
+pub mod neighbour;
 pub mod sight;
+mod term_source;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

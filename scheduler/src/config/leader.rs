@@ -12,22 +12,26 @@ use crate::leader::election::Terms;
 #[derive(Clone, Debug, Args)]
 pub(super) struct LeaderArgs {
     /// Decide only while leading: several replicas elect one of them by a Lease. Needs --pod-name.
-    #[arg(long, env = "GPUSHARE_LEADER_ELECT", requires = "pod_name")]
+    #[arg(long, env = "GPUSHARE_LEADER_ELECT", requires = "pod_name", group = "leading")]
     leader_elect: bool,
-    /// Write the object `SchedulerLeader`, named as the Lease, when this replica takes the lead, and bind nothing before the API
-    /// server takes its bindings: the policy gpushare-scheduler-bindings refuses those of all others.
-    #[arg(long, env = "GPUSHARE_FENCE_BINDINGS", requires = "leader_elect")]
+    /// Decide only while the kube-scheduler in the same pod holds this Lease, in the pod's namespace: for a second kube-scheduler
+    /// with an extender in each of its pods. The Lease is read and never written. Needs --pod-name.
+    #[arg(long, env = "GPUSHARE_KUBE_SCHEDULER_LEASE", value_name = "NAME", requires = "pod_name", group = "leading")]
+    kube_scheduler_lease: Option<String>,
+    /// Write the object `SchedulerLeader` when this replica takes the lead, and bind nothing before the API server takes its
+    /// bindings: the policy gpushare-scheduler-bindings refuses those of all others.
+    #[arg(long, env = "GPUSHARE_FENCE_BINDINGS", requires = "leading")]
     fence_bindings: bool,
-    /// Name of the Lease.
+    /// Name of the Lease of --leader-elect, and of the object `SchedulerLeader`.
     #[arg(long, env = "GPUSHARE_LEASE_NAME", value_name = "NAME", default_value = "gpushare-scheduler")]
     lease_name: String,
-    /// How long the other replicas leave a leader alone that does not renew its Lease; whole seconds.
+    /// Time for which a Lease that is not renewed is left to its holder; whole seconds.
     #[arg(long, env = "GPUSHARE_LEASE_DURATION", default_value = "15s", value_parser = duration)]
     lease_duration: Duration,
-    /// How long a leader that cannot renew its Lease goes on; with the time of a bind, not longer than the Lease.
+    /// Time for which a leader goes on whose Lease is not renewed; with the time of a bind, not longer than the Lease.
     #[arg(long, env = "GPUSHARE_RENEW_DEADLINE", default_value = "10s", value_parser = duration)]
     renew_deadline: Duration,
-    /// How often the Lease is renewed, or looked at.
+    /// Pause between two renewals, or reads, of the Lease.
     #[arg(long, env = "GPUSHARE_RETRY_PERIOD", default_value = "2s", value_parser = duration)]
     retry_period: Duration,
     /// Name of this replica's pod, which bears the label gpushare/leader while it leads.
@@ -38,12 +42,14 @@ pub(super) struct LeaderArgs {
     pod_namespace: Option<String>,
 }
 
-/// How a replica takes part in the election.
+/// The part of one replica of several.
 #[derive(Clone, Debug)]
 pub struct Leader {
-    /// Name of the Lease.
+    /// Name of the replicas' Lease, and of the object `SchedulerLeader`.
     pub lease: String,
-    /// For how long what holds.
+    /// Name of the Lease of the kube-scheduler in this pod, if this replica leads by that one.
+    pub kube_scheduler_lease: Option<String>,
+    /// The times of the Lease.
     pub terms: Terms,
     /// Name of the replica's pod.
     pub pod: String,
@@ -54,11 +60,15 @@ pub struct Leader {
 }
 
 impl LeaderArgs {
-    /// Puts them together; none without election.
+    /// The part of a replica; none if it is the only one.
     pub(super) fn leader(self, bind_timeout: Duration) -> anyhow::Result<Option<Leader>> {
-        let Some(pod) = self.pod_name.filter(|_| self.leader_elect) else { return Ok(None) };
+        let is_one_of_several = self.leader_elect || self.kube_scheduler_lease.is_some();
+        let Some(pod) = self.pod_name.filter(|_| is_one_of_several) else { return Ok(None) };
         if pod.is_empty() {
-            bail!("--leader-elect: --pod-name is empty");
+            bail!("--pod-name is empty");
+        }
+        if self.kube_scheduler_lease.as_ref().is_some_and(String::is_empty) {
+            bail!("--kube-scheduler-lease is empty: give the resourceName in the leaderElection of kube-scheduler's configuration");
         }
         let terms = Terms { lease: self.lease_duration, renew: self.renew_deadline, retry: self.retry_period };
         if terms.lease.subsec_nanos() != 0 || terms.lease < Duration::from_secs(2) {
@@ -72,6 +82,13 @@ impl LeaderArgs {
                 "--renew-deadline and --bind-timeout together must not be longer than --lease-duration: a leader's last bind must end before another begins"
             );
         }
-        Ok(Some(Leader { lease: self.lease_name, terms, pod, namespace: self.pod_namespace, fences_bindings: self.fence_bindings }))
+        Ok(Some(Leader {
+            lease: self.lease_name,
+            kube_scheduler_lease: self.kube_scheduler_lease,
+            terms,
+            pod,
+            namespace: self.pod_namespace,
+            fences_bindings: self.fence_bindings,
+        }))
     }
 }

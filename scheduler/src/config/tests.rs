@@ -66,6 +66,10 @@ fn policies_and_weights_are_taken_over() {
 #[case::lifetime(&["--certificate-lifetime", "365d"], "from 10s to 180d")]
 #[case::two_sources(&["--tls-from-secret", "--certificate-secret", "s", "--tls-cert-file", "a", "--tls-key-file", "b"], "cannot be used with")]
 #[case::election_without_a_pod(&["--leader-elect"], "--pod-name")]
+#[case::neighbour_without_a_pod(&["--kube-scheduler-lease=k"], "--pod-name")]
+#[case::two_leases(&["--leader-elect", "--kube-scheduler-lease=k", "--pod-name=p"], "cannot be used with")]
+#[case::neighbour_without_a_lease(&["--kube-scheduler-lease=", "--pod-name=p"], "resourceName in the leaderElection")]
+#[case::fence_without_a_lease(&["--fence-bindings"], "--leader-elect|--kube-scheduler-lease")]
 #[case::lease_of_part_of_a_second(&["--leader-elect", "--pod-name", "p", "--lease-duration", "15500ms"], "whole seconds")]
 #[case::lease_shorter_than_binds(&["--leader-elect", "--pod-name", "p", "--bind-timeout", "6s"], "must end before another begins")]
 #[case::renewed_too_seldom(&["--leader-elect", "--pod-name", "p", "--retry-period", "6s"], "at least twice --retry-period")]
@@ -125,6 +129,9 @@ fn a_leader_is_elected_on_demand() {
     assert_eq!((leader.pod.as_str(), leader.namespace.as_deref(), leader.lease.as_str()), ("p", Some("n"), "gpushare-scheduler"));
     let terms = [leader.terms.lease, leader.terms.renew, leader.terms.retry];
     assert_eq!(terms.map(|time| time.as_secs()), [15, 10, 2]);
+    let beside = parse(&["--kube-scheduler-lease=k", "--pod-name=p", "--fence-bindings"]).unwrap().leader.unwrap();
+    let names = (beside.kube_scheduler_lease.as_deref(), beside.lease.as_str(), beside.fences_bindings);
+    assert_eq!(names, (Some("k"), "gpushare-scheduler", true));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Takes part in the election until told to stop: reads and writes the Lease, and acts on whether this replica leads.
+//! Reads and writes the Lease until the process ends, and begins and ends this replica's terms.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::{Duration, Instant};
@@ -13,7 +13,9 @@ use super::election::{Action, Election, Reign, Terms, Written};
 use super::fence::{self, Fence};
 use super::label::{LabelKeeper, Wanted};
 use super::lease::LeaseObject;
+use super::neighbour::{self, Neighbour};
 use super::sight::Sight;
+use super::term_source::TermSource;
 use super::{Leadership, PodName, now, patience};
 use crate::index::{Index, Shared};
 
@@ -22,16 +24,18 @@ const LOOK: Duration = Duration::from_millis(100);
 /// How long giving the Lease up, and taking the label off, may take.
 const GOODBYE: Duration = Duration::from_secs(5);
 
-/// How this replica takes part.
+/// The names and times of this replica's part.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Name of the Lease.
+    /// Name of the replicas' Lease, and of the object `SchedulerLeader`.
     pub lease: String,
-    /// Its namespace.
+    /// Name of the Lease of the kube-scheduler in this pod, if this replica leads by that one.
+    pub kube_scheduler_lease: Option<String>,
+    /// Namespace of all three.
     pub namespace: String,
     /// This replica's pod.
     pub pod: PodName,
-    /// For how long what holds.
+    /// The times of the Lease.
     pub terms: Terms,
     /// Longest time that one bind may take.
     pub bind_timeout: Duration,
@@ -48,7 +52,9 @@ pub struct Campaign {
     lease: LeaseObject,
     label: LabelKeeper,
     fence: Option<Fence>,
-    election: Election,
+    source: TermSource,
+    /// The Lease's fault that was logged last.
+    problem: Option<String>,
     /// The reign that has been acted upon.
     reign: Option<Reign>,
     /// Makes ready to bind.
@@ -57,7 +63,7 @@ pub struct Campaign {
 
 impl std::fmt::Debug for Campaign {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Campaign").field("settings", &self.settings).field("election", &self.election).finish_non_exhaustive()
+        f.debug_struct("Campaign").field("settings", &self.settings).field("source", &self.source).finish_non_exhaustive()
     }
 }
 
@@ -81,19 +87,28 @@ async fn until_ready(index: &Shared<Index>) {
 impl Campaign {
     /// A replica that reads and writes through `client`.
     pub fn new(client: Client, settings: Settings, leadership: Leadership, index: Shared<Index>, sight: Sight) -> Self {
-        let lease = LeaseObject::new(client.clone(), &settings.namespace, &settings.lease);
+        let lease_name = settings.kube_scheduler_lease.as_ref().unwrap_or(&settings.lease);
+        let lease = LeaseObject::new(client.clone(), &settings.namespace, lease_name);
         let label = LabelKeeper::start(client.clone(), settings.pod.clone(), leadership.clone());
         // A process that comes after this one in the same pod is another replica.
         let identity = format!("{}_{:016x}", settings.pod.name, RandomState::new().build_hasher().finish());
         let fence = settings.fences_bindings.then(|| {
-            let Settings { lease: name, namespace, pod, .. } = settings.clone();
-            Fence::new(client, fence::Settings { namespace, name, pod, holder: identity.clone() }, leadership.clone())
+            let Settings { lease: name, namespace, pod, kube_scheduler_lease, .. } = settings.clone();
+            let (lease, lease_holder) = match kube_scheduler_lease {
+                Some(lease) => (lease, neighbour::prefix(&pod.name)),
+                None => (name.clone(), identity.clone()),
+            };
+            let settings = fence::Settings { namespace, name, pod, holder: identity.clone(), lease, lease_holder };
+            Fence::new(client, settings, leadership.clone())
         });
-        let election = Election::new(identity, settings.terms, now());
-        Self { settings, leadership, index, sight, lease, label, fence, election, reign: None, succession: None }
+        let source = match &settings.kube_scheduler_lease {
+            Some(_) => TermSource::Neighbour(Neighbour::of(&settings.pod.name, settings.terms, now())),
+            None => TermSource::Election(Election::new(identity, settings.terms, now())),
+        };
+        Self { settings, leadership, index, sight, lease, label, fence, source, problem: None, reign: None, succession: None }
     }
 
-    /// Takes part until `stop` completes, then gives the Lease up once all binds have ended.
+    /// Takes part until `stop` completes; then an own Lease is given up once all binds have ended.
     pub async fn run(mut self, stop: impl Future<Output = ()>) {
         tokio::pin!(stop);
         tokio::select! {
@@ -103,7 +118,7 @@ impl Campaign {
         }
         loop {
             self.act();
-            let pause = match self.election.next(now()) {
+            let pause = match self.source.next(now()) {
                 Action::Wait(until) => until,
                 Action::End => break,
                 action => {
@@ -137,10 +152,10 @@ impl Campaign {
             Action::Read => {
                 let found = self.lease.read(patience).await;
                 match found {
-                    Ok(found) => self.election.read(now(), found),
+                    Ok(found) => self.source.read(sent, now(), found),
                     Err(error) => {
-                        warn!(lease = self.settings.lease, error = format!("{error:#}"), "the Lease cannot be read, trying again");
-                        self.election.unread(now());
+                        warn!(lease = self.lease.name(), error = format!("{error:#}"), "the Lease cannot be read, trying again");
+                        self.source.unread(now());
                     }
                 }
                 return;
@@ -156,24 +171,29 @@ impl Campaign {
             Action::Wait(_) | Action::End => return,
         };
         if outcome == Written::Overtaken {
-            info!(lease = self.settings.lease, "another replica has written the Lease");
+            info!(lease = self.lease.name(), "another replica has written the Lease");
         }
-        self.election.written(record, sent, now(), outcome);
+        self.source.written(record, sent, now(), outcome);
     }
 
-    /// Begins, goes on or ceases to lead, as the election says.
+    /// Begins, goes on or ceases to lead, as the source of terms says.
     fn act(&mut self) {
-        let reign = self.election.reign(now());
+        let problem = self.source.problem();
+        if let Some(problem) = problem.as_ref().filter(|_| problem != self.problem) {
+            warn!(lease = self.lease.name(), problem, "this replica cannot lead");
+        }
+        self.problem = problem;
+        let reign = self.source.reign(now());
         let is_new = reign.map(|reign| reign.number) != self.reign.map(|reign| reign.number);
         if is_new && self.reign.is_some() {
-            warn!(holder = self.election.holder(), "this replica leads no more");
+            warn!(holder = self.source.holder(), "this replica leads no more");
             self.leadership.stand_by();
             self.end_reign();
         }
         if let Some(reign) = reign {
             self.leadership.lead(self.settings.terms, reign.renewed, is_new);
             if is_new {
-                info!(lease = self.settings.lease, is_handed_over = reign.is_handed_over, "this replica leads");
+                info!(lease = self.lease.name(), is_handed_over = reign.is_handed_over, "this replica leads");
                 self.succession = Some(self.succeed(reign));
             }
         }
@@ -223,7 +243,9 @@ impl Campaign {
         if let Some(succession) = self.succession.take() {
             succession.abort();
         }
-        if led && self.index.read().has_doubts() {
+        if !self.source.is_own() {
+            self.source.resign(now());
+        } else if led && self.index.read().has_doubts() {
             // Whoever finds an abandoned Lease waits until such a write must have ended.
             warn!("it is not known whether some binding was written: the Lease is left to run out");
         } else if led {
@@ -238,9 +260,9 @@ impl Campaign {
     }
 
     async fn give_up(&mut self) {
-        self.election.resign(now());
+        self.source.resign(now());
         loop {
-            match self.election.next(now()) {
+            match self.source.next(now()) {
                 Action::End => return,
                 Action::Wait(until) => sleep_until(until.into()).await,
                 action => self.carry_out(action).await,

@@ -1,7 +1,7 @@
 //! The `SchedulerLeader` object, which names the replica whose bindings the API server takes, and whether it takes them.
 //!
 //! The policy `gpushare-scheduler-bindings` compares the pod of a scheduler's token with the holder in this object. The
-//! object repeats the Lease in a kind of our own, as kube-apiserver watches the objects that a policy names as parameters,
+//! object repeats the Lease by which a replica leads in a kind of our own, as kube-apiserver watches the objects that a policy names as parameters,
 //! and its watch of a built-in kind ends for good with the last policy binding of that kind (kubernetes/kubernetes#133827).
 
 use std::time::{Duration, Instant};
@@ -29,17 +29,21 @@ const TOLERATED: Duration = Duration::from_secs(3);
 /// The node of the binding that is tried and never written.
 const NO_NODE: &str = "gpushare-dry-run";
 
-/// The names of the object and the Lease, and the holder that the object is to name.
+/// The names of the object and the Lease, and the holders that they are to name.
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
     /// Namespace of both.
     pub(super) namespace: String,
-    /// Name of both.
+    /// Name of the object.
     pub(super) name: String,
     /// This replica's pod.
     pub(super) pod: PodName,
-    /// The Lease's `holderIdentity` while this replica holds it.
+    /// The object's `holderIdentity` while this replica leads.
     pub(super) holder: String,
+    /// Name of the Lease by which this replica leads.
+    pub(super) lease: String,
+    /// The beginning of the Lease's `holderIdentity` while this replica leads by it.
+    pub(super) lease_holder: String,
 }
 
 /// Has the API server take this replica's bindings, for one term.
@@ -132,14 +136,15 @@ impl Fence {
         Ok(())
     }
 
-    /// Checks that this replica holds the Lease: a person may have given it to another, which then takes bindings over.
+    /// Checks that the Lease names this replica: a person may have given it to another, which then takes bindings over.
     async fn check_lease(&self) -> anyhow::Result<()> {
-        let Settings { namespace, name, holder, .. } = &self.settings;
+        let Settings { namespace, lease: name, lease_holder: holder, .. } = &self.settings;
         let path = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}");
         let answer = self.send(Method::GET, &path, None).await?;
         let lease = json_of(&answer);
         let held_by = lease.pointer("/spec/holderIdentity").and_then(Value::as_str).unwrap_or_default();
-        anyhow::ensure!(answer.status == StatusCode::OK && held_by == holder, "the Lease {name} does not name this replica any more");
+        let is_held = answer.status == StatusCode::OK && held_by.starts_with(holder.as_str());
+        anyhow::ensure!(is_held, "the Lease {name} does not name this replica any more");
         Ok(())
     }
 

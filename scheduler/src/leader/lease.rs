@@ -23,6 +23,10 @@ impl LeaseObject {
         Self { api: Api::namespaced(client, namespace), name: name.to_owned(), last: Lease::default() }
     }
 
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// The version and what it says, if there is a Lease. Names no resource version, so that no cache answers.
     pub(super) async fn read(&mut self, timeout: Duration) -> anyhow::Result<Option<(String, Record)>> {
         let found = tokio::time::timeout(timeout, self.api.get_opt(&self.name)).await.context("no answer in time")?;

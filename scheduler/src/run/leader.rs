@@ -41,6 +41,7 @@ impl Part {
             let pod = PodName { namespace: namespace.clone(), name: leader.pod.clone() };
             Settings {
                 lease: leader.lease.clone(),
+                kube_scheduler_lease: leader.kube_scheduler_lease.clone(),
                 namespace,
                 pod,
                 terms: leader.terms,

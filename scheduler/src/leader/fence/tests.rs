@@ -74,7 +74,14 @@ fn fence(server: Server) -> (Fence, Shared) {
     });
     let client = Client::new(service, "ns");
     let pod = PodName { namespace: "ns".to_owned(), name: "pod-1".to_owned() };
-    let settings = Settings { namespace: "ns".to_owned(), name: "gpushare-scheduler".to_owned(), pod, holder: "pod-1_a".to_owned() };
+    let settings = Settings {
+        namespace: "ns".to_owned(),
+        name: "gpushare-scheduler".to_owned(),
+        pod,
+        holder: "pod-1_a".to_owned(),
+        lease: "gpushare-scheduler".to_owned(),
+        lease_holder: "pod-1_a".to_owned(),
+    };
     let leadership = Leadership::standby();
     let terms = Terms { lease: Duration::from_secs(15), renew: Duration::from_secs(10), retry: Duration::from_secs(2) };
     leadership.lead(terms, now(), true);
@@ -97,6 +104,18 @@ async fn names_itself_once_it_leads(#[case] before: Option<&str>, #[case] expect
     let server = server.lock().unwrap();
     assert_eq!(server.written, expected);
     assert_eq!(server.object.as_ref().map(|(_, holder)| holder.as_str()), Some("pod-1_a"));
+}
+
+/// The extender beside a kube-scheduler leads by the Lease of that one, whose holder has the pod's name and a number.
+#[rstest]
+#[case::of_the_own_pod("pod-1_4711", true)]
+#[case::of_another_pod("pod-10_4711", false)]
+#[tokio::test]
+async fn names_itself_while_its_neighbour_holds_the_lease(#[case] lease: &str, #[case] expected: bool) {
+    let (mut fence, server) = fence(Server { lease: lease.to_owned(), ..holding() });
+    fence.settings.lease_holder = crate::leader::neighbour::prefix("pod-1");
+    assert_eq!(fence.write().await.is_ok(), expected);
+    assert_eq!(server.lock().unwrap().object.is_some(), expected);
 }
 
 /// A replica that has lost the Lease, by its own clock or by the API server's answer, leaves the object to the holder.
