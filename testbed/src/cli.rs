@@ -3,9 +3,11 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use futures::FutureExt;
 use tracing_subscriber::EnvFilter;
 
 use crate::console::Console;
+use crate::kube_scheduler::process as kube_scheduler;
 use crate::{chaos, demo, e2e, load, replay};
 
 /// Runs gpushare's real daemons in a small Kubernetes on this machine, without a cluster and without a GPU.
@@ -31,6 +33,8 @@ enum Command {
     Load(load::LoadArgs),
     /// Replay a trace of pods, or your own cluster's, and compare policies by what they get out of the GPUs.
     Replay(Box<replay::ReplayArgs>),
+    /// Run the testbed's model of kube-scheduler alone, against any API server.
+    KubeScheduler(kube_scheduler::KubeSchedulerArgs),
 }
 
 /// Parses the arguments and does what they say.
@@ -42,25 +46,28 @@ pub fn main() -> ExitCode {
         Err(error) => return fail(&error.into()),
     };
     runtime.block_on(async {
+        let running = match cli.command {
+            Command::Demo(args) => demo::run(args).boxed_local(),
+            Command::E2e(args) => e2e::run(args).boxed_local(),
+            Command::Chaos(args) => chaos::run(args).boxed_local(),
+            Command::Load(args) => load::run(args).boxed_local(),
+            Command::Replay(args) => replay::run(*args).boxed_local(),
+            // It has something to do once it is asked to end.
+            Command::KubeScheduler(args) => return exit_code(kube_scheduler::run(args, interrupted()).await),
+        };
         // Dropping the command ends every process that it started.
         tokio::select! {
-            result = run(cli.command) => match result {
-                Ok(true) => ExitCode::SUCCESS,
-                Ok(false) => ExitCode::FAILURE,
-                Err(error) => fail(&error),
-            },
+            result = running => exit_code(result),
             () = interrupted() => ExitCode::from(130),
         }
     })
 }
 
-async fn run(command: Command) -> anyhow::Result<bool> {
-    match command {
-        Command::Demo(args) => demo::run(args).await,
-        Command::E2e(args) => e2e::run(args).await,
-        Command::Chaos(args) => chaos::run(args).await,
-        Command::Load(args) => load::run(args).await,
-        Command::Replay(args) => replay::run(*args).await,
+fn exit_code(result: anyhow::Result<bool>) -> ExitCode {
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => fail(&error),
     }
 }
 

@@ -315,6 +315,11 @@ impl Cluster {
         std::iter::from_fn(|| self.attempts.try_recv().ok()).collect()
     }
 
+    /// The programs that the cluster starts.
+    pub fn binaries(&self) -> &Binaries {
+        &self.binaries
+    }
+
     /// Ends the scheduling loop with whatever it has in flight.
     pub fn stop_kube_scheduler(&mut self) {
         self.kube_scheduler = None;

@@ -109,6 +109,8 @@ pub struct Binaries {
     pub scheduler: PathBuf,
     /// `gpushare-device-plugin`.
     pub device_plugin: PathBuf,
+    /// This program.
+    pub testbed: PathBuf,
 }
 
 impl Binaries {
@@ -126,7 +128,11 @@ impl Binaries {
         if let (Some(cargo), Some(manifest)) = (std::env::var_os("CARGO"), std::env::var_os("CARGO_MANIFEST_DIR")) {
             build(&cargo, Path::new(&manifest), &dir, is_test(&own)).await?;
         }
-        Ok(Self { scheduler: find(&dir, "gpushare-scheduler")?, device_plugin: find(&dir, "gpushare-device-plugin")? })
+        Ok(Self {
+            scheduler: find(&dir, "gpushare-scheduler")?,
+            device_plugin: find(&dir, "gpushare-device-plugin")?,
+            testbed: find(&dir, "testbed")?,
+        })
     }
 }
 

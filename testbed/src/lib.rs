@@ -26,4 +26,5 @@ pub mod rbac;
 pub mod replay;
 pub mod replicas;
 pub mod scenario;
+pub mod second_scheduler;
 pub mod vendor_plugin;

@@ -58,7 +58,7 @@ const FLAGS: [&str; 10] = [
     "2s",
 ];
 /// The manifests of `deploy/` by which the API server takes bindings from the leader alone.
-const FENCE: [&str; 2] = ["base/scheduler-leader-crd.yaml", "base/scheduler-admission.yaml"];
+pub(crate) const FENCE: [&str; 2] = ["base/scheduler-leader-crd.yaml", "base/scheduler-admission.yaml"];
 /// Most replicas that one cluster sees; each has a token of its own, as a pod's service-account token names the pod.
 const MOST: usize = 16;
 /// The attribute of the user by which the API server names the pod of such a token.
@@ -126,10 +126,7 @@ impl Replicas {
     pub fn add(&mut self) -> Result<String> {
         let name = format!("{NAME}-{}", self.n_made);
         self.n_made += 1;
-        let labels = json!({"app.kubernetes.io/name": NAME, "app.kubernetes.io/part-of": "gpushare"});
-        let spec = json!({"nodeName": "control-plane", "containers": [{"name": NAME, "image": NAME}]});
-        let pod = json!({"metadata": {"name": name, "namespace": NAMESPACE, "labels": labels}, "spec": spec});
-        self.api.create("pods", pod)?;
+        self.api.create("pods", pod(&name))?;
         let (args, ports) = self.args(&name)?;
         let health = ports.get(HEALTH).context("the scheduler answers no probes")?;
         let url = format!("http://{health}/readyz");
@@ -255,12 +252,19 @@ impl Replicas {
     }
 }
 
-fn kubeconfig(dir: &Path, replica: &str) -> PathBuf {
+pub(crate) fn kubeconfig(dir: &Path, replica: &str) -> PathBuf {
     dir.join(format!("{replica}.kubeconfig"))
 }
 
+/// The Pod object of a replica.
+pub(crate) fn pod(name: &str) -> Value {
+    let labels = json!({"app.kubernetes.io/name": NAME, "app.kubernetes.io/part-of": "gpushare"});
+    let spec = json!({"nodeName": "control-plane", "containers": [{"name": NAME, "image": NAME}]});
+    json!({"metadata": {"name": name, "namespace": NAMESPACE, "labels": labels}, "spec": spec})
+}
+
 /// The kubeconfig of a replica, with a token that names its pod.
-fn write_kubeconfig(cluster: &Cluster, replica: &str) -> Result<()> {
+pub(crate) fn write_kubeconfig(cluster: &Cluster, replica: &str) -> Result<()> {
     let token = format!("token-of-pod-{replica}");
     let extra = [(POD_CLAIM.to_owned(), vec![replica.to_owned()])].into();
     cluster.api().add_token(&token, User { name: SCHEDULER_USER.to_owned(), groups: Vec::new(), extra });
@@ -269,7 +273,7 @@ fn write_kubeconfig(cluster: &Cluster, replica: &str) -> Result<()> {
 }
 
 /// Removes what other replicas have left, and the policies, which know no scheduler without replicas.
-fn clean(api: &apiserver::Cluster) -> Result<()> {
+pub(crate) fn clean(api: &apiserver::Cluster) -> Result<()> {
     for plural in ["validatingadmissionpolicybindings", "validatingadmissionpolicies"] {
         for object in api.list(plural, None)? {
             api.delete(plural, "", object.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default(), None)?;

@@ -40,6 +40,7 @@ mod records;
 mod replicas;
 mod requests;
 mod runtime_hook;
+mod second_scheduler;
 mod sharing;
 mod stage;
 mod topology;
@@ -96,7 +97,7 @@ pub fn all() -> Vec<Scenario> {
         group(&[all_devices::SCENARIOS, policies::SCENARIOS], true, &[Stage::Faults, Stage::Webhooks]),
         group(&[preemption::SCENARIOS], true, &[Stage::Faults]),
         group(&[webhooks::SCENARIOS], true, &[Stage::Webhooks]),
-        group(&[replicas::SCENARIOS], true, &[Stage::Replicas]),
+        group(&[replicas::SCENARIOS, second_scheduler::SCENARIOS], true, &[Stage::Replicas]),
         group(&mixed, true, &[Stage::Mixed]),
         group(&topology::SCENARIOS, true, &[Stage::Topology]),
     ];

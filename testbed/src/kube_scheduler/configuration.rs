@@ -1,6 +1,6 @@
 //! A `KubeSchedulerConfiguration` (`kubescheduler.config.k8s.io/v1`), read as kube-scheduler reads it.
 //!
-//! Keeps what the loop acts on: the profiles' names, the back-off and the extenders. Plugins and their arguments
+//! Keeps what the loop acts on: the profiles' names, the back-off, the extenders and the election. Plugins and their arguments
 //! are not simulated, so they are read over; an extender's fields are all checked, because a misspelt one matters.
 
 use std::collections::BTreeSet;
@@ -12,6 +12,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 
+use super::leader_election::LeaderElection;
 use crate::connector::{Connector, TlsFiles};
 
 const API_VERSION: &str = "kubescheduler.config.k8s.io/v1";
@@ -33,6 +34,8 @@ pub struct Configuration {
     pub max_backoff: Duration,
     /// `percentageOfNodesToScore` of the first profile, or of all; 0 for the stock setting.
     pub percentage_of_nodes_to_score: usize,
+    /// The election among processes; only a process of its own takes part in it.
+    pub leader_election: Option<LeaderElection>,
 }
 
 /// One extender.
@@ -66,7 +69,7 @@ pub struct ExtenderConfiguration {
     #[serde(skip)]
     address: Option<SocketAddr>,
     /// How long one call may take.
-    #[serde(default = "default_http_timeout", deserialize_with = "duration")]
+    #[serde(default = "default_http_timeout", deserialize_with = "http_timeout")]
     pub http_timeout: Duration,
     /// Whether it is sent names of nodes instead of nodes.
     #[serde(default)]
@@ -146,6 +149,7 @@ struct Document {
     pod_initial_backoff_seconds: Option<u64>,
     pod_max_backoff_seconds: Option<u64>,
     percentage_of_nodes_to_score: Option<usize>,
+    leader_election: Option<LeaderElection>,
 }
 
 #[derive(Deserialize)]
@@ -229,6 +233,7 @@ impl FromStr for Configuration {
             initial_backoff: Duration::from_secs(document.pod_initial_backoff_seconds.unwrap_or(1)),
             max_backoff: Duration::from_secs(document.pod_max_backoff_seconds.unwrap_or(10)),
             percentage_of_nodes_to_score,
+            leader_election: document.leader_election.filter(|election| election.leader_elect),
         })
     }
 }
@@ -296,11 +301,16 @@ fn default_http_timeout() -> Duration {
     DEFAULT_HTTP_TIMEOUT
 }
 
-/// A duration as Go writes it; zero means the default.
-fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    let parsed = parse_duration(&text).ok_or_else(|| D::Error::custom(format!("{text:?} is no duration such as 500ms or 1m30s")))?;
+/// A timeout of an extender; zero means the default.
+fn http_timeout<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    let parsed = duration(deserializer)?;
     Ok(if parsed.is_zero() { DEFAULT_HTTP_TIMEOUT } else { parsed })
+}
+
+/// A duration as Go writes it.
+pub(super) fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    parse_duration(&text).ok_or_else(|| D::Error::custom(format!("{text:?} is no duration such as 500ms or 1m30s")))
 }
 
 fn parse_duration(text: &str) -> Option<Duration> {

@@ -1,0 +1,168 @@
+//! Leader election among scheduling loops by a Lease, as client-go does it for kube-scheduler (`leaderelection.go`).
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::time::Duration;
+
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::PostParams;
+use kube::{Api, Client};
+use serde::Deserialize;
+use tokio::time::{Instant, sleep, timeout};
+use tracing::{debug, info};
+
+use super::configuration::duration;
+
+/// The Lease and its times, as `leaderElection` of a `KubeSchedulerConfiguration` names them.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct LeaderElection {
+    /// True if the loop runs only while its process holds the Lease.
+    #[serde(default = "yes")]
+    pub leader_elect: bool,
+    /// Namespace of the Lease.
+    #[serde(default = "default_namespace")]
+    pub resource_namespace: String,
+    /// Name of the Lease.
+    #[serde(default = "default_name")]
+    pub resource_name: String,
+    /// Time for which the others leave a holder alone that does not renew; whole seconds count.
+    #[serde(default = "fifteen_seconds", deserialize_with = "duration")]
+    pub lease_duration: Duration,
+    /// A holder that cannot renew for as long ends.
+    #[serde(default = "ten_seconds", deserialize_with = "duration")]
+    pub renew_deadline: Duration,
+    /// Pause between attempts.
+    #[serde(default = "two_seconds", deserialize_with = "duration")]
+    pub retry_period: Duration,
+}
+
+/// One process's part in the election.
+pub(super) struct Elector {
+    api: Api<Lease>,
+    settings: LeaderElection,
+    /// Host name and a number that no other process has.
+    identity: String,
+    /// The Lease as it was seen last, and the time at which that version was first seen.
+    observed: Option<(Lease, Instant)>,
+}
+
+impl Elector {
+    /// A process on the host of this name, which is its pod's.
+    pub(super) fn new(client: Client, settings: LeaderElection, host: &str) -> Self {
+        let identity = format!("{host}_{:016x}", RandomState::new().build_hasher().finish());
+        Self { api: Api::namespaced(client, &settings.resource_namespace), settings, identity, observed: None }
+    }
+
+    /// Returns when the Lease is held.
+    pub(super) async fn acquire(&mut self) {
+        while !self.try_acquire_or_renew().await {
+            sleep(self.settings.retry_period).await;
+        }
+        info!(identity = self.identity, "a scheduling loop holds the Lease");
+    }
+
+    /// Returns when the Lease could not be renewed in time, or is another's.
+    pub(super) async fn renew(&mut self) {
+        let mut renewed = Instant::now();
+        while renewed.elapsed() < self.settings.renew_deadline {
+            sleep(self.settings.retry_period).await;
+            if self.try_acquire_or_renew().await {
+                renewed = Instant::now();
+            }
+        }
+        info!(identity = self.identity, "a scheduling loop has lost the Lease");
+    }
+
+    /// Gives the Lease up, if it is held: kube-scheduler does so when it is asked to end (`ReleaseOnCancel`).
+    pub(super) async fn release(&self) {
+        let Some((held, _)) = &self.observed else { return };
+        let before = held.spec.clone().unwrap_or_default();
+        if before.holder_identity.as_deref() != Some(self.identity.as_str()) {
+            return;
+        }
+        let spec = LeaseSpec { holder_identity: Some(String::new()), lease_duration_seconds: Some(1), ..self.record(Some(&before)) };
+        let lease = Lease { spec: Some(spec), ..held.clone() };
+        let params = PostParams::default();
+        let released = self.api.replace(&self.settings.resource_name, &params, &lease);
+        if timeout(self.settings.renew_deadline, released).await.is_ok_and(|released| released.is_ok()) {
+            info!(identity = self.identity, "the Lease is given up");
+        }
+    }
+
+    async fn try_acquire_or_renew(&mut self) -> bool {
+        timeout(self.settings.renew_deadline, self.attempt()).await.is_ok_and(|result| {
+            result.unwrap_or_else(|error| {
+                debug!(%error, "the Lease cannot be read or written");
+                false
+            })
+        })
+    }
+
+    async fn attempt(&mut self) -> kube::Result<bool> {
+        let Some(found) = self.api.get_opt(&self.settings.resource_name).await? else {
+            let metadata = ObjectMeta { name: Some(self.settings.resource_name.clone()), ..ObjectMeta::default() };
+            let created = self.api.create(&PostParams::default(), &Lease { metadata, spec: Some(self.record(None)) }).await?;
+            self.observe(created);
+            return Ok(true);
+        };
+        self.observe(found.clone());
+        let before = found.spec.clone().unwrap_or_default();
+        let holder = before.holder_identity.as_deref().unwrap_or_default();
+        let seconds = u64::try_from(before.lease_duration_seconds.unwrap_or(0)).unwrap_or(0);
+        let is_valid = self.observed.as_ref().is_some_and(|(_, since)| since.elapsed() < Duration::from_secs(seconds));
+        if !holder.is_empty() && holder != self.identity && is_valid {
+            return Ok(false);
+        }
+        let lease = Lease { spec: Some(self.record(Some(&before))), ..found };
+        let written = self.api.replace(&self.settings.resource_name, &PostParams::default(), &lease).await?;
+        self.observe(written);
+        Ok(true)
+    }
+
+    fn observe(&mut self, lease: Lease) {
+        let is_same = self.observed.as_ref().is_some_and(|(seen, _)| seen.spec == lease.spec);
+        if !is_same {
+            self.observed = Some((lease, Instant::now()));
+        }
+    }
+
+    fn record(&self, before: Option<&LeaseSpec>) -> LeaseSpec {
+        let now = MicroTime(Timestamp::now());
+        let same = before.filter(|before| before.holder_identity.as_deref() == Some(&self.identity));
+        let transitions = before.and_then(|before| before.lease_transitions).unwrap_or(0);
+        LeaseSpec {
+            holder_identity: Some(self.identity.clone()),
+            lease_duration_seconds: i32::try_from(self.settings.lease_duration.as_secs()).ok(),
+            acquire_time: same.map_or_else(|| Some(now.clone()), |same| same.acquire_time.clone()),
+            renew_time: Some(now),
+            lease_transitions: Some(if same.is_some() || before.is_none() { transitions } else { transitions + 1 }),
+            ..LeaseSpec::default()
+        }
+    }
+}
+
+const fn yes() -> bool {
+    true
+}
+
+fn default_namespace() -> String {
+    "kube-system".to_owned()
+}
+
+fn default_name() -> String {
+    "kube-scheduler".to_owned()
+}
+
+const fn fifteen_seconds() -> Duration {
+    Duration::from_secs(15)
+}
+
+const fn ten_seconds() -> Duration {
+    Duration::from_secs(10)
+}
+
+const fn two_seconds() -> Duration {
+    Duration::from_secs(2)
+}

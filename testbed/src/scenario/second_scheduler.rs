@@ -1,0 +1,144 @@
+//! A second kube-scheduler with two pods, of which the extender beside the one that holds the Lease decides: killed, stopped, parted.
+
+use anyhow::{Context, Result, ensure};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use kube::ResourceExt;
+use proto::resource::GPU_MEM;
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use super::{Body, DEADLINE, World};
+use crate::http_client::HttpClient;
+use crate::observer::node_of;
+use crate::pods::PodSpec;
+use crate::second_scheduler::{Container, PROFILE, SecondScheduler};
+
+/// Pods per step.
+const N_PODS: usize = 4;
+/// The scheduler of pods that none schedules.
+const NONE: &str = "none";
+
+/// Name, promise, body.
+pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
+    ("second-killed", "a second kube-scheduler with two pods, each container killed: binds resume, and nothing is doubled", |world| {
+        with_second(world, killed).boxed()
+    }),
+    ("second-paused", "either container of the leading pod stopped until the other pod leads: it binds nothing when it goes on", |world| {
+        with_second(world, paused).boxed()
+    }),
+    ("second-parted", "Lease and leader's object changed by hand: at no time do two extenders decide, and binds resume", |world| {
+        with_second(world, parted).boxed()
+    }),
+];
+
+/// The deed of a scenario.
+type Deed = for<'a> fn(&'a mut World, &'a mut SecondScheduler) -> BoxFuture<'a, Result<()>>;
+
+/// Puts a second kube-scheduler in the place of the cluster's only extender for a while.
+async fn with_second(world: &mut World, deed: Deed) -> Result<()> {
+    let cluster = world.cluster()?;
+    cluster.scheduler.kill().await;
+    let mut second = SecondScheduler::start(cluster).await?;
+    deed(world, &mut second).await?;
+    second.end()?;
+    let cluster = world.cluster()?;
+    cluster.scheduler.restart().await?;
+    cluster.until_scheduler_ready(DEADLINE).await
+}
+
+/// Waits until pods run that this kube-scheduler places, with GPUs and without, while at most one extender decides.
+async fn pods_run(world: &mut World, second: &SecondScheduler, prefix: &str) -> Result<()> {
+    let mut names = Vec::new();
+    for idx in 0..N_PODS {
+        let name = format!("{prefix}-{idx}");
+        world.create(PodSpec::new(&name, &[(GPU_MEM, "1")]).scheduler(PROFILE)).await?;
+        names.push(name);
+    }
+    let plain = format!("{prefix}-plain");
+    world.create(PodSpec::new(&plain, &[("cpu", "1m")]).scheduler(PROFILE)).await?;
+    names.push(plain);
+    let watching = async {
+        loop {
+            second.deciders().await?;
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        ran = world.until_all_run(&names) => ran,
+        two = watching => two,
+    }
+}
+
+fn killed<'a>(world: &'a mut World, second: &'a mut SecondScheduler) -> BoxFuture<'a, Result<()>> {
+    async move {
+        pods_run(world, second, "first").await?;
+        let leader = second.holder();
+        second.kill(&leader, Container::Extender).await?;
+        second.restart(&leader, Container::Extender).await?;
+        pods_run(world, second, "extender-killed").await?;
+        let leader = second.holder();
+        second.kill(&leader, Container::KubeScheduler).await?;
+        second.restart(&leader, Container::KubeScheduler).await?;
+        pods_run(world, second, "kube-scheduler-killed").await?;
+        world.verify().await
+    }
+    .boxed()
+}
+
+fn paused<'a>(world: &'a mut World, second: &'a mut SecondScheduler) -> BoxFuture<'a, Result<()>> {
+    async move {
+        let stopped = second.holder();
+        second.pause(&stopped, Container::KubeScheduler).await?;
+        second.until_held_by_another_than(&stopped).await?;
+        pods_run(world, second, "kube-scheduler-stopped").await?;
+        second.resume(&stopped, Container::KubeScheduler).await?;
+        pods_run(world, second, "kube-scheduler-goes-on").await?;
+        late_bind(world, second).await?;
+        world.verify().await
+    }
+    .boxed()
+}
+
+/// A bind that lies before a stopped extender until the other pod leads and has given the room away.
+async fn late_bind(world: &mut World, second: &mut SecondScheduler) -> Result<()> {
+    let node = world.gpu_node(2)?;
+    let units = node.units.iter().max().copied().unwrap_or_default().to_string();
+    let spec = |name: &str, scheduler: &str| PodSpec::new(name, &[(GPU_MEM, &units)]).on(&node.name).scheduler(scheduler);
+    let late = world.pods.create(&spec("late", NONE)).await?;
+    let stopped = second.holder();
+    let (url, client) = (second.extender(&stopped)?, HttpClient::new());
+    // A connection that is kept, so that the request on it lies there until the process goes on.
+    client.get(&format!("{url}/inspect")).await?;
+    second.pause(&stopped, Container::Extender).await?;
+    let bind = json!({"PodName": late.name_any(), "PodNamespace": late.namespace(), "PodUID": late.uid(), "Node": node.name});
+    let waking = tokio::spawn(async move { client.post(&format!("{url}/bind"), bind.to_string()).await });
+    second.kill(&stopped, Container::KubeScheduler).await?;
+    second.until_held_by_another_than(&stopped).await?;
+    world.create(spec("prompt", PROFILE)).await?;
+    world.until_running(&["prompt"]).await?;
+    second.resume(&stopped, Container::Extender).await?;
+    // Its connection may be closed too.
+    if let Ok((_, body)) = timeout(DEADLINE, waking).await.context("the late bind is not answered")?? {
+        let answer: Value = serde_json::from_slice(&body).context("the late bind's answer")?;
+        let error = answer.get("Error").and_then(Value::as_str).unwrap_or_default();
+        ensure!(!error.is_empty(), "the late bind was answered with {answer}");
+    }
+    ensure!(node_of(&world.pods.api().get("late").await?).is_none(), "the late bind was written");
+    second.restart(&stopped, Container::KubeScheduler).await
+}
+
+fn parted<'a>(world: &'a mut World, second: &'a mut SecondScheduler) -> BoxFuture<'a, Result<()>> {
+    async move {
+        pods_run(world, second, "first").await?;
+        let leader = second.holder();
+        second.name_as_leader("gpushare-scheduler-9_1")?;
+        pods_run(world, second, "another-is-named").await?;
+        second.give_lease_to("gpushare-scheduler-9_1")?;
+        pods_run(world, second, "another-holds").await?;
+        let next = second.holder();
+        ensure!(!next.is_empty(), "no kube-scheduler holds the Lease after {leader}");
+        world.verify().await
+    }
+    .boxed()
+}
