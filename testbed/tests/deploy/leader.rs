@@ -42,6 +42,11 @@ fn two_replicas_elect_one_and_a_rollout_leaves_two() {
         entry["valueFrom"]["fieldRef"]["fieldPath"].clone()
     };
     assert_eq!(["POD_NAME", "POD_NAMESPACE"].map(field), ["metadata.name", "metadata.namespace"]);
+    let tolerations = pod(&objects)["spec"]["tolerations"].clone();
+    for taint in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] {
+        let toleration = tolerations.as_array().unwrap().iter().find(|toleration| toleration["key"] == taint).unwrap();
+        assert_eq!(toleration["tolerationSeconds"], 30, "{taint}: a replica on a node that is gone is replaced soon");
+    }
     let labels = &pod(&objects)["metadata"]["labels"];
     assert_eq!(labels[LEADER_LABEL], Value::Null, "nobody leads from birth");
     let budget = find(&objects, "PodDisruptionBudget", SCHEDULER.name);
@@ -147,20 +152,47 @@ fn there_is_time_to_say_goodbye() {
     assert!(grace > bind + requests + goodbyes + drain, "{grace}");
 }
 
-/// The extender beside a kube-scheduler is asked by that one alone; two such pods would book the same device twice (E11).
+/// Two extenders that decide at one time would give the same device away twice (E11): each decides by the Lease of the
+/// kube-scheduler in its own pod, and by nothing else.
 #[rstest]
 #[case::simulated("overlays/simulated")]
 #[case::attached("attach/second-scheduler")]
-fn beside_a_kube_scheduler_there_is_one_and_no_election(#[case] folder: &str) {
+fn beside_a_kube_scheduler_its_lease_decides(#[case] folder: &str) {
     let objects = render(folder);
     let deployment = find(&objects, "Deployment", SCHEDULER.name);
-    assert_eq!((&deployment["spec"]["replicas"], &deployment["spec"]["strategy"]), (&json!(1), &json!({"type": "Recreate"})));
+    assert_eq!(deployment["spec"]["replicas"], 2);
+    let rolling = json!({"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}});
+    assert_eq!(deployment["spec"]["strategy"], rolling);
+    assert_eq!(pod(&objects)["spec"]["topologySpreadConstraints"][0]["topologyKey"], "kubernetes.io/hostname");
+    assert_eq!(pod(&objects)["spec"]["hostNetwork"], Value::Null, "the host name would not be the pod's name");
     let container = container(&objects);
-    assert!(!texts(&container["args"]).iter().any(|arg| arg.contains("leader")), "{container:#}");
-    let names = |kind| all(&objects, kind).into_iter().map(|object| object["metadata"]["name"].as_str().unwrap()).collect::<Vec<_>>();
-    assert!(!names("Role").contains(&"gpushare-scheduler-leader"));
-    for kind in ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"] {
-        assert!(!names(kind).contains(&"gpushare-scheduler-bindings"), "nobody could bind");
-        assert!(names(kind).contains(&"gpushare-records"));
+    let args = texts(&container["args"]);
+    SCHEDULER.accepts(&[&args[..], &["--pod-name=p"]].concat()).unwrap();
+    assert!(args.contains(&"--fence-bindings") && !args.contains(&"--leader-elect"), "{args:?}");
+    let map = pod(&objects)["spec"]["volumes"][0]["configMap"]["name"].as_str().unwrap().to_owned();
+    let files = find(&objects, "ConfigMap", &map)["data"].as_object().unwrap().clone();
+    let configuration: Value = serde_yaml_ng::from_str(files.values().next().unwrap().as_str().unwrap()).unwrap();
+    let election = &configuration["leaderElection"];
+    assert_eq!(election["leaderElect"], true);
+    assert_eq!(election["resourceNamespace"], deployment["metadata"]["namespace"]);
+    assert_eq!(flag(&container, "", "--kube-scheduler-lease"), election["resourceName"].as_str().unwrap());
+    // kube-scheduler's own times, which the configuration leaves as they are, are at least those of the extender.
+    assert!(election.as_object().unwrap().keys().all(|key| !key.ends_with("Duration") && !key.ends_with("Deadline")));
+    let named = ["--lease-duration", "--renew-deadline", "--retry-period"].map(|name| flag(&container, &SCHEDULER.help(), name).to_owned());
+    assert_eq!(named, ["15s", "10s", "2s"]);
+    let variables = container["env"].as_array().unwrap().iter().map(|entry| entry["name"].as_str().unwrap());
+    assert_eq!(variables.collect::<Vec<_>>(), ["POD_NAME", "POD_NAMESPACE"]);
+    find(&objects, "ValidatingAdmissionPolicyBinding", "gpushare-scheduler-bindings");
+}
+
+/// kubelet ends a container that stands still, and does not wait for its grace period then.
+#[test]
+fn a_hung_container_beside_a_kube_scheduler_is_replaced_within_twenty_seconds() {
+    let objects = render("attach/second-scheduler");
+    for container in pod(&objects)["spec"]["containers"].as_array().unwrap() {
+        let probe = &container["livenessProbe"];
+        let number = |field: &str| probe[field].as_u64().unwrap();
+        let seconds = number("periodSeconds") * number("failureThreshold") + number("terminationGracePeriodSeconds");
+        assert!(seconds <= 20, "{}: {seconds} s", container["name"]);
     }
 }
