@@ -1,10 +1,10 @@
 //! Admission webhooks and policies: which are asked about a request, and what becomes of it.
 //!
 //! As in a real server: mutating webhooks one after the other, in order of their configurations' names, then policies, then the
-//! validating webhooks. `matchConditions` of webhooks are not evaluated: a webhook that has some is called for every request
-//! that the rest of it matches, which is more often than on a real cluster.
+//! validating webhooks.
 
 mod call;
+mod expressions;
 mod hook;
 mod policy;
 mod review;
@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use serde_json::Value;
 
+use self::expressions::Expressions;
 use self::hook::{Hook, Phase};
 use super::access::User;
 use super::object;
@@ -162,6 +163,9 @@ impl Gate {
         if !hook.selects(request, objects, &self.namespace) {
             return Ok(None);
         }
+        if !Self::is_meant(hook, request, objects)? {
+            return Ok(None);
+        }
         if request.dry_run && hook.has_side_effects {
             return Err(ApiError::bad_request(format!("admission webhook \"{}\" does not support dry run", hook.name)));
         }
@@ -179,6 +183,21 @@ impl Gate {
                 Ok(None)
             }
             Err(error) => Err(ApiError::internal(&format!("failed calling webhook \"{}\": {error}", hook.name))),
+        }
+    }
+
+    /// Returns true if a webhook's `matchConditions` are met; one that cannot be evaluated is a failure of the webhook.
+    fn is_meant(hook: &Hook, request: &Request<'_>, objects: &Objects) -> Result<bool, ApiError> {
+        if hook.conditions.is_empty() {
+            return Ok(true);
+        }
+        match Expressions::new(request, objects, None).and_then(|expressions| expressions.are_met(&hook.conditions)) {
+            Ok(is_meant) => Ok(is_meant),
+            Err(error) if hook.ignores_failure => {
+                tracing::warn!(webhook = hook.name, error, "the match conditions of a webhook cannot be evaluated, failing open");
+                Ok(false)
+            }
+            Err(error) => Err(ApiError::internal(&format!("match conditions of webhook \"{}\": {error}", hook.name))),
         }
     }
 }

@@ -285,3 +285,21 @@ async fn a_configuration_that_a_real_server_refuses_is_refused() {
         assert!(text.contains(part), "{part}: {text}");
     }
 }
+
+/// A condition that cannot be evaluated is a failure of the webhook, which its `failurePolicy` judges.
+#[rstest]
+#[case::met("object.metadata.name == 'p'", "Fail", 201, 1)]
+#[case::not_met("object.metadata.name == 'q'", "Fail", 201, 0)]
+#[case::no_expression("object.metadata.", "Ignore", 201, 0)]
+#[case::no_expression_that_must_be_one("object.metadata.", "Fail", 500, 0)]
+#[tokio::test]
+async fn conditions_are_evaluated(#[case] expression: &str, #[case] policy: &str, #[case] code: u16, #[case] n_asked: usize) {
+    let server = start().await;
+    let webhook = Webhook::start(|_| allow()).await;
+    let change = |hook: &mut Value| {
+        hook["matchConditions"] = json!([{"name": "c", "expression": expression}]);
+        hook["failurePolicy"] = json!(policy);
+    };
+    webhook.register(&server, VALIDATING, change).await;
+    assert_eq!((create(&server, "p").await.code, webhook.asked().len()), (code, n_asked));
+}

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::admissionregistration::v1::{MutatingWebhook, RuleWithOperations, WebhookClientConfig};
+use k8s_openapi::api::admissionregistration::v1::{MatchCondition, MutatingWebhook, RuleWithOperations, WebhookClientConfig};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -32,6 +32,8 @@ pub(crate) struct Hook {
     pub(crate) has_side_effects: bool,
     /// Whether it wants to see what later webhooks made of the object.
     pub(crate) reinvoke: bool,
+    /// Expressions that must all be true.
+    pub(crate) conditions: Vec<MatchCondition>,
     rules: Vec<RuleWithOperations>,
     namespaces: LabelSelector,
     objects: LabelSelector,
@@ -49,6 +51,7 @@ impl Hook {
             ignores_failure: hook.failure_policy.as_deref() == Some("Ignore"),
             has_side_effects: !matches!(hook.side_effects.as_str(), "None" | "NoneOnDryRun"),
             reinvoke: hook.reinvocation_policy.as_deref() == Some("IfNeeded"),
+            conditions: hook.match_conditions.unwrap_or_default(),
             rules: hook.rules.unwrap_or_default(),
             namespaces: selector(hook.namespace_selector),
             objects: selector(hook.object_selector),

@@ -1,4 +1,4 @@
-//! `ValidatingAdmissionPolicy` objects: the choice of those that a request has to pass, and the evaluation of their expressions.
+//! `ValidatingAdmissionPolicy` objects: the choice of those that a request has to pass, and their verdicts.
 //!
 //! Expressions are evaluated as CEL with optional fields. Compared with kube-apiserver 1.36: only the action Deny is carried out,
 //! parameters are found by name, expressions are neither type-checked nor limited in cost, and selectors, exceptions from rules
@@ -13,8 +13,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cel::Context;
-use cel::parser::Parser;
 use k8s_openapi::api::admissionregistration::v1::{
     NamedRuleWithOperations, ParamKind, ParamRef, RuleWithOperations, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
     Validation,
@@ -22,8 +20,9 @@ use k8s_openapi::api::admissionregistration::v1::{
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use super::expressions::Expressions;
 use super::hook::rule_matches;
-use super::{Objects, Request, review};
+use super::{Objects, Request};
 use crate::apiserver::resource::{ADMISSION, Resource};
 use crate::apiserver::status::ApiError;
 use crate::apiserver::store::{Key, Slice};
@@ -171,9 +170,8 @@ impl Rule {
             Ok(params) => params,
             Err(why) => return Err(self.denied(request, "Invalid", why)),
         };
-        let judged = Expressions::new(request, objects, params).and_then(|expressions| {
-            let mut conditions = spec.match_conditions.iter().flatten();
-            if !conditions.try_fold(true, |all, condition| Ok::<_, String>(expressions.is_true(&condition.expression)? && all))? {
+        let judged = Expressions::new(request, objects, Some(params)).and_then(|expressions| {
+            if !expressions.are_met(spec.match_conditions.as_deref().unwrap_or_default())? {
                 return Ok(None);
             }
             let variables = spec.variables.iter().flatten().map(|variable| (variable.name.as_str(), variable.expression.as_str()));
@@ -181,7 +179,7 @@ impl Rule {
             for validation in spec.validations.iter().flatten() {
                 if !expressions.is_true(&validation.expression)? {
                     let reason = validation.reason.clone().unwrap_or_else(|| "Invalid".to_owned());
-                    return Ok(Some((reason, expressions.message(validation))));
+                    return Ok(Some((reason, message(&expressions, validation))));
                 }
             }
             Ok(None)
@@ -215,67 +213,12 @@ impl Rule {
     }
 }
 
-/// The names that expressions can use.
-struct Expressions {
-    names: Vec<(&'static str, Value)>,
-    variables: serde_json::Map<String, Value>,
-}
-
-impl Expressions {
-    fn new(request: &Request<'_>, objects: &Objects, params: &Value) -> Result<Self, String> {
-        let mut asked = review::request("", request, objects).get_mut("request").map(Value::take).unwrap_or_default();
-        let fields = asked.as_object_mut().ok_or("the request cannot be shown to policies")?;
-        for field in ["object", "oldObject"] {
-            fields.remove(field);
-        }
-        if let Some(user) = fields.get_mut("userInfo").and_then(Value::as_object_mut) {
-            user.insert("extra".to_owned(), serde_json::json!(request.user.extra));
-        }
-        let names = vec![
-            ("object", objects.new.clone()),
-            ("oldObject", Value::clone(&objects.old)),
-            ("params", params.clone()),
-            ("request", asked),
-        ];
-        Ok(Self { names, variables: serde_json::Map::new() })
-    }
-
-    /// Variables that cannot be evaluated are missing, which is an error where they are used.
-    fn with_variables<'a>(mut self, variables: impl Iterator<Item = (&'a str, &'a str)>) -> Self {
-        for (name, expression) in variables {
-            match self.evaluate(expression).and_then(|value| value.json().map_err(|error| error.to_string())) {
-                Ok(value) => drop(self.variables.insert(name.to_owned(), value)),
-                Err(error) => tracing::debug!(name, error, "a variable of a policy cannot be evaluated"),
-            }
-        }
-        self
-    }
-
-    fn evaluate(&self, expression: &str) -> Result<cel::Value, String> {
-        let failed = |error: String| format!("expression '{}' resulted in error: {error}", expression.trim());
-        let parsed = Parser::new().enable_optional_syntax(true).parse(expression).map_err(|error| failed(error.to_string()))?;
-        let mut context = Context::default();
-        for (name, value) in &self.names {
-            context.add_variable(*name, value).map_err(|error| failed(error.to_string()))?;
-        }
-        context.add_variable("variables", &self.variables).map_err(|error| failed(error.to_string()))?;
-        cel::Value::resolve(&parsed, &context).map_err(|error| failed(error.to_string()))
-    }
-
-    fn is_true(&self, expression: &str) -> Result<bool, String> {
-        match self.evaluate(expression)? {
-            cel::Value::Bool(is_true) => Ok(is_true),
-            other => Err(format!("expression '{expression}' is no truth value but {other:?}")),
-        }
-    }
-
-    /// The message of a failed validation: the result of its `messageExpression`, else its `message`, else its expression.
-    fn message(&self, validation: &Validation) -> String {
-        let said = validation.message_expression.as_ref().and_then(|expression| self.evaluate(expression).ok());
-        match (said, &validation.message) {
-            (Some(cel::Value::String(text)), _) if !text.trim().is_empty() => text.to_string(),
-            (_, Some(message)) => message.clone(),
-            (_, None) => format!("failed expression: {}", validation.expression.trim()),
-        }
+/// The message of a failed validation: the result of its `messageExpression`, else its `message`, else its expression.
+fn message(expressions: &Expressions, validation: &Validation) -> String {
+    let said = validation.message_expression.as_ref().and_then(|expression| expressions.evaluate(expression).ok());
+    match (said, &validation.message) {
+        (Some(cel::Value::String(text)), _) if !text.trim().is_empty() => text.to_string(),
+        (_, Some(message)) => message.clone(),
+        (_, None) => format!("failed expression: {}", validation.expression.trim()),
     }
 }
