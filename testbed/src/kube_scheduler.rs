@@ -101,7 +101,8 @@ impl KubeScheduler {
 #[derive(Debug)]
 enum Input {
     Node(Box<watcher::Event<Node>>),
-    Pod(Box<watcher::Event<Pod>>),
+    /// An event, and the time at which the watch brought it: pods queue up while another is being placed.
+    Pod(Box<watcher::Event<Pod>>, Instant),
     Budget(Box<watcher::Event<PodDisruptionBudget>>),
     BindingEnded(Box<Binding>),
 }
@@ -176,7 +177,11 @@ impl Loop {
         self.own_inbox = Some(sender.clone());
         let _helpers = [
             AbortOnDropHandle::new(tokio::spawn(watch(Api::<Node>::all(client.clone()), Input::Node, sender.clone()))),
-            AbortOnDropHandle::new(tokio::spawn(watch(Api::<Pod>::all(client.clone()), Input::Pod, sender.clone()))),
+            AbortOnDropHandle::new(tokio::spawn(watch(
+                Api::<Pod>::all(client.clone()),
+                |event| Input::Pod(event, Instant::now()),
+                sender.clone(),
+            ))),
             AbortOnDropHandle::new(tokio::spawn(watch(Api::<PodDisruptionBudget>::all(client.clone()), Input::Budget, sender))),
             AbortOnDropHandle::new(tokio::spawn(report::write_all(client, component, written))),
         ];
@@ -207,7 +212,7 @@ impl Loop {
     fn take(&mut self, input: Input) {
         match input {
             Input::Node(event) => self.take_node(*event),
-            Input::Pod(event) => self.take_pod(*event),
+            Input::Pod(event, arrived) => self.take_pod(*event, arrived),
             Input::Budget(event) => self.take_budget(*event),
             Input::BindingEnded(binding) => self.end_binding(*binding),
         }
@@ -234,12 +239,12 @@ impl Loop {
         self.wake_if(changed);
     }
 
-    fn take_pod(&mut self, event: watcher::Event<Pod>) {
+    fn take_pod(&mut self, event: watcher::Event<Pod>, arrived: Instant) {
         match event {
             watcher::Event::Init => self.pods.seen.clear(),
             watcher::Event::InitApply(pod) => {
                 self.pods.seen.extend(pod.uid());
-                self.put_pod(pod);
+                self.put_pod(pod, arrived);
             }
             watcher::Event::InitDone => {
                 self.pods.synced = true;
@@ -248,7 +253,7 @@ impl Loop {
                     self.forget(uid);
                 }
             }
-            watcher::Event::Apply(pod) => self.put_pod(pod),
+            watcher::Event::Apply(pod) => self.put_pod(pod, arrived),
             watcher::Event::Delete(pod) => self.forget(&pod.uid().unwrap_or_default()),
         }
     }
@@ -264,7 +269,7 @@ impl Loop {
         }
     }
 
-    fn put_pod(&mut self, pod: Pod) {
+    fn put_pod(&mut self, pod: Pod, arrived: Instant) {
         let Some(uid) = pod.uid() else { return };
         let pod = Arc::new(pod);
         let spec = pod.spec.as_ref();
@@ -283,7 +288,7 @@ impl Loop {
             }
         } else if self.is_ours(&pod) {
             self.note_nomination(&uid, &pod);
-            self.queue.put(&uid, pod, Instant::now());
+            self.queue.put(&uid, pod, arrived);
         }
     }
 

@@ -42,6 +42,7 @@ mod requests;
 mod runtime_hook;
 mod second_scheduler;
 mod sharing;
+mod slow;
 mod stage;
 mod topology;
 mod vendors;
@@ -96,8 +97,9 @@ pub fn all() -> Vec<Scenario> {
         group(&faults, true, &[Stage::Faults]),
         group(&[all_devices::SCENARIOS, policies::SCENARIOS], true, &[Stage::Faults, Stage::Webhooks]),
         group(&[preemption::SCENARIOS], true, &[Stage::Faults]),
-        group(&[webhooks::SCENARIOS], true, &[Stage::Webhooks]),
-        group(&[replicas::SCENARIOS, second_scheduler::SCENARIOS], true, &[Stage::Replicas]),
+        group(&[webhooks::SCENARIOS, slow::SCENARIOS], true, &[Stage::Webhooks]),
+        group(&[replicas::SCENARIOS], true, &[Stage::Replicas]),
+        group(&[second_scheduler::SCENARIOS], true, &[Stage::Second]),
         group(&mixed, true, &[Stage::Mixed]),
         group(&topology::SCENARIOS, true, &[Stage::Topology]),
     ];
@@ -186,6 +188,9 @@ impl World {
         self.excused.clear();
         if let Some(cluster) = &mut self.cluster {
             cluster.api().faults().clear();
+            if let Err(error) = cluster.scheduler.resume().await {
+                warn!(%error, "the scheduler cannot go on");
+            }
             if let Err(error) = cluster.restart_ended_daemons().await {
                 warn!(%error, "a daemon cannot be started again");
             }

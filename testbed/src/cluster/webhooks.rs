@@ -125,6 +125,16 @@ impl Cluster {
         Ok(crate::http_client::HttpClient::by(connector))
     }
 
+    /// Connects to the webhooks as a client without a certificate, and the URL by which it does.
+    ///
+    /// # Errors
+    /// There are no webhooks, or the file of their authority is unreadable.
+    pub fn webhook_connector(&self) -> Result<(Connector, String)> {
+        let webhooks = self.webhooks.as_ref().context("the cluster has no webhooks")?;
+        let connector = Connector::anonymous(&webhooks.folder.join("ca.crt"))?.at(webhooks.listen);
+        Ok((connector, format!("https://{SERVICE}.{NAMESPACE}.svc:443")))
+    }
+
     /// Whether webhooks are installed.
     pub fn has_webhooks(&self) -> bool {
         self.webhooks.is_some()

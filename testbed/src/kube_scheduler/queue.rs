@@ -29,8 +29,8 @@ struct Entry {
     attempts: u32,
     /// True if an extender refused it last.
     is_by_extender: bool,
-    /// Order among pods of equal priority: a pod that failed goes behind those that arrived since.
-    turn: u64,
+    /// Order among pods of equal priority: the time of its arrival or of its last failure, and a number.
+    turn: (Instant, u64),
 }
 
 /// Pods that no node has been found for yet, by UID.
@@ -47,10 +47,10 @@ impl Queue {
         Self { entries: HashMap::new(), initial_backoff, max_backoff, turns: 0 }
     }
 
-    /// Adds a pod, or takes note of its new version; a change of anything but its status makes it worth a new attempt, and one
+    /// Adds a pod that arrived at `now`, or takes note of its new version; a change of anything but its status makes it worth a new attempt, and one
     /// of its status if an extender refused it.
     pub(super) fn put(&mut self, uid: &str, pod: Arc<Pod>, now: Instant) {
-        let turn = self.next_turn();
+        let turn = self.next_turn(now);
         let backoff = (self.initial_backoff, self.max_backoff);
         match self.entries.get_mut(uid) {
             Some(entry) => {
@@ -91,7 +91,7 @@ impl Queue {
 
     /// No node fits the pod: it waits for an event.
     pub(super) fn park(&mut self, uid: &str, is_by_extender: bool, now: Instant) {
-        let turn = self.next_turn();
+        let turn = self.next_turn(now);
         if let Some(entry) = self.entries.get_mut(uid) {
             entry.is_by_extender = is_by_extender;
             entry.place = Place::Unschedulable { since: now };
@@ -102,7 +102,7 @@ impl Queue {
     /// Something failed: the pod is tried again without waiting for an event.
     pub(super) fn retry(&mut self, uid: &str, now: Instant) {
         let backoff = (self.initial_backoff, self.max_backoff);
-        let turn = self.next_turn();
+        let turn = self.next_turn(now);
         if let Some(entry) = self.entries.get_mut(uid) {
             entry.place = Place::Backoff { until: now + entry.backoff(backoff) };
             entry.turn = turn;
@@ -141,9 +141,9 @@ impl Queue {
         }
     }
 
-    fn next_turn(&mut self) -> u64 {
+    fn next_turn(&mut self, now: Instant) -> (Instant, u64) {
         self.turns += 1;
-        self.turns
+        (now, self.turns)
     }
 }
 
@@ -205,6 +205,17 @@ mod tests {
         queue.put("c", pod("c", 7), now);
         let order: Vec<_> = std::iter::from_fn(|| popped(&mut queue, now)).collect();
         assert_eq!(order, ["c", "b", "a"]);
+    }
+
+    /// kube-scheduler's watches bring pods while it places another one, which may take seconds if an extender hangs.
+    #[test]
+    fn a_pod_that_arrived_during_an_attempt_goes_before_the_one_that_failed() {
+        let (mut queue, now) = queue_of(&["a"]);
+        popped(&mut queue, now);
+        queue.retry("a", now + 3 * SECOND);
+        queue.put("b", pod("b", 0), now + SECOND);
+        let order: Vec<_> = std::iter::from_fn(|| popped(&mut queue, now + 10 * SECOND)).collect();
+        assert_eq!(order, ["b", "a"]);
     }
 
     #[test]

@@ -22,6 +22,8 @@ pub enum Stage {
     Webhooks,
     /// With webhooks, and the extender over TLS, for several replicas of the scheduler.
     Replicas,
+    /// Nothing but nodes, for a second kube-scheduler with two pods.
+    Second,
     /// Nodes of many kinds, each for one scenario or two.
     Mixed,
     /// Machines whose devices are near to one another or far apart.
@@ -30,7 +32,7 @@ pub enum Stage {
 
 impl Stage {
     /// Every stage.
-    pub const ALL: [Self; 6] = [Self::Plain, Self::Faults, Self::Webhooks, Self::Replicas, Self::Mixed, Self::Topology];
+    pub const ALL: [Self; 7] = [Self::Plain, Self::Faults, Self::Webhooks, Self::Replicas, Self::Second, Self::Mixed, Self::Topology];
 
     /// Its name.
     pub fn name(self) -> &'static str {
@@ -39,6 +41,7 @@ impl Stage {
             Self::Faults => "faults",
             Self::Webhooks => "webhooks",
             Self::Replicas => "replicas",
+            Self::Second => "second",
             Self::Mixed => "mixed",
             Self::Topology => "topology",
         }
@@ -47,12 +50,12 @@ impl Stage {
     /// The cluster, from this `deploy/`.
     pub fn spec(self, deploy: PathBuf) -> Spec {
         let nodes = match self {
-            Self::Plain | Self::Faults | Self::Webhooks | Self::Replicas => usual_nodes(),
+            Self::Plain | Self::Faults | Self::Webhooks | Self::Replicas | Self::Second => usual_nodes(),
             Self::Mixed => mixed_nodes(),
             Self::Topology => topology::machines::nodes(),
         };
         let webhooks = match self {
-            Self::Plain | Self::Faults | Self::Mixed | Self::Topology => None,
+            Self::Plain | Self::Faults | Self::Second | Self::Mixed | Self::Topology => None,
             Self::Webhooks => Some(WebhookSpec { lifetime: LIFETIME }),
             Self::Replicas => Some(WebhookSpec { lifetime: "90d" }),
         };
