@@ -31,6 +31,7 @@ use waits::Claims;
 
 pub use amounts::{AmountError, Amounts};
 pub use configuration::{Configuration, ConfigurationError, ExtenderConfiguration, ManagedResource};
+pub(crate) use diagnosis::sentence;
 pub use diagnosis::{Diagnosis, Refusal};
 pub use extender::{Extender, ExtenderError, Filtered};
 pub use fit::repels;

@@ -35,6 +35,7 @@ pub mod plot;
 pub mod policy;
 pub mod portion;
 pub mod reference;
+pub mod refusal;
 pub mod run;
 pub mod summary;
 pub mod trace;
@@ -51,7 +52,8 @@ Examples:
     testbed replay --kubeconfig ~/.kube/config --arrivals pods.csv --tune 0
 
 The table: OFFERED, ALLOC and FRAG are percents of all GPUs at the end: asked for, allocated, and idle where typical pods
-cannot use them; ALLOC@100 and the like are on the way there. UNPLACED pods fitted nowhere. docs/replay.md explains it.";
+cannot use them; ALLOC@100 and the like are on the way there. UNPLACED pods fitted nowhere. BY SAMPLE are refusals of a sample
+while another node had room; MISSED pods stayed unplaced so. docs/replay.md explains it.";
 
 /// `testbed replay`.
 #[derive(Clone, Debug, Args)]

@@ -44,22 +44,26 @@ impl Diagnosis {
 
     /// The message of the pod's condition and event, as it is where preemption finds no victim.
     pub fn message(&self) -> String {
-        let n_nodes = self.n_nodes;
-        if n_nodes == 0 {
-            return "no nodes available to schedule pods".to_owned();
-        }
-        let n_candidates = self.preemption_candidates().len();
-        let preemption = histogram([
-            ("No preemption victims found for incoming pod", n_candidates),
-            ("Preemption is not helpful for scheduling", n_nodes.saturating_sub(n_candidates)),
-        ]);
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
         for reason in self.refusals.values().flat_map(|refusal| &refusal.reasons) {
             *counts.entry(reason).or_default() += 1;
         }
-        let head = format!("0/{n_nodes} nodes are available:");
-        format!("{head} {}. preemption: {head} {preemption}.", histogram(counts))
+        sentence(self.n_nodes, counts, self.preemption_candidates().len())
     }
+}
+
+/// The message for the number of nodes in the cluster, the number of nodes by reason, and that of nodes on which preemption
+/// looked for victims.
+pub(crate) fn sentence<'a>(n_nodes: usize, counts: impl IntoIterator<Item = (&'a str, usize)>, n_candidates: usize) -> String {
+    if n_nodes == 0 {
+        return "no nodes available to schedule pods".to_owned();
+    }
+    let preemption = histogram([
+        ("No preemption victims found for incoming pod", n_candidates),
+        ("Preemption is not helpful for scheduling", n_nodes.saturating_sub(n_candidates)),
+    ]);
+    let head = format!("0/{n_nodes} nodes are available:");
+    format!("{head} {}. preemption: {head} {preemption}.", histogram(counts))
 }
 
 /// `1 this, 2 that`, sorted as text.

@@ -19,9 +19,11 @@ use scheduler::extender::{Extender, filter, prioritize};
 use scheduler::offline;
 use scheduler::watch::Follow;
 use serde::Deserialize;
+use serde_json::json;
 
 use super::arrivals::Arrival;
 use super::occupancy::{Occupancy, Part};
+use super::refusal::{Misfits, Refused};
 use super::trace::PERCENT;
 use super::world::{Pod, World};
 
@@ -34,6 +36,8 @@ pub struct Engine<'w> {
     /// Node names as they stand in requests.
     quoted: Vec<Box<[u8]>>,
     pod: proto::pod::Pod,
+    /// The pod's JSON up to the phase of its status.
+    pod_head: String,
     pod_json: Vec<u8>,
     body: Vec<u8>,
     n_bound: u64,
@@ -49,7 +53,20 @@ struct FilterAnswer<'a> {
     #[serde(borrow)]
     node_names: Option<Vec<Name<'a>>>,
     #[serde(borrow)]
+    failed_nodes: Misfits<'a>,
+    #[serde(borrow)]
+    failed_and_unresolvable_nodes: Misfits<'a>,
+    #[serde(borrow)]
     error: Cow<'a, str>,
+}
+
+/// The filter verb's answer.
+#[derive(Debug, Default)]
+pub struct Filtered {
+    /// The nodes that the extender lets the pod go to.
+    pub nodes: Vec<usize>,
+    /// The texts by which it refuses others.
+    pub refused: Refused,
 }
 
 #[derive(Deserialize)]
@@ -75,6 +92,7 @@ impl<'w> Engine<'w> {
             by_name: world.nodes.iter().enumerate().map(|(at, node)| (&*node.name, at)).collect(),
             quoted: world.nodes.iter().map(|node| serde_json::Value::from(&*node.name).to_string().into_bytes().into()).collect(),
             pod: proto::pod::Pod::default(),
+            pod_head: String::new(),
             pod_json: Vec::new(),
             body: Vec::new(),
             n_bound: 0,
@@ -87,25 +105,49 @@ impl<'w> Engine<'w> {
     pub fn create(&mut self, pod: &Pod, arrival: &Arrival) -> Result<()> {
         let Pod { namespace, metadata, spec, .. } = pod;
         let (name, uid) = (&arrival.name, uid(pod, arrival));
-        self.pod_json = format!(
-            r#"{{"metadata":{{"name":"{name}","namespace":"{namespace}","uid":"{uid}"{metadata}}},"spec":{spec},"status":{{"phase":"Pending"}}}}"#
-        )
-        .into_bytes();
-        self.pod = serde_json::from_slice(&self.pod_json).with_context(|| format!("pod {name} cannot be read"))?;
+        self.pod_head = format!(
+            r#"{{"metadata":{{"name":"{name}","namespace":"{namespace}","uid":"{uid}"{metadata}}},"spec":{spec},"status":{{"phase":"Pending""#
+        );
+        self.show("")
+    }
+
+    /// kube-scheduler writes the condition of a pod that it found no node for, and the watch shows it.
+    pub fn refuse(&mut self, message: &str) -> Result<()> {
+        let condition = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message});
+        self.show(&format!(r#","conditions":[{condition}]"#))
+    }
+
+    /// The watch shows the pod with these further fields of its status.
+    fn show(&mut self, status: &str) -> Result<()> {
+        self.pod_json = format!("{}{status}}}}}", self.pod_head).into_bytes();
+        self.pod = serde_json::from_slice(&self.pod_json).with_context(|| format!("cannot read a pod: {}", self.pod_head))?;
         self.extender.index().write().apply(self.pod.clone());
         Ok(())
     }
 
-    /// Which of these nodes the extender lets the pod go to.
-    pub fn filter(&mut self, nodes: &[usize]) -> Result<Vec<usize>> {
+    /// Asks the extender which of these nodes the pod may go to.
+    pub fn filter(&mut self, nodes: &[usize]) -> Result<Filtered> {
+        let (filtered, time) = self.ask_filter(nodes)?;
+        self.filtered = (self.filtered.0 + time, self.filtered.1 + 1);
+        Ok(filtered)
+    }
+
+    /// Returns true if any of these nodes fits the pod; the time that this takes is not counted.
+    pub fn fits_any(&mut self, nodes: &[usize]) -> Result<bool> {
+        Ok(!self.ask_filter(nodes)?.0.nodes.is_empty())
+    }
+
+    fn ask_filter(&mut self, nodes: &[usize]) -> Result<(Filtered, Duration)> {
         self.ask_about(nodes);
         let began = Instant::now();
         let answer = filter::answer(&self.extender, &self.body, began)?;
-        self.filtered = (self.filtered.0 + began.elapsed(), self.filtered.1 + 1);
-        let FilterAnswer { node_names, error } = serde_json::from_slice(&answer.json).context("filter answers nonsense")?;
-        ensure!(error.is_empty(), "filter fails: {error}");
+        let time = began.elapsed();
+        let answer: FilterAnswer<'_> = serde_json::from_slice(&answer.json).context("filter answers nonsense")?;
+        ensure!(answer.error.is_empty(), "filter fails: {}", answer.error);
         let find = |name: &Name<'_>| self.by_name.get(&*name.0).copied().with_context(|| format!("filter names node {:?}", name.0));
-        node_names.unwrap_or_default().iter().map(find).collect()
+        let nodes = answer.node_names.unwrap_or_default().iter().map(find).collect::<Result<_>>()?;
+        let (failed, unresolvable) = (answer.failed_nodes, answer.failed_and_unresolvable_nodes);
+        Ok((Filtered { nodes, refused: Refused::of(failed, unresolvable) }, time))
     }
 
     /// What the extender gives these nodes, from 0 to 10.

@@ -56,6 +56,8 @@ pub struct KubeScheduler {
 pub struct Found {
     /// Nodes that fit, in the order in which they were found.
     pub nodes: Vec<usize>,
+    /// The node that was looked at first.
+    pub first: usize,
     /// How many were looked at.
     pub n_seen: usize,
 }
@@ -85,6 +87,7 @@ impl KubeScheduler {
     pub fn find(&mut self, world: &World, occupancy: &Occupancy, pod: &Pod, found: &mut Found) {
         found.nodes.clear();
         found.n_seen = 0;
+        found.first = self.start;
         let n_nodes = world.nodes.len();
         let from_start = (self.start..n_nodes).chain(0..self.start);
         for node in from_start {

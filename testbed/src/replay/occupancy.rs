@@ -54,6 +54,21 @@ impl Use {
         self.gpus.iter().sum()
     }
 
+    /// Returns true if the CPU suffices; a pod that asks for none fits anywhere.
+    pub fn has_cpu(&self, pod: &Pod) -> bool {
+        pod.cpu == 0 || self.cpu_free >= pod.cpu
+    }
+
+    /// Returns true if the memory suffices; a pod that asks for none fits anywhere.
+    pub fn has_memory(&self, pod: &Pod) -> bool {
+        pod.memory == 0 || self.memory_free >= pod.memory
+    }
+
+    /// Returns true if the node has so much of a column.
+    pub fn has_extended(&self, (column, amount): (usize, i64)) -> bool {
+        self.extended_free.get(column).is_some_and(|free| *free >= amount)
+    }
+
     /// How many GPUs have so much free.
     pub fn n_with(&self, milli: i64) -> usize {
         self.gpus.iter().filter(|free| **free >= milli).count()
@@ -124,8 +139,7 @@ impl Occupancy {
     /// Whether kube-scheduler finds room for a pod: it knows sums only, and no device.
     pub fn has_room(&self, node: usize, pod: &Pod) -> bool {
         let Some(free) = self.nodes.get(node) else { return false };
-        let fits = |(column, amount): &(usize, i64)| free.extended_free.get(*column).is_some_and(|free| free >= amount);
-        (pod.cpu == 0 || free.cpu_free >= pod.cpu) && (pod.memory == 0 || free.memory_free >= pod.memory) && pod.extended.iter().all(fits)
+        free.has_cpu(pod) && free.has_memory(pod) && pod.extended.iter().all(|wanted| free.has_extended(*wanted))
     }
 
     /// A pod comes to a node.

@@ -1,6 +1,6 @@
 //! One run: a policy, a seed, and pods that come one by one, each placed before the next.
 //!
-//! A pod that fits nowhere is deleted; nobody waits, and nobody is preempted.
+//! A pod that fits nowhere, or that kube-scheduler does not try again by itself, is deleted; no pod waits, and none is preempted.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -15,13 +15,14 @@ use serde::Serialize;
 use super::arrivals::{Arrival, by_time, recorded, shuffled};
 use super::conditions::{Conditions, PlainPods};
 use super::curve::{Curve, Point, without_gaps};
-use super::engine::Engine;
+use super::engine::{Engine, Filtered};
 use super::fragment::{Typical, fragment};
 use super::kube::{Found, KubeScheduler, default_score};
 use super::occupancy::{Occupancy, Part};
 use super::policy::Policy;
 use super::portion::{floor, percent, real};
 use super::reference::Chooser;
+use super::refusal;
 use super::world::{Pod, World};
 use crate::console::Bar;
 
@@ -62,8 +63,12 @@ pub struct Outcome {
     pub seed: u64,
     /// Pods that came.
     pub pods: usize,
-    /// Pods that fit nowhere.
+    /// Pods that were not placed.
     pub unplaced: usize,
+    /// Refusals of a sample of nodes while a node that was not asked about had room.
+    pub sample_refusals: usize,
+    /// Pods that stayed unplaced after such a refusal: kube-scheduler would not have tried them again by itself.
+    pub missed: usize,
     /// Placements that were checked.
     pub checks: u32,
     /// What became of the GPUs.
@@ -94,14 +99,15 @@ pub fn run(job: Job<'_>, bar: &Bar, stop: &AtomicBool) -> Result<Option<Outcome>
     }
     run.check()?;
     let (pods, seconds) = (arrivals.len(), began.elapsed().as_secs_f64());
-    let Run { unplaced, checks, curve, engine, .. } = run;
+    let Run { unplaced, sample_refusals, missed, checks, curve, engine, .. } = run;
     // Pods are coarse: the last ones may come a little below the demand that they were brought to.
     let last = demand.map(|demand| usize::try_from(floor(percent(demand, capacity))).unwrap_or(0));
     let curve = match last.filter(|_| !job.departures) {
         Some(last) => without_gaps(&curve.points(), last),
         None => curve.points(),
     };
-    Ok(Some(Outcome { seed: job.seed, pods, unplaced, checks, curve, filter_micros: engine.filter_micros(), seconds }))
+    let filter_micros = engine.filter_micros();
+    Ok(Some(Outcome { seed: job.seed, pods, unplaced, sample_refusals, missed, checks, curve, filter_micros, seconds }))
 }
 
 fn arrivals(job: Job<'_>, demand: Option<i64>) -> Vec<Arrival> {
@@ -130,8 +136,19 @@ struct Run<'w> {
     places: Vec<Option<(usize, Vec<Part>)>>,
     curve: Curve,
     unplaced: usize,
+    sample_refusals: usize,
+    missed: usize,
     placed: u32,
     checks: u32,
+}
+
+/// The end of one attempt to place a pod.
+enum Attempt {
+    Placed(usize, Vec<Part>),
+    /// No node was left.
+    Refused,
+    /// The extender refused all nodes of the sample, which is the pod's condition then.
+    RefusedByExtender(String),
 }
 
 impl<'w> Run<'w> {
@@ -157,6 +174,8 @@ impl<'w> Run<'w> {
             places: Vec::new(),
             curve: Curve::default(),
             unplaced: 0,
+            sample_refusals: 0,
+            missed: 0,
             placed: 0,
             checks: 0,
         }
@@ -206,53 +225,85 @@ impl<'w> Run<'w> {
 
     /// Finds a place for a pod and binds it there.
     ///
-    /// kube-scheduler tries a pod again that the extender refused, and goes on where it had stopped: a pod fits nowhere
-    /// once all nodes have been looked at.
+    /// kube-scheduler begins each attempt where the last search ended, and takes the change of the pod's condition for a reason
+    /// to try again a pod that the extender refused. A pod fits nowhere once all nodes have been looked at in a row, as nothing
+    /// else happens meanwhile.
     fn place(&mut self, pod_at: usize, pod: &Pod) -> Result<Option<(usize, Vec<Part>)>> {
-        let mut n_seen = 0;
-        while n_seen < self.job.world.nodes.len() {
+        let (mut n_seen, mut n_refusals) = (0, 0);
+        let mut condition = None;
+        loop {
             let mut found = std::mem::take(&mut self.found);
             self.kube.find(self.job.world, &self.occupancy, pod, &mut found);
             n_seen += found.n_seen;
-            let place = if found.nodes.is_empty() { Ok(None) } else { self.place_among(pod_at, pod, &found.nodes) };
+            let attempt = self.attempt(pod_at, pod, &found);
             self.found = found;
-            if let Some(place) = place? {
-                return Ok(Some(place));
+            let attempt = attempt?;
+            if let Attempt::Placed(node, parts) = attempt {
+                self.sample_refusals += n_refusals;
+                return Ok(Some((node, parts)));
             }
+            if n_seen >= self.job.world.nodes.len() {
+                return Ok(None);
+            }
+            n_refusals += 1;
+            let Attempt::RefusedByExtender(message) = attempt else { continue };
+            if condition.as_ref() == Some(&message) {
+                self.give_up(pod, n_refusals)?;
+                return Ok(None);
+            }
+            self.engine.refuse(&message)?;
+            condition = Some(message);
         }
-        Ok(None)
     }
 
-    fn place_among(&mut self, pod_at: usize, pod: &Pod, nodes: &[usize]) -> Result<Option<(usize, Vec<Part>)>> {
+    /// kube-scheduler does not try a pod again that it has not asked the extender about all nodes for.
+    fn give_up(&mut self, pod: &Pod, n_refusals: usize) -> Result<()> {
+        let world = self.job.world;
+        let has_room = |node: &usize| world.is_eligible(pod.eligible, *node) && self.occupancy.has_room(*node, pod);
+        let with_room: Vec<usize> = (0..world.nodes.len()).filter(has_room).collect();
+        if self.engine.fits_any(&with_room)? {
+            self.sample_refusals += n_refusals;
+            self.missed += 1;
+        }
+        Ok(())
+    }
+
+    fn attempt(&mut self, pod_at: usize, pod: &Pod, found: &Found) -> Result<Attempt> {
+        let nodes = &found.nodes;
+        if nodes.is_empty() {
+            return Ok(Attempt::Refused);
+        }
         if !pod.is_managed && self.job.conditions.plain_pods == PlainPods::KubeScheduler {
             let scored: Vec<(usize, i64)> = nodes.iter().map(|node| (*node, self.default_score(*node, pod))).collect();
-            let Some(node) = self.kube.choose(&scored) else { return Ok(None) };
+            let Some(node) = self.kube.choose(&scored) else { return Ok(Attempt::Refused) };
             self.engine.bind_elsewhere(node, &[])?;
-            return Ok(Some((node, Vec::new())));
+            return Ok(Attempt::Placed(node, Vec::new()));
         }
         if let Some(chooser) = &mut self.chooser {
             let scored = chooser.score(pod_at, nodes, &self.occupancy, &mut self.kube);
-            let Some(node) = self.kube.choose(&scored) else { return Ok(None) };
+            let Some(node) = self.kube.choose(&scored) else { return Ok(Attempt::Refused) };
             let free = self.occupancy.node(node).context("there is no such node")?;
             let parts = chooser.parts(node, free, pod, &mut self.kube);
             self.engine.bind_elsewhere(node, &parts)?;
-            return Ok(Some((node, parts)));
+            return Ok(Attempt::Placed(node, parts));
         }
-        let Some(node) = self.choose_with_extender(pod, nodes)? else { return Ok(None) };
+        let Filtered { nodes: fitting, refused } = self.engine.filter(nodes)?;
+        let Some(node) = self.choose_among(pod, &fitting)? else {
+            return Ok(Attempt::RefusedByExtender(refusal::message(self.job.world, &self.occupancy, pod, found, &refused)));
+        };
         let parts = self.engine.bind(node)?;
         if self.job.world.is_exact && parts.len() != pod.gpus {
             bail!("it is given {} GPUs and asks for {}", parts.len(), pod.gpus);
         }
-        Ok(Some((node, parts)))
+        Ok(Attempt::Placed(node, parts))
     }
 
     /// As kube-scheduler does: one node that is left needs no scores.
-    fn choose_with_extender(&mut self, pod: &Pod, nodes: &[usize]) -> Result<Option<usize>> {
-        let fitting = self.engine.filter(nodes)?;
+    fn choose_among(&mut self, pod: &Pod, fitting: &[usize]) -> Result<Option<usize>> {
         if fitting.len() < 2 {
             return Ok(fitting.first().copied());
         }
-        let points = self.engine.prioritize(&fitting)?;
+        let points = self.engine.prioritize(fitting)?;
         let score = |node: &usize| (*node, self.default_score(*node, pod) + PER_POINT * points.get(node).copied().unwrap_or(0));
         let scored: Vec<(usize, i64)> = fitting.iter().map(score).collect();
         Ok(self.kube.choose(&scored))

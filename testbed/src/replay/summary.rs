@@ -83,15 +83,20 @@ impl Summary {
         Self { list: list.to_owned(), policy: AS_IT_IS.to_owned(), conditions: absent(), curve: vec![end], runs: Vec::new() }
     }
 
-    /// Pods that found no place, microseconds of a filter, seconds of a run.
-    fn work(&self) -> [String; 3] {
+    /// Pods that found no place, refusals of samples, pods missed by them, microseconds of a filter, seconds of a run.
+    fn work(&self) -> [String; 5] {
         if self.runs.is_empty() {
-            return [absent(), absent(), absent()];
+            return [(); 5].map(|()| absent());
         }
-        let unplaced = self.mean(|run| real(i64::try_from(run.unplaced).unwrap_or(0)));
+        let count = |of: fn(&Outcome) -> usize| {
+            let counts: Vec<f64> = self.runs.iter().map(|run| real(i64::try_from(of(run)).unwrap_or(0))).collect();
+            mean_and_deviation(&counts).0
+        };
+        let [unplaced, sample_refusals] = [count(|run| run.unplaced), count(|run| run.sample_refusals)].map(|n| format!("{n:.0}"));
+        let missed = format!("{:.1}", count(|run| run.missed));
         let micros = self.mean(|run| run.filter_micros);
         let micros = if micros > 0.0 { format!("{micros:.0}") } else { absent() };
-        [format!("{unplaced:.0}"), micros, format!("{:.1}", self.mean(|run| run.seconds))]
+        [unplaced, sample_refusals, missed, micros, format!("{:.1}", self.mean(|run| run.seconds))]
     }
 
     fn mean(&self, value: fn(&Outcome) -> f64) -> f64 {
@@ -120,6 +125,8 @@ pub fn render(summaries: &[Summary]) -> String {
         "FRAG@80",
         "FRAG@100",
         "UNPLACED",
+        "BY SAMPLE",
+        "MISSED",
         "FILTER us",
         "RUN s",
     ];

@@ -90,6 +90,25 @@ async fn pods_that_leave_make_room() {
     assert_eq!(last(&stretched[0]), last(&staying[0]), "nobody goes before the last one comes");
 }
 
+/// All nodes but the last have one GPU, which kube-scheduler's sums take for two halves of different ones. It looks for 144 of
+/// 300 nodes: the last one is in the third sample, and the first refusal alone changes the pod's condition whatever it says.
+#[tokio::test]
+async fn a_pod_that_a_sample_misses_is_tried_again() {
+    let nodes = (0..300).map(|at| format!("n{at:03},16000,65536,{},T4\n", 1 + at / 299)).collect::<Vec<_>>().concat();
+    let nodes = trace::nodes_of(&format!("sn,cpu_milli,memory_mib,gpu,model\n{nodes}")).unwrap();
+    let pods = trace::pods_of("name,cpu_milli,memory_mib,num_gpu,gpu_milli\np0,1000,1024,2,500\np1,1000,1024,2,500\np2,1000,1024,2,500\n");
+    let world = objects::world(&nodes, &pods.unwrap());
+    let replayed = async |condition: &str| {
+        let list = List { name: "made".to_owned(), typical: typical_pods(&world), world: world.clone() };
+        let args = args(&format!("--nodes none --pods none --policy fill --seeds 1 --tune 0 --condition {condition}"));
+        let run = results(args, vec![list]).await[0].runs[0].clone();
+        (run.unplaced, run.sample_refusals, run.missed)
+    };
+    assert_eq!(replayed("P").await, (1, 0, 0), "all nodes are looked at");
+    // The search for the second pod begins at node 132, where that for the first ended: the last node is in its second sample.
+    assert_eq!(replayed("S").await, (1, 2 + 1, 0));
+}
+
 #[test]
 fn factors_are_bounded() {
     assert_eq!(factor("1.3"), Ok(1.3));
