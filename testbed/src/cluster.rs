@@ -342,6 +342,14 @@ impl Cluster {
         started
     }
 
+    /// Starts the scheduling loop with the stock sampling of nodes, whatever the configuration says, in place of the one that runs.
+    pub async fn start_sampling_kube_scheduler(&mut self) -> Result<()> {
+        let configured = std::mem::replace(&mut self.configuration.percentage_of_nodes_to_score, 0);
+        let started = self.start_kube_scheduler().await;
+        self.configuration.percentage_of_nodes_to_score = configured;
+        started
+    }
+
     /// Ends everything, daemons by SIGTERM; says which of them did not end cleanly.
     pub async fn stop(mut self) -> Result<()> {
         self.kube_scheduler = None;

@@ -40,6 +40,7 @@ mod records;
 mod replicas;
 mod requests;
 mod runtime_hook;
+mod sampling;
 mod second_scheduler;
 mod sharing;
 mod slow;
@@ -99,7 +100,7 @@ pub fn all() -> Vec<Scenario> {
         group(&[preemption::SCENARIOS], true, &[Stage::Faults]),
         group(&[webhooks::SCENARIOS, slow::SCENARIOS], true, &[Stage::Webhooks]),
         group(&[replicas::SCENARIOS], true, &[Stage::Replicas]),
-        group(&[second_scheduler::SCENARIOS], true, &[Stage::Second]),
+        group(&[second_scheduler::SCENARIOS, sampling::SCENARIOS], true, &[Stage::Second]),
         group(&mixed, true, &[Stage::Mixed]),
         group(&topology::SCENARIOS, true, &[Stage::Topology]),
     ];
@@ -197,6 +198,9 @@ impl World {
             if let Err(error) = cluster.start_kube_scheduler().await {
                 warn!(%error, "the scheduling loop does not come back");
             }
+        }
+        if let Some(cluster) = &self.cluster {
+            sampling::remove_full_nodes(cluster.api().cluster());
         }
         let cleared = if self.cluster.is_some() { old_nodes::remove_old_node(self).await } else { self.clear().await };
         if let Err(error) = cleared {

@@ -39,13 +39,13 @@ async fn create_old_node(world: &mut World) -> Result<()> {
     let mut created = nodes.create(&PostParams::default(), &node).await.context("cannot create a node")?;
     created.status = node.status;
     nodes.replace_status(OLD, &PostParams::default(), &created).await.context("cannot write its status")?;
-    until_extender_shows(world, "the node", |node| node.get("totalGPU").and_then(Value::as_u64).is_some_and(|total| total > 0)).await
+    until_extender_shows(world, OLD, "the node", |node| node.get("totalGPU").and_then(Value::as_u64).is_some_and(|total| total > 0)).await
 }
 
-/// Waits until the scheduler's own view of the node is as far as the API server's. A refusal by a view that is behind
+/// Waits until the scheduler's own view of a node is as far as the API server's. A refusal by a view that is behind
 /// would stand until the next event of any pod or node: an extender cannot wake kube-scheduler.
-async fn until_extender_shows(world: &mut World, what: &str, condition: impl Fn(&Value) -> bool) -> Result<()> {
-    let url = format!("{}/gpushare-scheduler/inspect/{OLD}", world.cluster()?.scheduler_url());
+pub(super) async fn until_extender_shows(world: &mut World, node: &str, what: &str, condition: impl Fn(&Value) -> bool) -> Result<()> {
+    let url = format!("{}/gpushare-scheduler/inspect/{node}", world.cluster()?.scheduler_url());
     let client = world.cluster()?.scheduler_client()?;
     let shown = async {
         loop {
@@ -107,7 +107,7 @@ fn old_node(world: &mut World) -> BoxFuture<'_, Result<()>> {
         create_old_node(world).await?;
         place(world, "placed-0", "10", &of_old_extender("0", "10")).await?;
         place(world, "placed-1", "4", &of_old_extender("1", "4")).await?;
-        until_extender_shows(world, "both pods", |node| used(node) == 14).await?;
+        until_extender_shows(world, OLD, "both pods", |node| used(node) == 14).await?;
         world.create(PodSpec::new("new-8", &[(GPU_MEM, "8")]).on(OLD)).await?;
         let annotations = until_bound(world, "new-8").await?;
         ensure!(annotations.get(MEM_IDX).is_some_and(|idx| idx == "1"), "8 units fit GPU 1 only, it got {annotations:?}");
@@ -125,7 +125,7 @@ fn annotation_nonsense(world: &mut World) -> BoxFuture<'_, Result<()>> {
         nonsense.insert(DEVICE_ALLOCATED.to_owned(), "{\"gpu\":[{\"minor\":".to_owned());
         world.excused.insert(world.key("nonsense"));
         place(world, "nonsense", "4", &nonsense).await?;
-        until_extender_shows(world, "the pod", |node| used(node) > 0).await?;
+        until_extender_shows(world, OLD, "the pod", |node| used(node) > 0).await?;
         // The 4 units may be on either GPU, so neither is known to be empty.
         world.create(PodSpec::new("whole", &[(GPU_MEM, "16")]).on(OLD)).await?;
         world.until_refused("whole", "nodes are available").await?;

@@ -1,0 +1,99 @@
+//! A cluster so large that kube-scheduler asks about a sample of its nodes, and takes the refusal of the sample for one of all.
+//!
+//! All nodes but the testbed's own are objects only, and have no GPU with room.
+
+use anyhow::{Result, ensure};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use proto::resource::{GPU_CORE, GPU_COUNT, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
+use serde_json::{Value, json};
+
+use super::old_nodes::until_extender_shows;
+use super::{Body, World};
+use crate::apiserver::Cluster;
+use crate::kube_scheduler::Outcome;
+use crate::observer::node_of;
+use crate::pods::PodSpec;
+
+/// Name, promise, body.
+pub(super) const SCENARIOS: &[(&str, &str, Body)] =
+    &[("sampled-nodes", "a pod that one of 502 nodes has room for is tried again until kube-scheduler asks about that node", one_has_room)];
+
+/// Nodes without room: kube-scheduler looks for 230 of 502 that fit, so the pod's node, the last but one by name, is in the
+/// third sample. The change of the condition by the first refusal causes the second attempt, whatever its text is.
+const N_FULL: u32 = 500;
+const N_REFUSALS: usize = 2;
+
+const GPUS_OF_FULL: u32 = 8;
+const GIB_OF_FULL: u32 = 4;
+/// More than a GPU of the full nodes has, and less than all of one node: kube-scheduler's own filters let the pod pass.
+const ASKED: &str = "20Gi";
+
+const DEVICES: &str = "devices.scheduling.koordinator.sh";
+
+fn name(idx: u32) -> String {
+    format!("full-{idx:03}")
+}
+
+fn node(name: &str) -> Value {
+    let percents = (100 * GPUS_OF_FULL).to_string();
+    let amounts = json!({
+        "cpu": "64", "memory": "256Gi", "pods": "100", GPU_COUNT: GPUS_OF_FULL.to_string(),
+        GPU_SHARED: percents, GPU_MEMORY_RATIO: percents, GPU_CORE: percents,
+        GPU_MEMORY: format!("{}Gi", GPUS_OF_FULL * GIB_OF_FULL),
+    });
+    let status = json!({"capacity": amounts, "allocatable": amounts, "conditions": [{"type": "Ready", "status": "True"}]});
+    json!({"metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}}, "status": status})
+}
+
+fn device(name: &str) -> Value {
+    let resources = json!({GPU_MEMORY: format!("{GIB_OF_FULL}Gi"), GPU_CORE: "100", GPU_MEMORY_RATIO: "100"});
+    let gpu =
+        |minor: u32| json!({"type": "gpu", "id": format!("GPU-{name}-{minor}"), "minor": minor, "health": true, "resources": resources});
+    json!({"metadata": {"name": name}, "spec": {"devices": (0..GPUS_OF_FULL).map(gpu).collect::<Vec<_>>()}})
+}
+
+async fn create_full_nodes(world: &mut World) -> Result<()> {
+    for idx in 0..N_FULL {
+        let name = name(idx);
+        let cluster = world.cluster()?.api().cluster();
+        cluster.create("nodes", node(&name))?;
+        cluster.create(DEVICES, device(&name))?;
+    }
+    // Watches show objects in the order in which they were created, so the last one stands for all.
+    until_extender_shows(world, &name(N_FULL - 1), "all nodes", |node| {
+        node.get("totalGPU").and_then(Value::as_u64).is_some_and(|total| total > 0)
+    })
+    .await
+}
+
+/// Removes the nodes without room that are there.
+pub(super) fn remove_full_nodes(cluster: &Cluster) {
+    for idx in 0..N_FULL {
+        for kind in ["nodes", DEVICES] {
+            // It is gone already, or was never made.
+            let _ = cluster.delete(kind, "", &name(idx), Some(0));
+        }
+    }
+}
+
+fn one_has_room(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        create_full_nodes(world).await?;
+        world.cluster()?.start_sampling_kube_scheduler().await?;
+        world.cluster()?.past_attempts();
+        world.start(PodSpec::new("large", &[(GPU_SHARED, "1"), (GPU_MEMORY, ASKED)])).await?;
+        let node = node_of(&world.pod("large")?).map(str::to_owned);
+        ensure!(node.as_deref() == Some("n1"), "only n1 has a GPU of {ASKED}, the pod is on {node:?}");
+        let refusals = world.cluster()?.past_attempts().into_iter().filter(|attempt| attempt.outcome == Outcome::NoFit);
+        let messages: Vec<String> = refusals.map(|attempt| attempt.diagnosis.message()).collect();
+        ensure!(messages.len() >= N_REFUSALS, "kube-scheduler looked at all nodes: {messages:?}");
+        // A node that changes while the scenario runs, as the plugins' nodes may, is an event too, and would hide this.
+        let is_same = |pair: &[String]| matches!(pair, [one, next] if one == next);
+        ensure!(!messages.windows(2).any(is_same), "two refusals in a row have one text, so the pod waits for an event: {messages:?}");
+        world.delete("large").await?;
+        remove_full_nodes(world.cluster()?.api().cluster());
+        world.cluster()?.start_kube_scheduler().await
+    }
+    .boxed()
+}
