@@ -22,6 +22,7 @@ use std::time::Duration;
 use placement::{Fleet, OwnerId, Policies, Weights};
 use proto::resource::ResourceNames;
 use rustc_hash::{FxHashMap, FxHashSet};
+use tokio::sync::Notify;
 
 pub use ask::NodeAsk;
 pub use assume::{AssumeError, Assumed, Assumption, Moment, Phase};
@@ -110,6 +111,8 @@ pub struct Index {
     budget_list: List,
     /// Whether pods that ask for our resources were unbound when all pods had been seen for the first time.
     began_with_pending: bool,
+    /// Notified when a list has left out decisions that it should have shown.
+    unlisted: Arc<Notify>,
 }
 
 /// How far the list of one kind has come; objects carry the number of the list that named them last.
@@ -154,6 +157,7 @@ impl Index {
             pod_list: first,
             budget_list: first,
             began_with_pending: false,
+            unlisted: Arc::default(),
         }
     }
 
@@ -207,6 +211,11 @@ impl Index {
     /// Whether pods that ask for our resources were unbound at first: a scheduler before this one may be binding them.
     pub fn began_with_pending(&self) -> bool {
         self.began_with_pending
+    }
+
+    /// Notified when a list is complete that has left out decisions which it should have shown.
+    pub fn unlisted(&self) -> Arc<Notify> {
+        Arc::clone(&self.unlisted)
     }
 
     /// Whether it is not known of some binding whether it was written.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use daemon::panics::named;
 use proto::extender::{ExtenderBindingArgs, ExtenderBindingResult};
 use rustc_hash::FxHashSet;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::{debug, info, warn};
 
 use super::sending::Leave;
@@ -26,7 +26,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// How long a decision that was written may go unseen before its pod is looked at.
 const UNSEEN: Duration = Duration::from_secs(300);
-/// How often decisions are checked for that.
+/// Pause between two looks for such decisions; those that a list should have shown are looked at when it is complete.
 const SWEEP: Duration = Duration::from_secs(5);
 
 /// Why a pod was not bound.
@@ -265,10 +265,11 @@ impl Extender {
         }
     }
 
-    /// Looks, for ever, at pods whose decisions go unseen for too long.
+    /// Looks, for ever, at pods whose decisions go unseen for too long, or were left out by a list.
     pub async fn sweep(self: Arc<Self>) {
+        let unlisted = self.index.read().unlisted();
         loop {
-            sleep(SWEEP).await;
+            let _ = timeout(SWEEP, unlisted.notified()).await;
             let overdue = self.index.read().overdue(now(), UNSEEN);
             // The others have somebody who looks already, or a write under way.
             for (pod, moment) in overdue.into_iter().filter(|(_, moment)| moment.phase == Phase::Written) {

@@ -85,6 +85,8 @@ impl Follow<Pod> for Index {
         for entry in self.pods.values_mut().filter(|entry| entry.list != number) {
             if let Some(assumption) = entry.assumption.as_mut().filter(|assumption| assumption.phase == Phase::Written) {
                 assumption.unlisted = true;
+                // The permit of a notification is kept until it is waited for.
+                self.unlisted.notify_one();
             }
         }
         // An assumed pod may be younger than the list; whoever bound it asks what became of it.
