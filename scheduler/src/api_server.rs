@@ -10,9 +10,12 @@ use http_body_util::BodyExt;
 use kube::Client;
 use kube::client::Body;
 use serde::Deserialize;
+use serde_json::Value;
 
 /// Characters of somebody else's message that are passed on.
 const MAX_MESSAGE: usize = 500;
+/// The name under which the API server keeps the fields that this daemon applies.
+const FIELD_MANAGER: &str = "gpushare-scheduler";
 
 /// An answer of the API server.
 #[derive(Debug)]
@@ -48,7 +51,20 @@ impl Answer {
 /// # Errors
 /// The reason for which there is no whole answer, for people. The request may have been carried out.
 pub(crate) async fn send(client: &Client, method: Method, path: &str, body: Vec<u8>) -> Result<Answer, String> {
-    let request = Request::builder().method(method).uri(path).header(header::CONTENT_TYPE, "application/json");
+    send_as(client, method, path, "application/json", body).await
+}
+
+/// Makes an object be as given, by server-side apply: creates it if there is none, and takes over fields that others have set.
+///
+/// # Errors
+/// The reason for which there is no whole answer, for people. The object may have been written.
+pub(crate) async fn apply(client: &Client, path: &str, object: &Value) -> Result<Answer, String> {
+    let path = format!("{path}?fieldManager={FIELD_MANAGER}&force=true");
+    send_as(client, Method::PATCH, &path, "application/apply-patch+yaml", object.to_string().into_bytes()).await
+}
+
+async fn send_as(client: &Client, method: Method, path: &str, content_type: &str, body: Vec<u8>) -> Result<Answer, String> {
+    let request = Request::builder().method(method).uri(path).header(header::CONTENT_TYPE, content_type);
     let request = request.body(Body::from(body)).map_err(|error| format!("cannot make the request: {error}"))?;
     let response = client.send(request).await.map_err(|error| format!("{:#}", anyhow::Error::from(error)))?;
     let (parts, body) = response.into_parts();

@@ -3,6 +3,7 @@
 //! Decides nothing itself.
 
 mod access;
+mod announcing;
 mod attempts;
 pub mod binding;
 pub mod filter;
@@ -19,6 +20,7 @@ mod sending;
 mod standing;
 mod turns;
 mod views;
+mod waiting;
 mod wanted;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -58,6 +60,7 @@ use roll::Roll;
 use sending::Sending;
 use turns::Turns;
 use views::Views;
+use waiting::Waiting;
 
 /// Everything that requests are answered with.
 #[derive(Debug)]
@@ -72,6 +75,8 @@ pub struct Extender {
     offered: Mutex<Remembered<Offered>>,
     /// Refused pods that kube-scheduler is to try again soon.
     retries: Mutex<Retries>,
+    /// Refused pods that wait for room.
+    waiting: Mutex<Waiting>,
     /// Names as the last requests brought them; requests read a copy, and lock it only to take it or to change it.
     roll: Mutex<Arc<Roll>>,
     /// Which refusals are thought over.
@@ -185,6 +190,7 @@ impl Extender {
             attempts: Mutex::default(),
             offered: Mutex::default(),
             retries: Mutex::default(),
+            waiting: Mutex::default(),
             roll: Mutex::default(),
             patience: Mutex::default(),
             turns: Turns::default(),
@@ -390,7 +396,8 @@ impl Extender {
     async fn consider(&self, body: &[u8]) -> Result<Vec<u8>, RequestFailure> {
         self.leads()?;
         let mut answer = filter::answer(self, body, now())?;
-        if let Some(refused) = answer.refused.take().filter(|refused| !refused.is_tried_again && self.patience().is_early(refused, now())) {
+        let refused = answer.refused.take().filter(|_| !answer.is_tried_again());
+        if let Some(refused) = refused.filter(|refused| self.patience().is_early(refused, now())) {
             let has_news = patience::news(&self.index, &refused).await;
             self.leads()?;
             answer = filter::answer(self, body, now())?;

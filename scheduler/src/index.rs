@@ -13,6 +13,7 @@ mod given;
 mod hints;
 mod hosts;
 mod nodes;
+mod openings;
 mod pods;
 mod stamp;
 
@@ -30,6 +31,7 @@ pub use census::{Census, DeviceShow, GpuCensus, GpuShow, HolderShow, NodeShow};
 pub use eviction::{Preemptor, Promised};
 pub use hints::{Decision, HintTimes};
 pub use nodes::RawDevice;
+pub use openings::Openings;
 pub use stamp::Stamps;
 
 use crate::accounting::PodFacts;
@@ -103,6 +105,8 @@ pub struct Index {
     /// Changes of the workload that had happened when it was learnt last.
     n_learnt: u64,
     hints: HintQueue,
+    /// The number of times room has opened without an event that kube-scheduler sees.
+    n_silent_openings: u64,
     failing: FailingNodes,
     stamps: Stamps,
     node_list: List,
@@ -120,10 +124,13 @@ pub struct Index {
 struct List {
     number: u32,
     synced: bool,
+    /// The number of times room had opened when it began.
+    n_openings: u64,
 }
 
 impl List {
-    fn begin(&mut self) {
+    fn begin(&mut self, n_openings: u64) {
+        self.n_openings = n_openings;
         self.number = self.number.wrapping_add(1).max(1);
     }
 }
@@ -131,7 +138,7 @@ impl List {
 impl Index {
     /// An index that has seen nothing yet, whose hints last `hint_ttl` at most unless [said otherwise](Self::holding).
     pub fn new(names: ResourceNames, policies: Policies, hint_ttl: Duration) -> Self {
-        let first = List { number: 1, synced: false };
+        let first = List { number: 1, synced: false, n_openings: 0 };
         Self {
             names,
             policies,
@@ -150,6 +157,7 @@ impl Index {
             budgets: Budgets::default(),
             n_learnt: 0,
             hints: HintQueue::new(HintTimes::all(hint_ttl)),
+            n_silent_openings: 0,
             failing: FailingNodes::default(),
             stamps: Stamps::default(),
             node_list: first,

@@ -17,6 +17,7 @@ pub mod leader;
 pub mod metrics;
 pub mod offline;
 pub mod rehearsal;
+pub mod room;
 pub mod run;
 pub mod serve;
 pub mod watch;

@@ -144,6 +144,7 @@ pub struct Metrics {
     thought_over: Family<OutcomeLabels, Counter>,
     preemption_candidates: Family<OutcomeLabels, Counter>,
     tried_again: Family<CauseLabels, Counter>,
+    room_announced: Counter,
 }
 
 /// Measures one request; counts it when dropped.
@@ -167,6 +168,7 @@ impl Metrics {
             thought_over: Family::default(),
             preemption_candidates: Family::default(),
             tried_again: Family::default(),
+            room_announced: Counter::default(),
         };
         registry.register("requests", "Requests by verb and outcome", metrics.requests.clone());
         registry.register_with_unit("request", "Time from the whole request to its answer", Unit::Seconds, metrics.seconds.clone());
@@ -178,6 +180,8 @@ impl Metrics {
         registry.register("preemption_candidates", help, metrics.preemption_candidates.clone());
         let help = "Refusals whose text changes so that kube-scheduler tries the pod again soon, by cause";
         registry.register("refusals_tried_again", help, metrics.tried_again.clone());
+        let help = "Writes by which kube-scheduler is made to try refused pods again, as room has opened without an event";
+        registry.register("room_announced", help, metrics.room_announced.clone());
         registry.register_collector(Box::new(State(index)));
         metrics
     }
@@ -208,6 +212,11 @@ impl Metrics {
     /// Counts a refusal whose text changes so that the pod is tried again soon.
     pub fn tried_again(&self, cause: &'static str) {
         self.tried_again.get_or_create(&CauseLabels { cause }).inc();
+    }
+
+    /// Counts an announcement that room has opened.
+    pub fn room_announced(&self) {
+        self.room_announced.inc();
     }
 
     /// Counts a refusal that was held back; whether the pod was let through in the end.

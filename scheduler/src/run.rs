@@ -36,6 +36,7 @@ use crate::extender::{Extender, health_router, router};
 use crate::index::{Index, RawDevice, Shared};
 use crate::metrics::{Metrics, register_watches};
 use crate::rehearsal::rehearse;
+use crate::room::Room;
 use crate::serve::{serve, serve_anew};
 use crate::watch::heard::Heard;
 use crate::watch::{Follow, watch};
@@ -64,6 +65,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let mut registry = Registry::with_prefix("gpushare_scheduler");
     let metrics = Metrics::register(&mut registry, index.clone());
     let part = Part::of(&config, &namespace);
+    let home = part.namespace().unwrap_or(&namespace).to_owned();
     part.leadership.register(&mut registry);
     let hangups = part.leadership.hangups();
     let binder = Binder::new(client.clone(), config.scheduling.bind_timeout, part.leadership.clone());
@@ -88,8 +90,10 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let health = OptionFuture::from(config.serving.health_listen.map(listen)).await.transpose()?;
     info!(prefix = config.serving.prefix, tls = tls.extender.is_some(), webhooks = webhooks.is_some(), "serving");
     register_watches(&mut registry, watch_all(&client, &index, &part, &mut tasks));
+    let room = Room::new(client.clone(), home);
     let stop = part.begin(client, index.clone(), stop, &mut tasks);
     tasks.spawn("search for decisions that are not seen", Arc::clone(&extender).sweep());
+    tasks.spawn("announcements of room", Arc::clone(&extender).announce(room));
     tasks.spawn("rehearsal", rehearse(index.clone()));
     watch_for_hangs(config.hang_timeout, index)?;
     let registry = Arc::new(registry);

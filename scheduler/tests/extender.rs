@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a test that cannot go on should end")]
 
+#[path = "extender/announcing.rs"]
+mod announcing;
 #[path = "extender/answers.rs"]
 mod answers;
 #[path = "extender/api.rs"]

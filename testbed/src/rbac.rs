@@ -68,6 +68,10 @@ pub const SCHEDULER_LEADER: &[Access<'static>] = &[
     access("", "pods", "", "patch"),
 ];
 
+/// What the scheduler may do besides in its own namespace, to the one object by which it announces room.
+pub const SCHEDULER_ROOM: &[Access<'static>] =
+    &[access("storage.k8s.io", "csistoragecapacities", "", "create"), access("storage.k8s.io", "csistoragecapacities", "", "patch")];
+
 /// What the scheduler may do besides where it makes the certificates of its webhooks itself.
 pub const SCHEDULER_WEBHOOKS: &[Access<'static>] = &[
     access("", "secrets", "", "create"),

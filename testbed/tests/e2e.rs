@@ -93,19 +93,21 @@ async fn the_daemons_do_only_what_their_roles_allow() {
         .iter()
         .filter(|a| {
             let access = Access { group: &a.api_group, resource: &a.resource, subresource: &a.subresource, verb: &a.verb };
-            // The leader's own pod and Lease are where the daemon itself is.
-            let at_home = Target { namespace: replicas::NAMESPACE, name: "gpushare-scheduler" };
-            !rbac.allows(&a.user, access, Target::default()) && !rbac.allows(&a.user, access, at_home)
+            // The leader's own pod and Lease, and the object by which it announces room, are where the daemon itself is.
+            let at_home = ["gpushare-scheduler", "gpushare-room"].map(|name| Target { namespace: replicas::NAMESPACE, name });
+            !std::iter::once(Target::default()).chain(at_home).any(|target| rbac.allows(&a.user, access, target))
         })
         .collect();
     assert!(forbidden.is_empty(), "{forbidden:#?}");
-    let allowed = [(SCHEDULER_USER, rbac::SCHEDULER), (SCHEDULER_USER, rbac::SCHEDULER_LEADER), (PLUGIN_USER, rbac::DEVICE_PLUGIN)];
+    let scheduler = [rbac::SCHEDULER, rbac::SCHEDULER_LEADER, rbac::SCHEDULER_ROOM].map(|allowed| (SCHEDULER_USER, allowed));
+    let allowed = scheduler.into_iter().chain([(PLUGIN_USER, rbac::DEVICE_PLUGIN)]);
     for (daemon, allowed) in allowed {
         let is_used = |access: &&Access<'_>| {
             asked.iter().any(|a| {
                 let Access { group, resource, subresource, verb } = **access;
                 // A server-side apply that makes the object is a patch, for which the API server also demands `create`.
-                let verb = if (resource, verb) == ("devices", "create") { "patch" } else { verb };
+                let is_applied = ["devices", "csistoragecapacities"].contains(&resource);
+                let verb = if is_applied && verb == "create" { "patch" } else { verb };
                 a.user == daemon
                     && [&a.api_group, &a.resource, &a.subresource, &a.verb].map(String::as_str) == [group, resource, subresource, verb]
             })

@@ -90,6 +90,7 @@ pub async fn answer(extender: &Arc<Extender>, body: &[u8], deadline: Instant, ti
     let error = match bound {
         Ok(()) => {
             extender.retries().end(&uid);
+            extender.waiting().end(&uid);
             info!(pod = shown.0, node = shown.1, "bound");
             String::new()
         }

@@ -4,13 +4,13 @@
 
 use std::time::Instant;
 
-use placement::{Hints, NodeId, Reason};
+use placement::{NodeId, Reason};
 use proto::extender::ExtenderFilterResult;
 use proto::pod::Pod;
 
 use super::judged::{Judged, Report, judge};
 use super::question::{Nodes, Question};
-use super::retries::{Cause, IN_A_ROW, LEAST_SAMPLE, Refusal, Variation, rounds};
+use super::retries::{LEAST_SAMPLE, Refusal, SAMPLE, Variation, rounds};
 use super::standing::Order;
 use super::wanted::{Miss, Wanted};
 use super::{Extender, RequestFailure};
@@ -28,9 +28,6 @@ const GANG_RESTS: &str = "the pod's gang had room kept for it and was not bound 
 /// kube-scheduler would take that for news and try the pod again and again.
 const NO_NODE: &str = "none of the nodes that were asked about has devices for the pod now; the scheduler's view of the pod says why";
 
-/// Most hints of others that a refusal is looked at without.
-const HINTS_LOOKED_AT: usize = 256;
-
 /// An answer, and what it comes from.
 #[derive(Debug)]
 pub struct Answer {
@@ -40,8 +37,8 @@ pub struct Answer {
     pub(super) refused: Option<Refused>,
     /// The nodes that were found wanting; none where nothing was judged anew.
     missed: Vec<(usize, Miss)>,
-    /// The cause for which kube-scheduler is made to try the pod again soon.
-    tried_again: Option<Cause>,
+    /// True if kube-scheduler is made to try the pod again soon, as it was refused for a sample.
+    is_tried_again: bool,
 }
 
 /// A pod that no node has room for.
@@ -52,18 +49,20 @@ pub(super) struct Refused {
     pub(super) is_unseen: bool,
     /// How often room had been made anywhere by then.
     pub(super) n_openings: u64,
-    /// True if kube-scheduler is made to try the pod again soon.
-    pub(super) is_tried_again: bool,
 }
 
 impl Refused {
-    fn of(index: &Index, uid: &str, variation: Option<Variation>) -> Self {
-        let n_openings = index.fleet().n_openings();
-        Self { uid: uid.into(), is_unseen: !index.is_shown(uid), n_openings, is_tried_again: variation.is_some() }
+    fn of(index: &Index, uid: &str) -> Self {
+        Self { uid: uid.into(), is_unseen: !index.is_shown(uid), n_openings: index.openings().all }
     }
 }
 
 impl Answer {
+    /// Returns true if kube-scheduler is made to try the pod again soon.
+    pub(super) const fn is_tried_again(&self) -> bool {
+        self.is_tried_again
+    }
+
     /// Counts the refusals that it tells of.
     pub(super) fn count(&self, metrics: &Metrics) {
         let mut counts = [0; Reason::ALL.len()];
@@ -72,8 +71,8 @@ impl Answer {
                 *count += 1;
             }
         }
-        if let Some(cause) = self.tried_again {
-            metrics.tried_again(cause.label());
+        if self.is_tried_again {
+            metrics.tried_again(SAMPLE);
         }
         for (reason, n_nodes) in Reason::ALL.into_iter().zip(counts).filter(|(_, n_nodes)| *n_nodes > 0) {
             metrics.refused(reason, n_nodes);
@@ -112,17 +111,14 @@ pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Answer, 
     // Members of a gang are never answered without room being kept: two of them could be sent to the same device.
     let rests = is_in_gang && index.is_resting(uid, now);
     let wanted = if rests { Wanted::Impossible(GANG_RESTS.into()) } else { wanted };
-    let is_room = matches!(wanted, Wanted::Room(_));
+    let is_room = wanted.room().is_some();
     let avoided = if is_room { extender.attempts().ask(uid, is_in_gang, now) } else { Vec::new() };
     let best = extender.n_most(&pod, is_room, is_in_gang).map(|n| (Order::new(&index, &pod.spec, &avoided), n));
     let judged = judge(&index, &wanted, &nodes, &roll, best);
     let is_refused = is_room && judged.is_empty();
-    let variation = match &wanted {
-        Wanted::Room(ask) if is_refused => extender.vary(&index, ask, &nodes, now),
-        _ if rests => extender.vary_gang(&index, uid, now),
-        _ => None,
-    };
-    let refused = is_refused.then(|| Refused::of(&index, uid, variation));
+    let variation = wanted.room().filter(|_| is_refused).and_then(|ask| extender.vary(&index, ask, &nodes, now));
+    let openings = index.openings();
+    let refused = is_refused.then(|| Refused::of(&index, uid));
     let left = Left::of(&wanted, &judged, &pod);
     let is_new = index.pod(uid).is_none();
     if let (true, Nodes::Names(names)) = (is_room, &nodes) {
@@ -142,11 +138,14 @@ pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Answer, 
         if let Some(facts) = facts.filter(|_| is_new) {
             extender.remember(uid, &facts);
         }
+        if is_refused || rests {
+            extender.waiting().refuse(uid, openings);
+        }
         if let Some(left) = left {
             extender.note(&left, now);
         }
     }
-    Ok(Answer { json, refused, missed, tried_again: variation.map(|variation| variation.cause) })
+    Ok(Answer { json, refused, missed, is_tried_again: variation.is_some() })
 }
 
 /// The answer of a replica that does not lead: kube-scheduler tries the pod again.
@@ -156,19 +155,6 @@ pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Answer, 
 pub(super) fn refusal(reason: NotLeading) -> Result<Vec<u8>, RequestFailure> {
     let answer = ExtenderFilterResult { error: reason.to_string(), ..ExtenderFilterResult::default() };
     serde_json::to_vec(&answer).map_err(|error| RequestFailure::malformed("filter", &error.to_string()))
-}
-
-/// Returns the cause by which a next attempt may place a pod that none of these nodes fits, without an event in the cluster.
-fn cause_to_retry(index: &Index, ask: &NodeAsk<'_>, nodes: &Nodes<'_>) -> Option<Cause> {
-    let fits_without_hints = |name: &&str| {
-        let node = index.fleet().node_id(name);
-        node.is_some_and(|node| index.fleet().fit(node, ask.devices(), Hints::Ignore).is_ok())
-    };
-    if index.hinted_nodes(ask.uid).take(HINTS_LOOKED_AT).filter(fits_without_hints).any(|node| nodes.contains(node)) {
-        return Some(Cause::Hint);
-    }
-    // None of the nodes that were asked about fits, so one that does was not asked about.
-    (may_be_sample(index, nodes) && index.fits_anywhere(ask)).then_some(Cause::Sample)
 }
 
 /// Returns true if kube-scheduler may know of more nodes than it asks about.
@@ -190,9 +176,8 @@ struct Left<'a> {
 
 impl<'a> Left<'a> {
     fn of(wanted: &Wanted<'a>, judged: &Judged<'_>, pod: &Pod) -> Option<Self> {
-        let Wanted::Room(ask) = wanted else { return None };
         Some(Self {
-            ask: ask.clone(),
+            ask: wanted.room()?.clone(),
             decision: Decision::of(pod),
             hinted: judged.hinted(),
             picked: judged.picked().map(Into::into),
@@ -203,24 +188,17 @@ impl<'a> Left<'a> {
 }
 
 impl Extender {
-    /// Varies the text of a refusal of a resting member of a gang.
-    fn vary_gang(&self, index: &Index, uid: &str, now: Instant) -> Option<Variation> {
-        let n_openings = index.fleet().n_openings();
-        self.retries().vary(uid, Refusal { cause: Cause::Gang, most: IN_A_ROW, n_openings }, now)
-    }
-
-    /// Varies the text of a refusal, if another attempt may succeed although nothing happens in the cluster.
+    /// Varies the text of a refusal, if a node that was not asked about fits.
     fn vary(&self, index: &Index, ask: &NodeAsk<'_>, nodes: &Nodes<'_>, now: Instant) -> Option<Variation> {
-        let cause = cause_to_retry(index, ask, nodes);
-        let n_openings = index.fleet().n_openings();
+        // None of the nodes that were asked about fits.
+        let fits_another = may_be_sample(index, nodes) && index.fits_anywhere(ask);
         let mut retries = self.retries();
-        let cause = cause.filter(|cause| *cause != Cause::Sample || retries.is_sample(ask.uid, nodes.set()));
-        if cause.is_none() {
+        if !fits_another || !retries.is_sample(ask.uid, nodes.set()) {
             retries.end(ask.uid);
+            return None;
         }
-        let cause = cause?;
-        let most = if cause == Cause::Sample { rounds(index.n_nodes(), nodes.len()) } else { IN_A_ROW };
-        retries.vary(ask.uid, Refusal { cause, most, n_openings }, now)
+        let most = rounds(index.n_nodes(), nodes.len());
+        retries.vary(ask.uid, Refusal { most, n_openings: index.openings().all }, now)
     }
 
     /// The most nodes that a pod is answered with; `None` for all that fit.

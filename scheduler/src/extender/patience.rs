@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     fn refused(uid: &str, n_openings: u64) -> Refused {
-        Refused { uid: uid.into(), is_unseen: false, n_openings, is_tried_again: false }
+        Refused { uid: uid.into(), is_unseen: false, n_openings }
     }
 
     #[test]

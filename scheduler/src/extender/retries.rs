@@ -1,10 +1,10 @@
-//! The refused pods that kube-scheduler is to try again soon, and those alone.
+//! The pods that were refused for a sample of the nodes: kube-scheduler is to try them again soon, and those alone.
 //!
-//! kube-scheduler tries a refused pod again when something happens in the cluster, and otherwise after five minutes. Two kinds
-//! of refusal end without an event: those of a sample, when a node that was not asked about has room, and those for room that
-//! is kept for another pod, whose time passes. kube-scheduler writes the text of a refusal into the
-//! pod's condition, sees that as an event of the pod, and tries the pod again after its back-off, but writes nothing if the
-//! text is the one that is there. So the text changes between two such refusals of a pod; where nothing fits it is constant.
+//! kube-scheduler tries a refused pod again when something happens in the cluster, and otherwise after five minutes. It takes
+//! the refusal of a sample for one of all nodes, although a node that was not asked about has room. kube-scheduler writes the
+//! text of a refusal into the pod's condition, sees that as an event of the pod, and tries the pod again after its back-off, but
+//! writes nothing if the text is the one that is there. So the text changes between two such refusals of a pod; where nothing
+//! fits it is constant.
 //!
 //! kube-scheduler 1.33 and later does not even wait out the back-off while it has nothing else to do, so that a pod may be tried
 //! fifty times a second. That finds the node that samples missed, and must not go on for ever: after a number of refusals in a
@@ -22,27 +22,15 @@ const MOST_PODS: usize = 64;
 /// A pod that was not asked about for as long makes place for others: back-offs are 10 s at most unless configured otherwise.
 const GONE_AFTER: Duration = Duration::from_secs(60);
 
-/// The number of refusals in a row that differ, if they are not for a sample: with back-offs these are some minutes.
-pub(super) const IN_A_ROW: usize = 30;
-
 /// kube-scheduler looks at no fewer nodes, if there are as many: a shorter list of names is no sample.
 pub(super) const LEAST_SAMPLE: usize = 100;
 
-/// The cause by which another attempt may succeed although nothing happens in the cluster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Cause {
-    /// A node fits that the request did not name.
-    Sample,
-    /// Room is kept for another pod.
-    Hint,
-    /// The pod's gang had room kept without being bound, and may have it again a little later.
-    Gang,
-}
+/// The cause of such refusals, in a word for metrics.
+pub(super) const SAMPLE: &str = "sample";
 
 /// The texts that two refusals in a row differ by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Variation {
-    pub(super) cause: Cause,
     is_odd: bool,
 }
 
@@ -64,10 +52,10 @@ struct Retried {
     n_openings: u64,
 }
 
-/// The cause of a refusal, and the number of refusals in a row that may differ.
+/// A refusal for a sample.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Refusal {
-    pub(super) cause: Cause,
+    /// The number of refusals in a row that may differ.
     pub(super) most: usize,
     /// The number of times room has been made anywhere.
     pub(super) n_openings: u64,
@@ -79,27 +67,13 @@ pub(super) fn rounds(n_nodes: usize, n_asked: usize) -> usize {
     2 * n_nodes.div_ceil(n_asked.max(1)) + 8
 }
 
-impl Cause {
-    /// A short word for metrics.
-    pub(super) const fn label(self) -> &'static str {
-        match self {
-            Self::Sample => "sample",
-            Self::Hint => "hint",
-            Self::Gang => "gang",
-        }
-    }
-}
-
 impl Variation {
     /// The text that is appended to the refusal of one node.
     pub(super) const fn text(self) -> &'static str {
-        match (self.cause, self.is_odd) {
-            (Cause::Sample, false) => " (a node that was not asked about has room: trying again)",
-            (Cause::Sample, true) => " (a node that was not asked about has room: trying once more)",
-            (Cause::Hint, false) => " (room is kept for a pod that is being bound: trying again)",
-            (Cause::Hint, true) => " (room is kept for a pod that is being bound: trying once more)",
-            (Cause::Gang, false) => " (trying again)",
-            (Cause::Gang, true) => " (trying once more)",
+        if self.is_odd {
+            " (a node that was not asked about has room: trying once more)"
+        } else {
+            " (a node that was not asked about has room: trying again)"
         }
     }
 }
@@ -107,12 +81,12 @@ impl Variation {
 impl Retries {
     /// A pod is refused: the text that it gets, unless it or too many others are tried again already.
     pub(super) fn vary(&mut self, uid: &str, refusal: Refusal, now: Instant) -> Option<Variation> {
-        let Refusal { cause, most, n_openings } = refusal;
+        let Refusal { most, n_openings } = refusal;
         if let Some(retried) = self.pods.get_mut(uid) {
             let is_new = retried.n_openings != n_openings || now.saturating_duration_since(retried.last) >= GONE_AFTER;
             let n_in_row = if is_new { 0 } else { retried.n_in_row };
             *retried = Retried { last: now, is_odd: !retried.is_odd, n_in_row: n_in_row + 1, n_openings };
-            return (n_in_row < most).then_some(Variation { cause, is_odd: retried.is_odd });
+            return (n_in_row < most).then_some(Variation { is_odd: retried.is_odd });
         }
         if self.pods.len() >= MOST_PODS {
             self.pods.retain(|_, retried| now.saturating_duration_since(retried.last) < GONE_AFTER);
@@ -121,7 +95,7 @@ impl Retries {
             return None;
         }
         self.pods.insert(uid.into(), Retried { last: now, is_odd: false, n_in_row: 1, n_openings });
-        Some(Variation { cause, is_odd: false })
+        Some(Variation { is_odd: false })
     }
 
     /// A pod is not refused, or nothing fits it anywhere.
@@ -140,24 +114,24 @@ impl Retries {
 mod tests {
     use super::*;
 
-    const fn refusal(cause: Cause, n_openings: u64) -> Refusal {
-        Refusal { cause, most: 5, n_openings }
+    const fn refusal(n_openings: u64) -> Refusal {
+        Refusal { most: 5, n_openings }
     }
 
     #[test]
     fn the_text_changes_from_refusal_to_refusal() {
         let (mut retries, now) = (Retries::default(), Instant::now());
-        let texts: Vec<&str> = (0..3).filter_map(|_| retries.vary("a", refusal(Cause::Sample, 0), now)).map(Variation::text).collect();
+        let texts: Vec<&str> = (0..3).filter_map(|_| retries.vary("a", refusal(0), now)).map(Variation::text).collect();
         assert!(texts.len() == 3 && texts[0] != texts[1] && texts[0] == texts[2]);
     }
 
     #[test]
     fn only_so_many_pods_are_tried_again() {
         let (mut retries, now) = (Retries::default(), Instant::now());
-        let varied = (0..MOST_PODS + 10).filter(|at| retries.vary(&at.to_string(), refusal(Cause::Hint, 0), now).is_some()).count();
+        let varied = (0..MOST_PODS + 10).filter(|at| retries.vary(&at.to_string(), refusal(0), now).is_some()).count();
         assert_eq!(varied, MOST_PODS);
         retries.end("0");
-        let mut is_varied = |uid: &str, at| retries.vary(uid, refusal(Cause::Hint, 0), at).is_some();
+        let mut is_varied = |uid: &str, at| retries.vary(uid, refusal(0), at).is_some();
         assert!(is_varied("another", now) && !is_varied("a third", now));
         assert!(is_varied("a third", now + GONE_AFTER), "the others have gone");
     }
@@ -166,7 +140,7 @@ mod tests {
     #[test]
     fn a_pod_is_not_tried_again_for_ever_while_nothing_changes() {
         let (mut retries, now) = (Retries::default(), Instant::now());
-        let mut n_varied = |n_openings, at| (0..20).filter(|_| retries.vary("a", refusal(Cause::Hint, n_openings), at).is_some()).count();
+        let mut n_varied = |n_openings, at| (0..20).filter(|_| retries.vary("a", refusal(n_openings), at).is_some()).count();
         assert_eq!([n_varied(1, now), n_varied(1, now), n_varied(2, now)], [5, 0, 5]);
         assert_eq!(n_varied(2, now + GONE_AFTER), 5, "kube-scheduler itself tries it after five minutes");
         assert_eq!((rounds(500, 230), rounds(15_000, 750)), (14, 48));

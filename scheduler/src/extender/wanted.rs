@@ -48,6 +48,14 @@ impl<'a> Wanted<'a> {
         }
     }
 
+    /// The room that it wants, if nodes are weighed by that.
+    pub(super) const fn room(&self) -> Option<&NodeAsk<'a>> {
+        match self {
+            Self::Room(ask) => Some(ask),
+            _ => None,
+        }
+    }
+
     /// What a pod wants.
     pub(super) fn of(index: &Index, pod: &'a Pod, facts: Option<&PodFacts>) -> Self {
         let ask = facts.map_or(Ok(None), |facts| index.ask(pod.uid(), facts));

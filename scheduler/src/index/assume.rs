@@ -147,7 +147,7 @@ impl Index {
         let assumption = Assumption { order: order.clone(), stamp, phase: Phase::Writing, since: now, unlisted: false, outlived: false };
         let entry = self.pods.entry(OwnerId::from(pod.uid.as_str())).or_insert_with(|| PodEntry::new(facts.clone()));
         entry.assumption = Some(Box::new(assumption));
-        self.hints.remove(&pod.uid);
+        self.end_hint(&pod.uid, Some(node));
         let owner = self.owner(&pod.uid);
         self.fleet.run(&owner, node, facts.host);
         Ok(Assumed::Write { order, stamp, repeated: false })
@@ -282,6 +282,7 @@ impl Index {
         if assumption.moment() != moment {
             return false;
         }
+        let n_openings = self.fleet.n_openings();
         match found {
             Found::On { node, annotations } if *node == assumption.order.node => self.confirm_found(uid, moment.stamp, annotations, now),
             Found::Unbound if now.saturating_duration_since(moment.since) < UNDER_WAY => return false,
@@ -289,6 +290,7 @@ impl Index {
             // If somebody else has bound it, the watch will say to what; the room here is free.
             Found::On { .. } | Found::Unbound => self.forget(uid, moment.stamp),
         }
+        self.note_silent_since(n_openings);
         true
     }
 

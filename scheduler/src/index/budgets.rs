@@ -66,7 +66,7 @@ impl Follow<PodDisruptionBudget> for Index {
     }
 
     fn begin_list(&mut self) {
-        self.budget_list.begin();
+        self.budget_list.begin(self.fleet.n_openings());
     }
 
     fn end_list(&mut self) {

@@ -175,10 +175,10 @@ impl HintQueue {
         self.times = times;
     }
 
-    /// Forgets when a hint ends; the fleet forgets the hint itself when the pod is bound or gone.
-    pub(super) fn remove(&mut self, uid: &str) {
+    /// Forgets the end of a pod's hint and returns its node; the fleet forgets the hint itself when the pod is bound or gone.
+    pub(super) fn remove(&mut self, uid: &str) -> Option<Box<str>> {
         self.nominees.remove(uid);
-        self.take(uid);
+        self.take(uid).map(|hint| hint.node)
     }
 
     fn take(&mut self, uid: &str) -> Option<Hint> {
@@ -230,13 +230,8 @@ impl HintQueue {
 
     /// A pod whose hint has grown old has had its chance: the room is for others for a while.
     fn rest(&mut self, owner: OwnerId, now: Instant) {
-        while let Some((until, _)) = self.rest_queue.front()
-            && (*until <= now || self.rest_queue.len() >= MAX_HINTS)
-            && let Some((until, owner)) = self.rest_queue.pop_front()
-        {
-            if self.resting.get(&owner) == Some(&until) {
-                self.resting.remove(&owner);
-            }
+        while self.rest_queue.len() >= MAX_HINTS {
+            self.end_rest();
         }
         if let Some(until) = now.checked_add(self.times.plain) {
             self.resting.insert(owner.clone(), until);
@@ -244,8 +239,27 @@ impl HintQueue {
         }
     }
 
+    /// Ends the rest that began first.
+    fn end_rest(&mut self) {
+        if let Some((until, owner)) = self.rest_queue.pop_front()
+            && self.resting.get(&owner) == Some(&until)
+        {
+            self.resting.remove(&owner);
+        }
+    }
+
+    /// Ends the rests whose time is up, and returns true if there were any.
+    fn end_rests(&mut self, now: Instant) -> bool {
+        let n_before = self.rest_queue.len();
+        while self.rest_queue.front().is_some_and(|(until, _)| *until <= now) {
+            self.end_rest();
+        }
+        self.rest_queue.len() < n_before
+    }
+
     fn is_due(&self, now: Instant) -> bool {
-        !self.unstamped.is_empty() || self.ends.first().is_some_and(|(end, _)| *end <= now)
+        let ends = [self.ends.first().map(|(end, _)| end), self.rest_queue.front().map(|(until, _)| until)];
+        !self.unstamped.is_empty() || ends.into_iter().flatten().any(|end| *end <= now)
     }
 
     fn stamp(&mut self, now: Instant) {
@@ -292,7 +306,10 @@ impl Index {
         self.hints.stamp(now);
         while let Some(owner) = self.hints.pop(now) {
             self.fleet.unhint(owner.as_str());
-            self.fleet.note_opening();
+            self.note_silent_opening();
+        }
+        if self.hints.end_rests(now) {
+            self.note_silent_opening();
         }
         self.keep_for_nominees();
     }
@@ -312,19 +329,16 @@ impl Index {
         self.hints.is_resting(uid, now)
     }
 
-    /// The nodes on which room is kept for other pods.
-    pub fn hinted_nodes(&self, uid: &str) -> impl Iterator<Item = &str> {
-        self.hints.hints.iter().filter(move |(owner, _)| owner.as_str() != uid).map(|(_, hint)| &*hint.node)
-    }
-
     /// Keeps room for a pod on the node that it was answered with.
     pub fn hint(&mut self, node: NodeId, ask: &NodeAsk<'_>, decision: &Decision, now: Instant) {
         self.tick(now);
         let before = self.hints.take(ask.uid);
         self.fleet.unhint(ask.uid);
         let Some(name) = self.fleet.view(node).map(|view| view.name().to_owned()) else { return };
-        if let Some(hint) = self.hints.decide(ask.uid, &name, decision, before.as_ref(), now) {
-            self.keep(node, ask, hint);
+        let hint = self.hints.decide(ask.uid, &name, decision, before.as_ref(), now);
+        let is_kept = hint.is_some_and(|hint| self.keep(node, ask, hint));
+        if before.is_some_and(|before| !is_kept || *before.node != *name) {
+            self.note_silent_opening();
         }
     }
 
@@ -345,7 +359,7 @@ impl Index {
     pub fn unhint(&mut self, uid: &str) {
         self.hints.take(uid);
         self.fleet.unhint(uid);
-        self.fleet.note_opening();
+        self.note_silent_opening();
     }
 
     /// Takes in what a watch shows of a pod that is not bound: its hint ends, lasts on, or is to be kept for a nomination.
@@ -357,7 +371,7 @@ impl Index {
                 return self.hints.put(owner, hint);
             }
             self.fleet.unhint(uid);
-            self.fleet.note_opening();
+            self.note_silent_opening();
         }
         let owner = self.owner(uid);
         let is_decided = self.assumed_node(uid).is_some();

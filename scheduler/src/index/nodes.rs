@@ -109,7 +109,7 @@ impl Follow<Node> for Index {
     }
 
     fn begin_list(&mut self) {
-        self.node_list.begin();
+        self.node_list.begin(self.fleet.n_openings());
     }
 
     fn end_list(&mut self) {
@@ -120,6 +120,7 @@ impl Follow<Node> for Index {
             self.forget_node(&name);
         }
         self.node_list.synced = true;
+        self.note_silent_since(self.node_list.n_openings);
     }
 }
 
@@ -129,6 +130,7 @@ impl Follow<RawDevice> for Index {
 
     fn apply(&mut self, device: RawDevice) {
         let Some(name) = device.metadata.name.as_deref() else { return };
+        let n_openings = self.fleet.n_openings();
         let state = self.nodes.entry(name.into()).or_default();
         state.device_list = self.device_list.number;
         let report = DeviceReport::of(&device.metadata, &device.spec);
@@ -141,17 +143,20 @@ impl Follow<RawDevice> for Index {
         }
         self.read_given(name, &device.metadata);
         self.read_without_devices(name, &device.metadata);
+        self.note_silent_since(n_openings);
         self.keep_for_nominees();
     }
 
     fn delete(&mut self, device: &RawDevice) {
         if let Some(name) = device.metadata.name.as_deref() {
+            let n_openings = self.fleet.n_openings();
             self.forget_device(name);
+            self.note_silent_since(n_openings);
         }
     }
 
     fn begin_list(&mut self) {
-        self.device_list.begin();
+        self.device_list.begin(self.fleet.n_openings());
     }
 
     fn end_list(&mut self) {
@@ -162,6 +167,7 @@ impl Follow<RawDevice> for Index {
             self.forget_device(&name);
         }
         self.device_list.synced = true;
+        self.note_silent_since(self.device_list.n_openings);
     }
 }
 

@@ -77,7 +77,7 @@ impl Follow<Pod> for Index {
     }
 
     fn begin_list(&mut self) {
-        self.pod_list.begin();
+        self.pod_list.begin(self.fleet.n_openings());
     }
 
     fn end_list(&mut self) {
@@ -105,6 +105,7 @@ impl Follow<Pod> for Index {
             self.began_with_pending = self.pods.values().any(|entry| entry.facts.bound.is_none() && self.concerns(&entry.facts));
         }
         self.pod_list.synced = true;
+        self.note_silent_since(self.pod_list.n_openings);
         self.keep_for_nominees();
         self.learn();
     }
@@ -128,12 +129,13 @@ impl Index {
         if let Some(nanos) = bound.assumed_at {
             self.stamps.saw(nanos);
         }
+        let node = bound.node.clone();
         let entry = self.pods.entry(owner.clone()).or_insert_with(|| PodEntry::new(facts.clone()));
         let known = entry.facts == facts && entry.assumption.is_none() && entry.list != 0;
         entry.facts = facts;
         entry.list = list;
         entry.assumption = None;
-        self.hints.remove(uid);
+        self.end_hint(uid, Some(&node));
         // A bound pod is shown many times; only its first binding, or a changed record, is news.
         if !known || self.fleet.held_by(uid).is_none() {
             self.account(&owner);
@@ -146,7 +148,7 @@ impl Index {
     }
 
     pub(super) fn remove_pod(&mut self, uid: &str) {
-        self.hints.remove(uid);
+        self.end_hint(uid, None);
         self.fleet.release(uid);
         self.nominated.remove(uid);
         let Some(entry) = self.pods.remove(uid) else { return };

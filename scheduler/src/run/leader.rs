@@ -54,6 +54,11 @@ impl Part {
         Self { leadership, sight, settings, bind_timeout }
     }
 
+    /// The namespace in which a leader is elected, if one is.
+    pub(super) fn namespace(&self) -> Option<&str> {
+        self.settings.as_ref().map(|settings| settings.namespace.as_str())
+    }
+
     /// Follows pods.
     pub(super) fn watch_pods(&self, client: &Client, index: &Shared<Index>, tasks: &mut Tasks) -> Heard {
         let heard = Heard::new(<Index as crate::watch::Follow<Pod>>::KIND);

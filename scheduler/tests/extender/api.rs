@@ -40,6 +40,9 @@ struct State {
     n_gets: usize,
     n_posting: usize,
     most_posting: usize,
+    /// The path, query and object of every apply.
+    applied: Vec<(String, Value)>,
+    applies: VecDeque<Fault>,
     /// Users by token, and the paths that users may get.
     users: BTreeMap<String, String>,
     rights: Vec<(String, String)>,
@@ -97,6 +100,16 @@ impl Api {
         self.state().bindings.clone()
     }
 
+    /// Faults of the next applies, in order.
+    pub(crate) fn fail_applies(&self, faults: impl IntoIterator<Item = Fault>) {
+        self.state().applies.extend(faults);
+    }
+
+    /// The path, query and object of every apply, whatever became of it.
+    pub(crate) fn applied(&self) -> Vec<(String, Value)> {
+        self.state().applied.clone()
+    }
+
     /// What stood behind the question marks of requests.
     pub(crate) fn queries(&self) -> Vec<String> {
         self.state().queries.clone()
@@ -138,6 +151,9 @@ impl Api {
         let path = parts.uri.path().to_owned();
         if path.ends_with("reviews") {
             return self.review(&path, serde_json::from_slice(&body).unwrap()).await;
+        }
+        if parts.method == Method::PATCH {
+            return self.apply(&parts, &body);
         }
         let fault = self.note(&parts.method, &body);
         self.state().queries.extend(parts.uri.query().map(str::to_owned));
@@ -183,6 +199,18 @@ impl Api {
         }
         state.n_gets += 1;
         state.gets.pop_front()
+    }
+
+    fn apply(&self, parts: &http::request::Parts, body: &[u8]) -> Reply {
+        assert_eq!(parts.headers[http::header::CONTENT_TYPE], "application/apply-patch+yaml");
+        let mut state = self.state();
+        let object: Value = serde_json::from_slice(body).unwrap();
+        state.applied.push((parts.uri.to_string(), object.clone()));
+        match state.applies.pop_front() {
+            Some(Fault::Status(status)) => Ok(failure(status, "made to fail")),
+            Some(Fault::Break) => Err(std::io::ErrorKind::ConnectionReset.into()),
+            _ => Ok(reply(200, &object)),
+        }
     }
 
     async fn review(&self, path: &str, mut review: Value) -> Reply {

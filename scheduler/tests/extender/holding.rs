@@ -124,21 +124,15 @@ async fn room_is_kept_for_pods_that_are_nominated_when_all_is_listed() {
     assert_eq!(world.index.read().census().n_hints, 0);
 }
 
-/// kube-scheduler tries a pod again whose condition changes.
+/// kube-scheduler tries a pod again whose condition changes, which helps nothing before the hint ends.
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_is_refused_because_of_a_hint_is_tried_again_until_it_ends() {
+async fn a_pod_that_is_refused_because_of_a_hint_is_not_tried_again_before_it_ends() {
     let (world, late) = (world(&["n1", "n2"]), units("late", 80));
     world.place(&units("holder", 80), "n2").await;
     world.fitting(&units("first", 80), &["n1", "n2"]).await;
-    let mut texts = Vec::new();
     for _ in 0..3 {
-        texts.push(refusal(&world, &late, &["n1", "n2"]).await);
+        assert_eq!(refusal(&world, &late, &["n1", "n2"]).await, "not enough free GPU memory on any one GPU of the node");
     }
-    assert!(texts[0] != texts[1] && texts[1] != texts[2], "{texts:#?}");
-    insta::assert_snapshot!(texts[0], @"not enough free GPU memory on any one GPU of the node; not enough free GPU memory on any one GPU of the node (room is kept for a pod that is being bound: trying again)");
-    let elsewhere = [refusal(&world, &late, &["n2"]).await, refusal(&world, &late, &["n2"]).await];
-    assert_eq!(elsewhere[0], elsewhere[1], "where nothing would fit the text is constant");
-    assert_eq!(tried_again(&world, "hint").await, 3);
     sleep(TIMES.plain).await;
     assert_eq!(world.fitting(&late, &["n1", "n2"]).await, ["n1"]);
 }
@@ -166,7 +160,7 @@ async fn members_of_a_gang_are_never_sent_to_the_same_gpu() {
     }
     sleep(TIMES.plain).await;
     let texts = [refusal(&world, &a, &names).await, refusal(&world, &a, &names).await];
-    assert_ne!(texts[0], texts[1], "room is for others for a while, and nothing is promised without room");
+    assert_eq!(texts[0], texts[1], "room is for others for a while, and nothing is promised without room");
     assert!(texts[0].contains("the room is for others for a while"), "{texts:?}");
     sleep(TIMES.plain).await;
     assert_ne!(world.fitting(&a, &names).await, world.fitting(&b, &names).await);

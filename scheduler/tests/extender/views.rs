@@ -137,6 +137,7 @@ async fn metrics_count_what_happened() {
     gpushare_scheduler_refused_nodes_total{reason="memory"} 1
     gpushare_scheduler_requests_total{verb="bind",outcome="ok"} 1
     gpushare_scheduler_requests_total{verb="filter",outcome="ok"} 1
+    gpushare_scheduler_room_announced_total 0
     gpushare_scheduler_synced{kind="devices"} 1
     gpushare_scheduler_synced{kind="nodes"} 1
     gpushare_scheduler_synced{kind="pods"} 1

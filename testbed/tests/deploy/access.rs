@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use rstest::rstest;
-use testbed::rbac::{Access, DEVICE_PLUGIN, Rbac, SCHEDULER, SCHEDULER_LEADER, Target};
+use testbed::rbac::{Access, DEVICE_PLUGIN, Rbac, SCHEDULER, SCHEDULER_LEADER, SCHEDULER_ROOM, Target};
 
 use crate::render::{documents, render};
 use crate::{all, find, read, texts};
@@ -13,25 +13,25 @@ const PLUGIN_ACCOUNT: &str = "system:serviceaccount:gpushare-system:gpushare-dev
 
 /// No right is missing and none is too many.
 #[rstest]
-#[case::scheduler("base", SCHEDULER_ACCOUNT, SCHEDULER, SCHEDULER_LEADER)]
+#[case::scheduler("base", SCHEDULER_ACCOUNT, SCHEDULER, &[("gpushare-scheduler", SCHEDULER_LEADER), ("gpushare-room", SCHEDULER_ROOM)])]
 #[case::device_plugin("base", PLUGIN_ACCOUNT, DEVICE_PLUGIN, &[])]
 #[case::device_plugin_simulated("overlays/simulated", PLUGIN_ACCOUNT, DEVICE_PLUGIN, &[])]
 fn may_do_what_it_does_and_nothing_else(
     #[case] folder: &str,
     #[case] account: &str,
     #[case] used: &[Access<'static>],
-    #[case] at_home: &[Access<'static>],
+    #[case] at_home: &[(&str, &[Access<'static>])],
 ) {
     let rbac = Rbac::of(&render(folder)).unwrap();
     let everywhere: BTreeSet<Access<'_>> = used.iter().copied().collect();
-    let at_home: BTreeSet<Access<'_>> = at_home.iter().copied().collect();
-    assert_eq!(rbac.granted(account), everywhere.union(&at_home).copied().collect());
+    let named: BTreeSet<Access<'_>> = at_home.iter().flat_map(|(_, accesses)| accesses.iter().copied()).collect();
+    assert_eq!(rbac.granted(account), everywhere.union(&named).copied().collect());
     for access in everywhere {
         assert!(rbac.allows(account, access, Target { namespace: "any", name: "any" }), "{access}");
     }
-    for access in at_home {
-        assert!(!rbac.allows(account, access, Target { namespace: "any", name: "gpushare-scheduler" }), "{access} elsewhere");
-        assert!(rbac.allows(account, access, Target { namespace: "gpushare-system", name: "gpushare-scheduler" }), "{access}");
+    for (name, access) in at_home.iter().flat_map(|(name, accesses)| accesses.iter().map(move |access| (*name, *access))) {
+        assert!(!rbac.allows(account, access, Target { namespace: "any", name }), "{access} elsewhere");
+        assert!(rbac.allows(account, access, Target { namespace: "gpushare-system", name }), "{access}");
     }
 }
 
@@ -53,7 +53,7 @@ fn runs_under_its_account(#[case] kind: &str, #[case] name: &str, #[case] accoun
 fn second_scheduler_adds_its_lease_and_the_cluster_s_roles() {
     let objects = render("attach/second-scheduler");
     let rbac = Rbac::of(&objects).unwrap();
-    let used: BTreeSet<Access<'_>> = SCHEDULER.iter().chain(SCHEDULER_LEADER).copied().collect();
+    let used: BTreeSet<Access<'_>> = SCHEDULER.iter().chain(SCHEDULER_LEADER).chain(SCHEDULER_ROOM).copied().collect();
     assert_eq!(rbac.granted(SCHEDULER_ACCOUNT), used);
     let update = Access { group: "coordination.k8s.io", resource: "leases", subresource: "", verb: "update" };
     let lease = |namespace, name| rbac.allows(SCHEDULER_ACCOUNT, update, Target { namespace, name });

@@ -1,0 +1,174 @@
+use proptest::prelude::*;
+use rstest::rstest;
+
+use super::*;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+const fn openings(all: u64, silent: u64) -> Openings {
+    Openings { all, silent }
+}
+
+/// Nothing is to be announced for the beginning any more.
+fn waiting(began: Instant) -> Waiting {
+    let mut waiting = Waiting::default();
+    waiting.announced(Openings::default(), began);
+    waiting
+}
+
+/// A pod is refused at the first of these openings, and the last of them are found the given number of seconds later, and from
+/// then on for as many more.
+#[rstest]
+#[case::nothing_opened(openings(3, 2), openings(3, 2), 0, false)]
+#[case::opened_silently(openings(3, 2), openings(4, 3), 0, true)]
+#[case::opened_with_an_event(openings(3, 2), openings(4, 2), 0, false)]
+#[case::the_event_helps(openings(3, 2), openings(4, 2), 14, false)]
+#[case::the_event_was_missed(openings(3, 2), openings(4, 2), 15, true)]
+fn a_refused_pod_is_due(#[case] at: Openings, #[case] now: Openings, #[case] seconds: u64, #[case] expected: bool) {
+    let began = Instant::now();
+    let mut waiting = waiting(began);
+    waiting.refuse("a", at);
+    let opened = began + 2 * SECOND;
+    assert_eq!(waiting.is_due(now, opened), now.silent > at.silent);
+    assert_eq!(waiting.is_due(now, opened + SECOND * u32::try_from(seconds).unwrap()), expected);
+}
+
+#[test]
+fn a_pod_that_is_asked_about_again_has_not_missed_the_event() {
+    let began = Instant::now();
+    let mut waiting = waiting(began);
+    waiting.refuse("a", openings(1, 0));
+    for second in 1..60 {
+        assert!(!waiting.is_due(openings(u64::from(second) + 1, 0), began + SECOND * second));
+        if second % 10 == 0 {
+            waiting.refuse("a", openings(u64::from(second) + 1, 0));
+        }
+    }
+}
+
+#[test]
+fn what_is_bound_waits_for_nothing() {
+    let began = Instant::now();
+    let mut waiting = waiting(began);
+    waiting.refuse("a", openings(1, 1));
+    waiting.end("a");
+    assert!(!waiting.is_due(openings(9, 9), began + 60 * SECOND));
+}
+
+/// Another process may have kept room, and refused pods for it.
+#[test]
+fn a_new_leader_announces_once() {
+    let (mut waiting, now) = (Waiting::default(), Instant::now());
+    assert!(waiting.is_due(Openings::default(), now));
+    waiting.announced(Openings::default(), now);
+    assert!(!waiting.is_due(Openings::default(), now + 60 * SECOND));
+    waiting.refuse("a", openings(0, 0));
+    waiting.stand_by();
+    assert!(waiting.is_due(Openings::default(), now + SECOND) && waiting.pods.is_empty());
+}
+
+/// A refusal is noted after the state has been left that it comes from.
+#[test]
+fn room_that_opens_while_a_pod_is_being_refused_is_announced() {
+    let began = Instant::now();
+    let mut waiting = waiting(began);
+    assert!(!waiting.is_due(openings(5, 5), began + SECOND), "no pod waits");
+    waiting.refuse("a", openings(4, 4));
+    assert!(waiting.is_due(openings(5, 5), began + SECOND));
+    waiting.announced(openings(5, 5), began + SECOND);
+    waiting.refuse("b", openings(5, 5));
+    assert!(!waiting.is_due(openings(5, 5), began + 9 * SECOND));
+}
+
+#[test]
+fn what_is_not_told_apart_is_not_forgotten() {
+    let began = Instant::now();
+    let mut waiting = waiting(began);
+    for at in 0..=MOST_PODS {
+        waiting.refuse(&at.to_string(), openings(1, u64::from(at < MOST_PODS)));
+    }
+    assert_eq!(waiting.pods.len(), MOST_PODS);
+    assert!(waiting.is_due(openings(1, 1), began + SECOND), "one of them was refused before that");
+    waiting.announced(openings(1, 1), began + SECOND);
+    assert!(!waiting.is_due(openings(1, 1), began + 60 * SECOND));
+}
+
+#[test]
+fn a_failed_announcement_is_repeated_after_its_pause() {
+    let began = Instant::now();
+    let mut waiting = waiting(began);
+    waiting.refuse("a", openings(0, 0));
+    let now = began + SECOND;
+    assert!(waiting.is_due(openings(1, 1), now));
+    waiting.rest(5 * SECOND, now);
+    let is_due = [4, 5].map(|second| waiting.is_due(openings(1, 1), now + SECOND * second));
+    assert_eq!(is_due, [false, true]);
+}
+
+/// Something that happens to three pods, and a look after each that comes a quarter of a second later.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Refuse(u8),
+    Bind(u8),
+    Open,
+    OpenSilently,
+    Look,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        2 => (0..3_u8).prop_map(Step::Refuse),
+        1 => (0..3_u8).prop_map(Step::Bind),
+        1 => Just(Step::Open),
+        1 => Just(Step::OpenSilently),
+        4 => Just(Step::Look),
+    ]
+}
+
+/// A refused pod: the count at its refusal, and the times from which on each count was ahead of that.
+type Expected = (Openings, Option<Instant>, Option<Instant>);
+
+proptest! {
+    /// Announcements are a second apart at least; none is made unless a pod waits that was refused before room opened; room that
+    /// opens silently is announced within a second, and any other within fifteen unless the pod is asked about or bound.
+    #[test]
+    fn announcements_come_in_time_and_not_for_nothing(steps in prop::collection::vec(step(), 1..400)) {
+        let look = Duration::from_millis(250);
+        let began = Instant::now();
+        let (mut waiting, mut now, mut count, mut last) = (waiting(began), began, Openings::default(), began);
+        let mut refused: [Option<Expected>; 3] = [None; 3];
+        for step in steps {
+            match step {
+                Step::Refuse(pod) => {
+                    waiting.refuse(&pod.to_string(), count);
+                    refused[usize::from(pod)] = Some((count, None, None));
+                }
+                Step::Bind(pod) => {
+                    waiting.end(&pod.to_string());
+                    refused[usize::from(pod)] = None;
+                }
+                Step::Open => count.all += 1,
+                Step::OpenSilently => count = Openings { all: count.all + 1, silent: count.silent + 1 },
+                Step::Look => {}
+            }
+            for (at, all, silent) in refused.iter_mut().flatten() {
+                if at.all < count.all { all.get_or_insert(now); }
+                if at.silent < count.silent { silent.get_or_insert(now); }
+            }
+            if waiting.is_due(count, now) {
+                prop_assert!(now - last >= SPACING);
+                prop_assert!(refused.iter().flatten().any(|(at, ..)| at.is_before(count)), "for nothing");
+                waiting.announced(count, now);
+                last = now;
+                for pod in &mut refused {
+                    pod.take_if(|(at, ..)| at.is_before(count));
+                }
+            }
+            for (_, all, silent) in refused.iter().flatten() {
+                prop_assert!(silent.is_none_or(|since| now - since < SPACING), "too late");
+                prop_assert!(all.is_none_or(|since| now - since < ASKED_WITHIN + SPACING), "missed");
+            }
+            now += look;
+        }
+    }
+}
