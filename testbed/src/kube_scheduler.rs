@@ -10,6 +10,7 @@ use std::sync::Arc;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::storage::v1::CSIStorageCapacity;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
 use rand::SeedableRng;
@@ -105,6 +106,7 @@ enum Input {
     /// An event, and the time at which the watch brought it: pods queue up while another is being placed.
     Pod(Box<watcher::Event<Pod>>, Instant),
     Budget(Box<watcher::Event<PodDisruptionBudget>>),
+    Capacity(Box<watcher::Event<CSIStorageCapacity>>),
     BindingEnded(Box<Binding>),
 }
 
@@ -183,7 +185,8 @@ impl Loop {
                 |event| Input::Pod(event, Instant::now()),
                 sender.clone(),
             ))),
-            AbortOnDropHandle::new(tokio::spawn(watch(Api::<PodDisruptionBudget>::all(client.clone()), Input::Budget, sender))),
+            AbortOnDropHandle::new(tokio::spawn(watch(Api::<PodDisruptionBudget>::all(client.clone()), Input::Budget, sender.clone()))),
+            AbortOnDropHandle::new(tokio::spawn(watch(Api::<CSIStorageCapacity>::all(client.clone()), Input::Capacity, sender))),
             AbortOnDropHandle::new(tokio::spawn(report::write_all(client, component, written))),
         ];
         loop {
@@ -215,6 +218,7 @@ impl Loop {
             Input::Node(event) => self.take_node(*event),
             Input::Pod(event, arrived) => self.take_pod(*event, arrived),
             Input::Budget(event) => self.take_budget(*event),
+            Input::Capacity(event) => self.take_capacity(&event),
             Input::BindingEnded(binding) => self.end_binding(*binding),
         }
     }
@@ -267,6 +271,14 @@ impl Loop {
             }
             watcher::Event::InitDone => {}
             watcher::Event::Delete(budget) => drop(self.budgets.remove(&budget.uid().unwrap_or_default())),
+        }
+    }
+
+    /// A change of a storage capacity is an event for the pods that an extender refused: it takes every event for one that may
+    /// help. Those that wait for volumes look at the amount, which nothing here does.
+    fn take_capacity(&mut self, event: &watcher::Event<CSIStorageCapacity>) {
+        if matches!(event, watcher::Event::Apply(_)) {
+            self.queue.wake_refused_by_extenders(Instant::now());
         }
     }
 

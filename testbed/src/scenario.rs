@@ -33,6 +33,7 @@ mod network_faults;
 mod node_faults;
 mod nonsense;
 mod old_nodes;
+mod openings;
 mod other_types;
 mod policies;
 mod preemption;
@@ -82,7 +83,7 @@ type Entry = (&'static str, &'static str, Body);
 /// Every scenario, harmless ones first.
 pub fn all() -> Vec<Scenario> {
     let harmless: [&[Entry]; 3] = [sharing::SCENARIOS, requests::SCENARIOS, isolation::SCENARIOS];
-    let faults: [&[Entry]; 7] = [
+    let faults: [&[Entry]; 8] = [
         daemon_faults::SCENARIOS,
         node_faults::SCENARIOS,
         kubelet_books::SCENARIOS,
@@ -90,6 +91,7 @@ pub fn all() -> Vec<Scenario> {
         old_nodes::SCENARIOS,
         records::SCENARIOS,
         waits::SCENARIOS,
+        openings::SCENARIOS,
     ];
     let mixed: [&[Entry]; 6] =
         [vendors::SCENARIOS, claims::SCENARIOS, runtime_hook::SCENARIOS, migration::SCENARIOS, nonsense::SCENARIOS, other_types::SCENARIOS];
@@ -240,9 +242,13 @@ impl World {
     }
 
     async fn until<C: Condition>(&self, what: &str, condition: impl FnMut(&Snapshot) -> C) -> Result<C::Found> {
+        self.until_within(DEADLINE, what, condition).await
+    }
+
+    async fn until_within<C: Condition>(&self, deadline: Duration, what: &str, condition: impl FnMut(&Snapshot) -> C) -> Result<C::Found> {
         match &self.cluster {
-            Some(cluster) => cluster.until(what, DEADLINE, condition).await,
-            None => Ok(self.observer.until(what, DEADLINE, condition).await?),
+            Some(cluster) => cluster.until(what, deadline, condition).await,
+            None => Ok(self.observer.until(what, deadline, condition).await?),
         }
     }
 

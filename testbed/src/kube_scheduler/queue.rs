@@ -1,7 +1,8 @@
 //! The scheduling queue: which pod is next, and when a pod that failed is tried again.
 //!
 //! Pure: the caller tells the time. As in kube-scheduler, a pod that found no node waits for any event and then out
-//! its back-off; one that met an error only waits out its back-off. Any change of a pod that an extender refused is an
+//! its back-off, the latter only while other pods can be tried (1.33 and later); one that met an error only waits out its
+//! back-off. Any change of a pod that an extender refused is an
 //! event too, even one of its condition.
 
 use std::collections::HashMap;
@@ -17,7 +18,7 @@ const FLUSH_AFTER: Duration = Duration::from_secs(5 * 60);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Active,
-    Backoff { until: Instant },
+    Backoff { until: Instant, is_error: bool },
     Unschedulable { since: Instant },
     InFlight,
 }
@@ -82,7 +83,12 @@ impl Queue {
     /// The pod to try now: highest priority first, then the one that waits longest.
     pub(super) fn pop(&mut self, now: Instant) -> Option<(String, Arc<Pod>)> {
         self.ripen(now);
-        let ready = self.entries.iter_mut().filter(|(_, entry)| entry.place == Place::Active);
+        let is_any_active = self.entries.values().any(|entry| entry.place == Place::Active);
+        let ready = self.entries.iter_mut().filter(|(_, entry)| match entry.place {
+            Place::Active => true,
+            Place::Backoff { is_error, .. } => !is_any_active && !is_error,
+            Place::Unschedulable { .. } | Place::InFlight => false,
+        });
         let (uid, entry) = ready.min_by_key(|(_, entry)| (-priority(&entry.pod), entry.turn))?;
         entry.place = Place::InFlight;
         entry.attempts += 1;
@@ -104,7 +110,7 @@ impl Queue {
         let backoff = (self.initial_backoff, self.max_backoff);
         let turn = self.next_turn(now);
         if let Some(entry) = self.entries.get_mut(uid) {
-            entry.place = Place::Backoff { until: now + entry.backoff(backoff) };
+            entry.place = Place::Backoff { until: now + entry.backoff(backoff), is_error: true };
             entry.turn = turn;
         }
     }
@@ -117,10 +123,18 @@ impl Queue {
         }
     }
 
+    /// Something happened that no filter of kube-scheduler itself waits for.
+    pub(super) fn wake_refused_by_extenders(&mut self, now: Instant) {
+        let backoff = (self.initial_backoff, self.max_backoff);
+        for entry in self.entries.values_mut().filter(|entry| entry.is_by_extender) {
+            entry.wake(backoff, now);
+        }
+    }
+
     /// When the next pod becomes ready without an event.
     pub(super) fn next_change(&self) -> Option<Instant> {
         let times = self.entries.values().filter_map(|entry| match entry.place {
-            Place::Backoff { until } => Some(until),
+            Place::Backoff { until, .. } => Some(until),
             Place::Unschedulable { since } => Some(since + FLUSH_AFTER),
             Place::Active | Place::InFlight => None,
         });
@@ -131,7 +145,7 @@ impl Queue {
     fn ripen(&mut self, now: Instant) {
         for entry in self.entries.values_mut() {
             let ripe = match entry.place {
-                Place::Backoff { until } => until <= now,
+                Place::Backoff { until, .. } => until <= now,
                 Place::Unschedulable { since } => since + FLUSH_AFTER <= now,
                 Place::Active | Place::InFlight => false,
             };
@@ -156,7 +170,7 @@ impl Entry {
     fn wake(&mut self, backoff: (Duration, Duration), now: Instant) {
         if let Place::Unschedulable { since } = self.place {
             let until = since + self.backoff(backoff);
-            self.place = if until <= now { Place::Active } else { Place::Backoff { until } };
+            self.place = if until <= now { Place::Active } else { Place::Backoff { until, is_error: false } };
         }
     }
 }
@@ -219,15 +233,24 @@ mod tests {
     }
 
     #[test]
-    fn a_parked_pod_waits_for_an_event_and_its_backoff() {
+    fn a_parked_pod_waits_for_an_event_and_lets_others_go_first_during_its_backoff() {
         let (mut queue, now) = queue_of(&["p"]);
         popped(&mut queue, now);
         queue.park("p", false, now);
         assert_eq!(popped(&mut queue, now + 60 * SECOND), None, "no event");
         queue.wake_all(now);
-        assert_eq!(popped(&mut queue, now), None, "back-off");
+        queue.put("q", pod("q", 0), now);
         assert_eq!(queue.next_change(), Some(now + SECOND));
-        assert_eq!(popped(&mut queue, now + SECOND), Some("p".to_owned()));
+        let order = [popped(&mut queue, now), popped(&mut queue, now), popped(&mut queue, now)];
+        assert_eq!(order, [Some("q".to_owned()), Some("p".to_owned()), None], "back-off is not waited out for nothing");
+    }
+
+    #[test]
+    fn an_error_is_waited_out_although_there_is_nothing_else_to_do() {
+        let (mut queue, now) = queue_of(&["p"]);
+        popped(&mut queue, now);
+        queue.retry("p", now);
+        assert_eq!([popped(&mut queue, now), popped(&mut queue, now + SECOND)], [None, Some("p".to_owned())]);
     }
 
     #[test]
@@ -276,6 +299,18 @@ mod tests {
             let condition = json!({"type": "PodScheduled", "status": "False", "message": "m"});
             next.status = Some(serde_json::from_value(json!({"conditions": [condition]})).unwrap());
             queue.put("p", Arc::new(next), now);
+            assert_eq!(popped(&mut queue, now + 2 * SECOND), expected);
+        }
+    }
+
+    /// The pseudo-plugin of extenders is registered for every kind of event.
+    #[test]
+    fn what_only_extenders_wait_for_wakes_what_they_refused() {
+        for (is_by_extender, expected) in [(true, Some("p".to_owned())), (false, None)] {
+            let (mut queue, now) = queue_of(&["p"]);
+            popped(&mut queue, now);
+            queue.park("p", is_by_extender, now);
+            queue.wake_refused_by_extenders(now + 2 * SECOND);
             assert_eq!(popped(&mut queue, now + 2 * SECOND), expected);
         }
     }
