@@ -135,6 +135,8 @@ struct Loop {
     binder: Binder,
     client: Client,
     budgets: BTreeMap<String, PodDisruptionBudget>,
+    /// Versions of storage capacities, by UID.
+    capacities: BTreeMap<String, Option<String>>,
     /// The node that is kept for a pod, and the pod: before the API server knows of it.
     nominated: BTreeMap<String, (String, Arc<Pod>)>,
     bindings: JoinSet<()>,
@@ -154,6 +156,7 @@ impl Loop {
             binder: Binder::new(client.clone(), &extenders),
             client,
             budgets: BTreeMap::new(),
+            capacities: BTreeMap::new(),
             nominated: BTreeMap::new(),
             cycle: Cycle {
                 extenders,
@@ -218,7 +221,7 @@ impl Loop {
             Input::Node(event) => self.take_node(*event),
             Input::Pod(event, arrived) => self.take_pod(*event, arrived),
             Input::Budget(event) => self.take_budget(*event),
-            Input::Capacity(event) => self.take_capacity(&event),
+            Input::Capacity(event) => self.take_capacity(*event),
             Input::BindingEnded(binding) => self.end_binding(*binding),
         }
     }
@@ -276,8 +279,11 @@ impl Loop {
 
     /// A change of a storage capacity is an event for the pods that an extender refused: it takes every event for one that may
     /// help. Those that wait for volumes look at the amount, which nothing here does.
-    fn take_capacity(&mut self, event: &watcher::Event<CSIStorageCapacity>) {
-        if matches!(event, watcher::Event::Apply(_)) {
+    fn take_capacity(&mut self, event: watcher::Event<CSIStorageCapacity>) {
+        let (watcher::Event::InitApply(capacity) | watcher::Event::Apply(capacity)) = event else { return };
+        let version = capacity.resource_version();
+        // A list shows what a broken watch has missed.
+        if self.capacities.insert(capacity.uid().unwrap_or_default(), version.clone()) != Some(version) {
             self.queue.wake_refused_by_extenders(Instant::now());
         }
     }
