@@ -54,7 +54,7 @@ pub(crate) async fn send(client: &Client, method: Method, path: &str, body: Vec<
     send_as(client, method, path, "application/json", body).await
 }
 
-/// Makes an object be as given, by server-side apply: creates it if there is none, and takes over fields that others have set.
+/// Writes an object by server-side apply: creates it if there is none, and takes over fields that others have set.
 ///
 /// # Errors
 /// The reason for which there is no whole answer, for people. The object may have been written.

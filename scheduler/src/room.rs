@@ -22,7 +22,7 @@ const OPENED: &str = "gpushare/room-opened";
 const TIMEOUT: Duration = Duration::from_secs(4);
 /// Pause after a write that failed.
 const PAUSE: Duration = Duration::from_secs(5);
-/// Pause after a write that the API server will refuse again: a right is missing, or the kind.
+/// Pause after a write that the API server refuses until something is configured: a right is missing, or the kind.
 const LONG_PAUSE: Duration = Duration::from_secs(60);
 
 /// The object in one namespace.

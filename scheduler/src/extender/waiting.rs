@@ -12,7 +12,7 @@ use rustc_hash::FxHashMap;
 
 use crate::index::Openings;
 
-/// Most pods that are told apart.
+/// Most pods that have an entry of their own.
 const MOST_PODS: usize = 4096;
 
 /// Least time between two announcements.
@@ -21,7 +21,7 @@ const SPACING: Duration = Duration::from_secs(1);
 /// The time within which kube-scheduler asks about a refused pod after an event: its longest back-off, and some more.
 const ASKED_WITHIN: Duration = Duration::from_secs(15);
 
-/// A refused pod, or all those that are not told apart.
+/// The refusal of a pod, or the first refusal of a pod without an entry of its own.
 #[derive(Clone, Copy, Debug)]
 struct Refused {
     /// The openings that the refusal had taken into account.
@@ -34,7 +34,7 @@ struct Refused {
 #[derive(Debug)]
 pub(super) struct Waiting {
     pods: FxHashMap<Box<str>, Refused>,
-    /// The earliest refusal of those that there was no place for.
+    /// The first refusal of a pod without an entry of its own.
     others: Option<Refused>,
     /// True until the first announcement: pods may have been refused by another process, whose hints are lost.
     is_new: bool,
@@ -63,7 +63,7 @@ impl Refused {
 }
 
 impl Waiting {
-    /// A pod is refused by a state in which room had opened so many times.
+    /// Notes the refusal of a pod by a state in which room had opened this number of times.
     pub(super) fn refuse(&mut self, uid: &str, at: Openings) {
         let refused = Refused { at, behind_since: None };
         if let Some(known) = self.pods.get_mut(uid) {
@@ -75,25 +75,25 @@ impl Waiting {
         }
     }
 
-    /// A pod is bound.
+    /// Forgets a pod that is bound.
     pub(super) fn end(&mut self, uid: &str) {
         self.pods.remove(uid);
     }
 
-    /// Another replica decides.
+    /// Forgets all pods, as another replica decides.
     pub(super) fn stand_by(&mut self) {
         *self = Self { rests_until: self.rests_until, ..Self::default() };
     }
 
-    /// Returns true if it is to be announced now that room has opened.
+    /// Returns true if an announcement is to be made now.
     pub(super) fn is_due(&mut self, openings: Openings, now: Instant) -> bool {
         let refused = self.pods.values_mut().chain(&mut self.others);
-        // Each of them takes note of the time.
+        // Every refusal that is behind takes note of the time, whether another is due or not.
         let n_due = refused.map(|refused| usize::from(refused.is_due(openings, now))).sum::<usize>();
         (self.is_new || n_due > 0) && self.rests_until.is_none_or(|until| until <= now)
     }
 
-    /// It has been announced that room had opened so many times: kube-scheduler tries again whatever was refused before.
+    /// Forgets the pods that were refused before these openings, which are announced: kube-scheduler tries them again.
     pub(super) fn announced(&mut self, openings: Openings, now: Instant) {
         self.pods.retain(|_, refused| !refused.at.is_before(openings));
         self.others.take_if(|refused| refused.at.is_before(openings));

@@ -28,18 +28,18 @@ impl Index {
         Openings { all: self.fleet.n_openings(), silent: self.n_silent_openings }
     }
 
-    /// Room has opened without an event that kube-scheduler sees.
+    /// Counts an opening of room without an event that kube-scheduler sees.
     pub(super) fn note_silent_opening(&mut self) {
         self.fleet.note_opening();
         self.n_silent_openings += 1;
     }
 
-    /// Kube-scheduler sees no event of whatever has opened room since it had opened `n_before` times.
+    /// Counts one opening as silent if room has opened since it had opened `n_before` times.
     pub(super) fn note_silent_since(&mut self, n_before: u64) {
         self.n_silent_openings += u64::from(self.fleet.n_openings() != n_before);
     }
 
-    /// The hint of a pod ends, as the pod takes its devices on a node, or has gone. Other devices are free again.
+    /// Ends the hint of a pod that takes its devices on a node, or that has gone: room of the hint elsewhere opens.
     pub(super) fn end_hint(&mut self, uid: &str, bound_to: Option<&str>) {
         if self.hints.remove(uid).is_some_and(|node| bound_to != Some(&*node)) {
             self.note_silent_opening();

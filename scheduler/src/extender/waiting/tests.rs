@@ -47,7 +47,7 @@ fn a_pod_that_is_asked_about_again_has_not_missed_the_event() {
 }
 
 #[test]
-fn what_is_bound_waits_for_nothing() {
+fn a_bound_pod_waits_for_nothing() {
     let began = Instant::now();
     let mut waiting = waiting(began);
     waiting.refuse("a", openings(1, 1));
@@ -81,7 +81,7 @@ fn room_that_opens_while_a_pod_is_being_refused_is_announced() {
 }
 
 #[test]
-fn what_is_not_told_apart_is_not_forgotten() {
+fn a_pod_without_an_entry_is_not_forgotten() {
     let began = Instant::now();
     let mut waiting = waiting(began);
     for at in 0..=MOST_PODS {
