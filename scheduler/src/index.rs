@@ -9,6 +9,7 @@ mod budgets;
 mod census;
 mod eviction;
 mod failing;
+mod gangs;
 mod given;
 mod hints;
 mod hosts;

@@ -76,6 +76,11 @@ impl Pod {
             || annotations.is_some_and(|annotations| annotations.contains_key(GANG_ANNOTATION))
     }
 
+    /// The `PodGroup` that it belongs to, in its namespace.
+    pub fn pod_group(&self) -> Option<&str> {
+        self.spec.scheduling_group.as_ref()?.pod_group_name.as_deref()
+    }
+
     /// Returns true if kube-scheduler may wait before it binds the pod: for its volumes, or for the devices of its claims.
     ///
     /// The pod alone does not say which of its claims are bound already.

@@ -89,9 +89,8 @@ pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Answer, 
     let Question { pod, head, nodes } =
         Question::read(body, &roll).map_err(|error| RequestFailure::malformed("filter", &error.to_string()))?;
     let uid = pod.uid();
-    if extender.index.read().is_due(now) {
-        extender.index.write().tick(now);
-    }
+    let group = Decision::group_of(&pod);
+    extender.catch_up(group.as_deref(), now);
     let index = extender.index.read();
     index.ready().map_err(|reason| RequestFailure::NotReady { reason })?;
     let facts = PodFacts::of(&pod, index.names());
@@ -109,16 +108,18 @@ pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Answer, 
     };
     let is_in_gang = pod.is_in_gang() && matches!(&wanted, Wanted::Room(ask) if ask.asks_for_devices());
     // Members of a gang are never answered without room being kept: two of them could be sent to the same device.
-    let rests = is_in_gang && index.is_resting(uid, now);
+    let rests = is_in_gang && group.is_none() && index.is_resting(uid, now);
     let wanted = if rests { Wanted::Impossible(GANG_RESTS.into()) } else { wanted };
     let is_room = wanted.room().is_some();
     let avoided = if is_room { extender.attempts().ask(uid, is_in_gang, now) } else { Vec::new() };
     let best = extender.n_most(&pod, is_room, is_in_gang).map(|n| (Order::new(&index, &pod.spec, &avoided), n));
     let judged = judge(&index, &wanted, &nodes, &roll, best);
     let is_refused = is_room && judged.is_empty();
-    let variation = wanted.room().filter(|_| is_refused).and_then(|ask| extender.vary(&index, ask, &nodes, now));
+    // kube-scheduler tries a PodGroup again after its back-off, whatever happens.
+    let is_awaited = is_refused && group.is_none();
+    let variation = wanted.room().filter(|_| is_awaited).and_then(|ask| extender.vary(&index, ask, &nodes, now));
     let openings = index.openings();
-    let refused = is_refused.then(|| Refused::of(&index, uid));
+    let refused = is_awaited.then(|| Refused::of(&index, uid));
     let left = Left::of(&wanted, &judged, &pod);
     let is_new = index.pod(uid).is_none();
     if let (true, Nodes::Names(names)) = (is_room, &nodes) {
@@ -138,7 +139,7 @@ pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Answer, 
         if let Some(facts) = facts.filter(|_| is_new) {
             extender.remember(uid, &facts);
         }
-        if is_refused || rests {
+        if is_awaited || rests {
             extender.waiting().refuse(uid, openings);
         }
         if let Some(left) = left {
@@ -188,6 +189,19 @@ impl<'a> Left<'a> {
 }
 
 impl Extender {
+    /// Ends the hints whose time is up, and those of groups whose cycle came to nothing and is over now.
+    fn catch_up(&self, group: Option<&str>, now: Instant) {
+        let (is_due, is_in_vain) = {
+            let index = self.index.read();
+            (index.is_due(now), index.has_gang_cycles_in_vain(group))
+        };
+        if is_due || is_in_vain {
+            let mut index = self.index.write();
+            index.tick(now);
+            index.end_gang_cycles(group);
+        }
+    }
+
     /// Varies the text of a refusal, if a node that was not asked about fits.
     fn vary(&self, index: &Index, ask: &NodeAsk<'_>, nodes: &Nodes<'_>, now: Instant) -> Option<Variation> {
         // None of the nodes that were asked about fits.
@@ -224,7 +238,7 @@ impl Extender {
         match left.hinted {
             Some(node) => self.index.write().hint(node, &left.ask, &left.decision, now),
             // kube-scheduler may ask about the nodes of one placement after the other, and come back to the first.
-            None if left.is_in_gang => {}
+            None if left.is_in_gang => self.index.write().refuse_member(uid, &left.decision, now),
             None => {
                 let is_forgotten = {
                     let index = self.index.read();

@@ -6,7 +6,7 @@
 //! - while `status.nominatedNodeName` names its node: kube-scheduler 1.35 and later writes that before it waits, and every
 //!   version writes it after it has preempted;
 //! - else until the pod's condition shows an attempt that failed after the decision;
-//! - at the longest as long as [`HintTimes`] says.
+//! - at the longest as long as [`HintTimes`] says. The hints of a `PodGroup`'s members end together ([`super::gangs`]).
 //!
 //! Watches bring no time: a hint whose time they change is stamped by the next [`Index::tick`].
 
@@ -18,9 +18,10 @@ use placement::{Hints, NodeId, OwnerId, Placement};
 use proto::pod::{Pod, PodCondition};
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
+use super::gangs::{Asked, Gangs};
 use super::{Index, NodeAsk};
 
-/// Most hints that are out at one time.
+/// Most hints that are out at one time, beside those of `PodGroups`.
 const MAX_HINTS: usize = 4096;
 
 /// The longest that hints last.
@@ -50,6 +51,8 @@ pub struct Decision {
     failure: Option<Failure>,
     nominated: Option<Box<str>>,
     may_wait: bool,
+    /// Namespace and name of its `PodGroup`.
+    group: Option<Box<str>>,
 }
 
 /// A failed attempt, by a hash of its reason and message: kube-scheduler leaves the time of the condition as it is.
@@ -63,8 +66,10 @@ struct Failure {
 #[derive(Clone, Debug)]
 struct Hint {
     node: Box<str>,
+    /// The `PodGroup` with which it ends.
+    group: Option<Box<str>>,
     lasts: Duration,
-    /// `None` until it is stamped.
+    /// `None` until it is stamped, and of a group.
     end: Option<Instant>,
     version: Option<u64>,
     failure: Option<Failure>,
@@ -89,6 +94,7 @@ pub(super) struct HintQueue {
     /// Those that are stamped, by their ends.
     ends: BTreeSet<(Instant, OwnerId)>,
     unstamped: Vec<OwnerId>,
+    gangs: Gangs,
     /// Pods whose hint grew old, and from when on they may have another.
     resting: FxHashMap<OwnerId, Instant>,
     /// In the order in which they began; an entry that `resting` does not bear out has been overtaken.
@@ -103,7 +109,14 @@ impl Decision {
     /// Reads the pod of a request.
     pub fn of(pod: &Pod) -> Self {
         let Shown { version, failure, nominated } = Shown::of(pod);
-        Self { version, failure, nominated: nominated.map(Into::into), may_wait: pod.may_wait_for_claims() }
+        let group = Self::group_of(pod);
+        Self { version, failure, nominated: nominated.map(Into::into), may_wait: pod.may_wait_for_claims(), group }
+    }
+
+    /// Namespace and name of the pod's `PodGroup`.
+    pub fn group_of(pod: &Pod) -> Option<Box<str>> {
+        let (namespace, group) = (pod.metadata.namespace.as_deref().unwrap_or_default(), pod.pod_group()?);
+        Some(format!("{namespace}/{group}").into())
     }
 }
 
@@ -137,6 +150,7 @@ impl Hint {
             (false, true) => {
                 // Waiting pods are nominated as they are; preemption writes a condition with the nomination.
                 self.may_err |= has_failed;
+                self.group = None;
                 self.last(times.nominated);
                 true
             }
@@ -164,6 +178,7 @@ impl HintQueue {
             hints: FxHashMap::default(),
             ends: BTreeSet::new(),
             unstamped: Vec::new(),
+            gangs: Gangs::default(),
             resting: FxHashMap::default(),
             rest_queue: VecDeque::new(),
             nominees: FxHashMap::default(),
@@ -178,6 +193,7 @@ impl HintQueue {
     /// Forgets the end of a pod's hint and returns its node; the fleet forgets the hint itself when the pod is bound or gone.
     pub(super) fn remove(&mut self, uid: &str) -> Option<Box<str>> {
         self.nominees.remove(uid);
+        self.gangs.change(uid);
         self.take(uid).map(|hint| hint.node)
     }
 
@@ -194,6 +210,7 @@ impl HintQueue {
             Some(end) => {
                 self.ends.insert((end, owner.clone()));
             }
+            None if hint.group.is_some() => {}
             None => self.unstamped.push(owner.clone()),
         }
         self.hints.insert(owner, hint);
@@ -211,10 +228,12 @@ impl HintQueue {
             (false, true) => self.times.claims,
             (false, false) => self.times.plain,
         };
+        let group = decision.group.clone().filter(|_| !is_nominated);
         let kept = before.filter(|before| before.is_nominated == is_nominated).and_then(|before| before.end);
-        let end = kept.or_else(|| now.checked_add(lasts));
+        let end = if group.is_some() { None } else { kept.or_else(|| now.checked_add(lasts)) };
         Some(Hint {
             node: node.into(),
+            group,
             lasts,
             end,
             version: decision.version,
@@ -259,7 +278,7 @@ impl HintQueue {
 
     fn is_due(&self, now: Instant) -> bool {
         let ends = [self.ends.first().map(|(end, _)| end), self.rest_queue.front().map(|(until, _)| until)];
-        !self.unstamped.is_empty() || ends.into_iter().flatten().any(|end| *end <= now)
+        !self.unstamped.is_empty() || ends.into_iter().flatten().any(|end| *end <= now) || self.gangs.is_due(now)
     }
 
     fn stamp(&mut self, now: Instant) {
@@ -275,7 +294,7 @@ impl HintQueue {
     /// Takes out the first hint if it has ended by `now`, or there are too many.
     fn pop(&mut self, now: Instant) -> Option<OwnerId> {
         let (end, _) = self.ends.first()?;
-        if *end > now && self.hints.len() < MAX_HINTS {
+        if *end > now && self.ends.len() < MAX_HINTS {
             return None;
         }
         let (end, owner) = self.ends.pop_first()?;
@@ -284,6 +303,16 @@ impl HintQueue {
             self.rest(owner.clone(), now);
         }
         Some(owner)
+    }
+
+    /// Takes out the hints of these members, if they still end with their group.
+    fn take_members(&mut self, members: Vec<OwnerId>) -> Vec<OwnerId> {
+        let mut taken = members;
+        taken.retain(|owner| self.hints.get(owner).is_some_and(|hint| hint.group.is_some()));
+        for owner in &taken {
+            self.hints.remove(owner);
+        }
+        taken
     }
 }
 
@@ -311,7 +340,48 @@ impl Index {
         if self.hints.end_rests(now) {
             self.note_silent_opening();
         }
+        let members = self.hints.gangs.end(now);
+        if self.unhint_members(members) {
+            self.note_silent_opening();
+        }
         self.keep_for_nominees();
+    }
+
+    /// Ends the hints of members, and returns true if there were any.
+    fn unhint_members(&mut self, members: Vec<OwnerId>) -> bool {
+        let taken = self.hints.take_members(members);
+        for owner in &taken {
+            self.fleet.unhint(owner.as_str());
+        }
+        !taken.is_empty()
+    }
+
+    /// Returns true if [`Self::end_gang_cycles`] has something to do before a pod of this `PodGroup`, or of none, is looked at.
+    pub fn has_gang_cycles_in_vain(&self, asked: Option<&str>) -> bool {
+        self.hints.gangs.is_in_vain(asked)
+    }
+
+    /// Frees the room of other `PodGroups` than this one whose cycle has come to nothing.
+    pub fn end_gang_cycles(&mut self, asked: Option<&str>) {
+        let members = self.hints.gangs.end_cycles(asked);
+        // Whatever was refused since the cycle is known to come to nothing was not refused for its room.
+        if self.unhint_members(members) {
+            self.hints.n_tried = u64::MAX;
+        }
+        self.keep_for_nominees();
+    }
+
+    /// Takes note that no node had room for a member of a `PodGroup`; room that is kept for it stays.
+    pub fn refuse_member(&mut self, uid: &str, decision: &Decision, now: Instant) {
+        self.note_member(uid, decision, false, now);
+    }
+
+    fn note_member(&mut self, uid: &str, decision: &Decision, is_placed: bool, now: Instant) {
+        let Some((group, end)) = decision.group.as_deref().zip(now.checked_add(self.hints.times.plain)) else { return };
+        let owner = self.owner(uid);
+        if self.hints.gangs.ask(group, owner, Asked { is_placed, has_failed: decision.failure.is_some() }, end) {
+            self.note_silent_opening();
+        }
     }
 
     /// Returns true if this pod has a hint.
@@ -332,12 +402,14 @@ impl Index {
     /// Keeps room for a pod on the node that it was answered with.
     pub fn hint(&mut self, node: NodeId, ask: &NodeAsk<'_>, decision: &Decision, now: Instant) {
         self.tick(now);
+        self.note_member(ask.uid, decision, true, now);
         let before = self.hints.take(ask.uid);
         self.fleet.unhint(ask.uid);
         let Some(name) = self.fleet.view(node).map(|view| view.name().to_owned()) else { return };
         let hint = self.hints.decide(ask.uid, &name, decision, before.as_ref(), now);
         let is_kept = hint.is_some_and(|hint| self.keep(node, ask, hint));
-        if before.is_some_and(|before| !is_kept || *before.node != *name) {
+        // Room of a group opens as a whole.
+        if before.is_some_and(|before| before.group.is_none() && (!is_kept || *before.node != *name)) {
             self.note_silent_opening();
         }
     }
@@ -402,6 +474,7 @@ impl Index {
             let (Ok(Some(ask)), Some(node)) = (self.ask(owner.as_str(), &facts), self.fleet.node_id(&name)) else { continue };
             let hint = Hint {
                 node: name,
+                group: None,
                 lasts: self.hints.times.nominated,
                 end: None,
                 version: None,

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use rstest::rstest;
 use scheduler::index::HintTimes;
 use serde_json::{Value, json};
 use tokio::time::sleep;
@@ -137,17 +138,33 @@ async fn a_pod_that_is_refused_because_of_a_hint_is_not_tried_again_before_it_en
     assert_eq!(world.fitting(&late, &["n1", "n2"]).await, ["n1"]);
 }
 
-/// Two members of a gang that are asked about in every cycle of their group, with preferences among nodes even.
-#[tokio::test(start_paused = true)]
-async fn members_of_a_gang_are_never_sent_to_the_same_gpu() {
-    let world = world(&["n1", "n2", "n3"]);
-    let member = |name: &str| {
-        let mut pod = units(name, 80);
+/// A member of a gang by its `PodGroup`, or by the label of a coscheduling plugin.
+fn member(name: &str, in_pod_group: bool) -> Value {
+    let mut pod = units(name, 80);
+    if in_pod_group {
         pod["spec"]["schedulingGroup"] = json!({"podGroupName": "gang"});
+    } else {
+        pod["metadata"]["labels"] = json!({"scheduling.x-k8s.io/pod-group": "gang"});
+    }
+    pod
+}
+
+/// The same member once kube-scheduler has written that its gang does not fit.
+fn failed(member: &Value) -> Value {
+    shown(member, 7, Some(("Unschedulable", "pod group is unschedulable")), None)
+}
+
+/// Two members of a gang that are asked about in every cycle of their group, with preferences among nodes even.
+#[rstest]
+#[tokio::test(start_paused = true)]
+async fn members_of_a_gang_are_never_sent_to_the_same_gpu(#[values(true, false)] in_pod_group: bool) {
+    let world = world(&["n1", "n2", "n3"]);
+    let picky = |name: &str| {
+        let mut pod = member(name, in_pod_group);
         pod["spec"]["topologySpreadConstraints"] = json!([{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}]);
         pod
     };
-    let (a, b, names) = (member("a"), member("b"), ["n1", "n2", "n3"]);
+    let (a, b, names) = (picky("a"), picky("b"), ["n1", "n2", "n3"]);
     for cycle in 0..10 {
         let (first, second) = (world.fitting(&a, &names).await, world.fitting(&b, &names).await);
         assert_eq!((first.len(), second.len()), (1, 1), "cycle {cycle}");
@@ -159,11 +176,68 @@ async fn members_of_a_gang_are_never_sent_to_the_same_gpu() {
         sleep(Duration::from_secs(2)).await;
     }
     sleep(TIMES.plain).await;
-    let texts = [refusal(&world, &a, &names).await, refusal(&world, &a, &names).await];
-    assert_eq!(texts[0], texts[1], "room is for others for a while, and nothing is promised without room");
-    assert!(texts[0].contains("the room is for others for a while"), "{texts:?}");
-    sleep(TIMES.plain).await;
+    if !in_pod_group {
+        let texts = [refusal(&world, &a, &names).await, refusal(&world, &a, &names).await];
+        assert_eq!(texts[0], texts[1], "room is for others for a while, and nothing is promised without room");
+        assert!(texts[0].contains("the room is for others for a while"), "{texts:?}");
+        sleep(TIMES.plain).await;
+    }
     assert_ne!(world.fitting(&a, &names).await, world.fitting(&b, &names).await);
+}
+
+/// As an idle kube-scheduler 1.36 does: a group that does not fit is tried again twice a second, for minutes, and nothing that it
+/// writes changes after the first cycle.
+#[tokio::test(start_paused = true)]
+async fn no_cycle_of_a_group_that_does_not_fit_places_all_members() {
+    let (world, names) = (world(&["n1", "n2"]), ["n1", "n2"]);
+    let members = ["a", "b", "c"].map(|name| member(name, true));
+    for cycle in 0..200 {
+        let mut n_placed = 0;
+        for pod in &members {
+            let pod = if cycle == 0 { pod.clone() } else { failed(pod) };
+            n_placed += world.fitting(&pod, &names).await.len();
+            sleep(Duration::from_millis(200)).await;
+        }
+        assert_eq!(n_placed, 2, "cycle {cycle}");
+    }
+}
+
+/// kube-scheduler looks at one pod or one group at a time.
+#[tokio::test(start_paused = true)]
+async fn room_of_a_group_that_does_not_fit_is_for_others_as_soon_as_they_are_asked_about() {
+    let (world, names) = (world(&["n1", "n2"]), ["n1", "n2"]);
+    let [a, b, c] = ["a", "b", "c"].map(|name| member(name, true));
+    for pod in [&a, &b] {
+        world.fitting(pod, &names).await;
+    }
+    refusal(&world, &c, &names).await;
+    let single = units("single", 80);
+    // The group may be about to be bound.
+    refusal(&world, &single, &names).await;
+    let n_before = world.index.read().openings().silent;
+    for pod in [&a, &b, &c].map(failed) {
+        world.filter(&pod, &names).await;
+    }
+    assert_eq!(world.index.read().openings().silent, n_before + 1, "which the single pod is to be tried again for");
+    for _ in 0..3 {
+        for pod in [&a, &b, &c].map(failed) {
+            world.filter(&pod, &names).await;
+        }
+    }
+    assert_eq!(world.index.read().openings().silent, n_before + 1);
+    assert_eq!(world.fitting(&single, &names).await.len(), 1);
+    assert_eq!(world.index.read().census().n_hints, 1);
+
+    world.delete_pod(&single);
+    world.index.write().unhint("uid-single");
+    let world = world.with_node("n3", &[100]);
+    let names = ["n1", "n2", "n3"];
+    for pod in [&a, &b, &c].map(failed) {
+        assert_eq!(world.fitting(&pod, &names).await.len(), 1);
+    }
+    // More members fit than ever, so they may be bound now.
+    refusal(&world, &single, &names).await;
+    assert_eq!(world.index.read().census().n_hints, 3);
 }
 
 /// A node whose kubelet refuses every pod is the best for each new one, unless it ranks behind the others.

@@ -1,0 +1,187 @@
+//! The `PodGroups` that kube-scheduler asks about, and the end of the room that is kept for their members.
+//!
+//! kube-scheduler 1.36 asks about the members of a `PodGroup` one after the other, in one cycle, before it binds any of them. So
+//! the room of all members is kept together: each question about one of them puts the end off for all, or the room of the
+//! first would be free again before the last is asked about.
+//!
+//! A cycle that comes to nothing leaves no trace in the API after the first one: kube-scheduler writes no condition whose text
+//! stays the same, and tries the group again and again. Therefore a group is remembered by the most members that found room in
+//! a cycle that came to nothing, as a member that had failed before was asked about once more and none had been bound. A
+//! later cycle that finds room for no more members will come to nothing too: its room is kept among the members alone, and is
+//! free as soon as another pod is asked about, since kube-scheduler has one cycle at a time.
+
+use std::time::Instant;
+
+use placement::OwnerId;
+use rustc_hash::{FxHashMap, FxHashSet};
+
+/// The outcome of a question about a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Asked {
+    /// True if a node has room for it.
+    pub(super) is_placed: bool,
+    /// True if an attempt to schedule the member had failed before.
+    pub(super) has_failed: bool,
+}
+
+/// A group that was asked about.
+#[derive(Debug)]
+struct Gang {
+    /// The end of the room of all members, unless another question comes.
+    end: Instant,
+    /// The members that were asked about since one was asked about again.
+    asked: FxHashSet<OwnerId>,
+    /// The most members that found room in a cycle that came to nothing.
+    n_in_vain: usize,
+    /// True from the first bind of a member until another cycle is known to have come to nothing.
+    is_bound: bool,
+    /// The members that found room and are not bound: room is kept for them, unless it has ended for one alone.
+    kept: FxHashSet<OwnerId>,
+}
+
+/// The groups that were asked about of late, by namespace and name.
+#[derive(Debug, Default)]
+pub(super) struct Gangs(FxHashMap<Box<str>, Gang>);
+
+impl Gang {
+    /// Returns true if the cycle is one that will come to nothing, as far as it has come.
+    fn is_in_vain(&self) -> bool {
+        !self.is_bound && self.kept.len() <= self.n_in_vain && !self.kept.is_empty()
+    }
+
+    /// Takes note of a question about a member; returns true if it shows that room was kept in vain.
+    fn ask(&mut self, owner: OwnerId, asked: Asked) -> bool {
+        let was_in_vain = self.is_in_vain();
+        let mut is_news = false;
+        if self.asked.contains(&owner) {
+            if asked.has_failed {
+                self.n_in_vain = self.n_in_vain.max(self.kept.len());
+                self.is_bound = false;
+                is_news = !was_in_vain && self.is_in_vain();
+            }
+            self.asked.clear();
+        }
+        if asked.is_placed {
+            self.kept.insert(owner.clone());
+        }
+        self.asked.insert(owner);
+        is_news
+    }
+}
+
+impl Gangs {
+    /// A member was asked about; its room and that of the others is kept until `end`. Returns true if that shows that their room
+    /// was kept for a cycle that came to nothing.
+    pub(super) fn ask(&mut self, group: &str, owner: OwnerId, asked: Asked, end: Instant) -> bool {
+        if let Some(gang) = self.0.get_mut(group) {
+            gang.end = end;
+            return gang.ask(owner, asked);
+        }
+        let (asked_about, kept) = (FxHashSet::default(), FxHashSet::default());
+        let mut gang = Gang { end, asked: asked_about, n_in_vain: 0, is_bound: false, kept };
+        let is_news = gang.ask(owner, asked);
+        self.0.insert(group.into(), gang);
+        is_news
+    }
+
+    /// A pod is bound or gone: if it is a member, its group has another future than its past cycles say.
+    pub(super) fn change(&mut self, uid: &str) {
+        for gang in self.0.values_mut() {
+            if gang.kept.remove(uid) | gang.asked.contains(uid) {
+                (gang.n_in_vain, gang.is_bound) = (0, true);
+                gang.asked.clear();
+            }
+        }
+    }
+
+    /// Returns true if the time of a group is up.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        self.0.values().any(|gang| gang.end <= now)
+    }
+
+    /// Returns true if the cycle of another group than this one has come to nothing, and room is kept for it.
+    pub(super) fn is_in_vain(&self, asked: Option<&str>) -> bool {
+        self.0.iter().any(|(group, gang)| gang.is_in_vain() && Some(&**group) != asked)
+    }
+
+    /// Forgets the groups whose time is up; returns the members that room may be kept for.
+    pub(super) fn end(&mut self, now: Instant) -> Vec<OwnerId> {
+        self.0.extract_if(|_, gang| gang.end <= now).flat_map(|(_, gang)| gang.kept).collect()
+    }
+
+    /// A pod of this group, or of none, is asked about: the cycles of all others are over. Returns the members of those that
+    /// came to nothing.
+    pub(super) fn end_cycles(&mut self, asked: Option<&str>) -> Vec<OwnerId> {
+        let others = self.0.iter_mut().filter(|(group, gang)| gang.is_in_vain() && Some(&***group) != asked);
+        others.flat_map(|(_, gang)| std::mem::take(&mut gang.kept)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rstest::rstest;
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn owner(uid: &str) -> OwnerId {
+        OwnerId::from(uid)
+    }
+
+    /// Asks about members in turn: `+` for one that finds room, `-` for one that does not; capitals have failed before.
+    fn ask(gangs: &mut Gangs, members: &str, now: Instant) {
+        for word in members.split_whitespace() {
+            let (sign, uid) = word.split_at(1);
+            let asked = Asked { is_placed: sign == "+", has_failed: uid.chars().all(char::is_uppercase) };
+            gangs.ask("ns/g", owner(&uid.to_lowercase()), asked, now + 30 * SECOND);
+        }
+    }
+
+    #[rstest]
+    #[case::first_cycle("+a +b -c", false)]
+    #[case::no_more_than_before("+a +b -c +A +B -C", true)]
+    #[case::fewer_than_before("+a +b -c +A -B -C", true)]
+    #[case::one_is_asked_about_in_between("+a +b -c -C +A +B -C", true)]
+    #[case::one_was_asked_about_alone("+a +b -c -C -C +A +B +C", false)]
+    #[case::more_than_before("+a -b -c +A +B -C", false)]
+    #[case::again_no_more_than_the_most("+a -b -c +A +B -C +A +B -C", true)]
+    #[case::another_placement_of_the_same_cycle("+a +b -c +a +b -c", false)]
+    fn a_cycle_that_places_no_more_members_than_one_that_came_to_nothing_will_come_to_nothing(
+        #[case] questions: &str,
+        #[case] expected: bool,
+    ) {
+        let mut gangs = Gangs::default();
+        ask(&mut gangs, questions, Instant::now());
+        assert_eq!(gangs.is_in_vain(None), expected);
+        assert!(!gangs.is_in_vain(Some("ns/g")), "among its members the room is kept");
+        assert_eq!(!gangs.end_cycles(None).is_empty(), expected);
+        assert!(!gangs.is_in_vain(None));
+    }
+
+    #[test]
+    fn a_bound_member_clears_the_past_of_its_group() {
+        let (mut gangs, now) = (Gangs::default(), Instant::now());
+        ask(&mut gangs, "+a +b -c +A +B +C", now);
+        gangs.change("another");
+        gangs.change("a");
+        assert!(!gangs.is_in_vain(None), "the others are about to be bound");
+        ask(&mut gangs, "-D +E", now);
+        assert!(!gangs.is_in_vain(None));
+        ask(&mut gangs, "-D +E", now);
+        assert!(gangs.is_in_vain(None));
+    }
+
+    #[test]
+    fn every_question_puts_the_end_off_for_all_members() {
+        let (mut gangs, now) = (Gangs::default(), Instant::now());
+        ask(&mut gangs, "+a", now);
+        ask(&mut gangs, "-b", now + 20 * SECOND);
+        assert!(!gangs.is_due(now + 49 * SECOND) && gangs.end(now + 49 * SECOND).is_empty());
+        assert!(gangs.is_due(now + 50 * SECOND));
+        assert_eq!(gangs.end(now + 50 * SECOND), [owner("a")]);
+        assert!(!gangs.is_due(now + 99 * SECOND), "nothing is left of it");
+    }
+}
