@@ -2,7 +2,8 @@
 //!
 //! It reads a real `KubeSchedulerConfiguration`, watches the API server over HTTP, and calls extenders over HTTP:
 //! one scheduling cycle at a time, binding cycles beside it, which may wait in Permit or for volumes. It evicts pods for more
-//! important ones.
+//! important ones, and schedules the pods of a `PodGroup` together, as kube-scheduler 1.36 does with the feature gates
+//! `GenericWorkload` and `GangScheduling`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use std::sync::Arc;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::scheduling::v1alpha2::PodGroup;
 use k8s_openapi::api::storage::v1::CSIStorageCapacity;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
@@ -24,6 +26,7 @@ use tracing::debug;
 use binding::Binder;
 use cache::{Cache, NodeView};
 use cycle::{Cycle, Failure};
+use pod_group::Groups;
 use preemption::{Nomination, Scene, evict, nominated_node, priority};
 use queue::Queue;
 use report::{News, Report};
@@ -47,6 +50,7 @@ mod diagnosis;
 mod extender;
 mod fit;
 mod leader_election;
+mod pod_group;
 mod preemption;
 pub mod process;
 mod queue;
@@ -107,6 +111,7 @@ enum Input {
     Pod(Box<watcher::Event<Pod>>, Instant),
     Budget(Box<watcher::Event<PodDisruptionBudget>>),
     Capacity(Box<watcher::Event<CSIStorageCapacity>>),
+    Group(Box<watcher::Event<PodGroup>>),
     BindingEnded(Box<Binding>),
 }
 
@@ -137,6 +142,7 @@ struct Loop {
     budgets: BTreeMap<String, PodDisruptionBudget>,
     /// Versions of storage capacities, by UID.
     capacities: BTreeMap<String, Option<String>>,
+    groups: Groups,
     /// The node that is kept for a pod, and the pod: before the API server knows of it.
     nominated: BTreeMap<String, (String, Arc<Pod>)>,
     bindings: JoinSet<()>,
@@ -157,6 +163,7 @@ impl Loop {
             client,
             budgets: BTreeMap::new(),
             capacities: BTreeMap::new(),
+            groups: Groups::default(),
             nominated: BTreeMap::new(),
             cycle: Cycle {
                 extenders,
@@ -189,7 +196,8 @@ impl Loop {
                 sender.clone(),
             ))),
             AbortOnDropHandle::new(tokio::spawn(watch(Api::<PodDisruptionBudget>::all(client.clone()), Input::Budget, sender.clone()))),
-            AbortOnDropHandle::new(tokio::spawn(watch(Api::<CSIStorageCapacity>::all(client.clone()), Input::Capacity, sender))),
+            AbortOnDropHandle::new(tokio::spawn(watch(Api::<CSIStorageCapacity>::all(client.clone()), Input::Capacity, sender.clone()))),
+            AbortOnDropHandle::new(tokio::spawn(watch(Api::<PodGroup>::all(client.clone()), Input::Group, sender))),
             AbortOnDropHandle::new(tokio::spawn(report::write_all(client, component, written))),
         ];
         loop {
@@ -199,7 +207,10 @@ impl Loop {
             while self.bindings.try_join_next().is_some() {}
             let ready = self.nodes.synced && self.pods.synced;
             if let Some((uid, pod)) = ready.then(|| self.queue.pop(Instant::now())).flatten() {
-                self.schedule(&uid, pod).await;
+                match pod_group::group_of(&pod) {
+                    Some(group) => self.schedule_group(&group, &uid).await,
+                    None => self.schedule(&uid, pod).await,
+                }
                 continue;
             }
             let wake = self.queue.next_change();
@@ -222,6 +233,10 @@ impl Loop {
             Input::Pod(event, arrived) => self.take_pod(*event, arrived),
             Input::Budget(event) => self.take_budget(*event),
             Input::Capacity(event) => self.take_capacity(*event),
+            Input::Group(event) => {
+                let is_new = self.groups.take(*event);
+                self.wake_if(is_new);
+            }
             Input::BindingEnded(binding) => self.end_binding(*binding),
         }
     }
@@ -307,7 +322,9 @@ impl Loop {
             }
         } else if self.is_ours(&pod) {
             self.note_nomination(&uid, &pod);
+            let completes_a_group = pod_group::group_of(&pod).is_some() && self.queue.get(&uid).is_none();
             self.queue.put(&uid, pod, arrived);
+            self.wake_if(completes_a_group);
         }
     }
 

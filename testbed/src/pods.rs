@@ -108,6 +108,13 @@ impl PodSpec {
         self
     }
 
+    /// A member of this `PodGroup` of its namespace.
+    #[must_use]
+    pub fn member_of(mut self, group: &str) -> Self {
+        self.set_spec("schedulingGroup", json!({"podGroupName": group}));
+        self
+    }
+
     /// Of this priority.
     #[must_use]
     pub fn priority(mut self, priority: i32) -> Self {

@@ -26,6 +26,7 @@ pub use stage::Stage;
 mod all_devices;
 mod claims;
 mod daemon_faults;
+mod gangs;
 mod isolation;
 mod kubelet_books;
 mod migration;
@@ -99,7 +100,7 @@ pub fn all() -> Vec<Scenario> {
         group(&harmless, false, &[Stage::Plain, Stage::Webhooks]),
         group(&faults, true, &[Stage::Faults]),
         group(&[all_devices::SCENARIOS, policies::SCENARIOS], true, &[Stage::Faults, Stage::Webhooks]),
-        group(&[preemption::SCENARIOS], true, &[Stage::Faults]),
+        group(&[preemption::SCENARIOS, gangs::SCENARIOS], true, &[Stage::Faults]),
         group(&[webhooks::SCENARIOS, slow::SCENARIOS], true, &[Stage::Webhooks]),
         group(&[replicas::SCENARIOS], true, &[Stage::Replicas]),
         group(&[second_scheduler::SCENARIOS, sampling::SCENARIOS], true, &[Stage::Second]),

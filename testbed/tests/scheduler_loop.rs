@@ -72,9 +72,14 @@ impl Rig {
     }
 
     fn create(&self, name: &str, shares: &str) {
+        self.create_with(name, shares, &Value::Null);
+    }
+
+    fn create_with(&self, name: &str, shares: &str, group: &Value) {
         let limits = json!({RESOURCE: shares});
         let container = json!({"name": "c", "image": "i", "resources": {"limits": limits, "requests": limits}});
-        self.api.cluster().create("pods", json!({"metadata": {"name": name}, "spec": {"containers": [container]}})).unwrap();
+        let spec = json!({"containers": [container], "schedulingGroup": group});
+        self.api.cluster().create("pods", json!({"metadata": {"name": name}, "spec": spec})).unwrap();
     }
 
     async fn attempt(&mut self) -> Attempt {
@@ -316,4 +321,51 @@ async fn answers_by_which_nothing_is_evicted(#[case] answer: Value) {
     assert_eq!(rig.attempt().await.outcome, Outcome::NoFit);
     assert_eq!(rig.questions("preempt").len(), 1);
     assert!(!["a1", "b1", "c1"].into_iter().any(|name| rig.is_deleted(name)));
+}
+
+fn first_of(question: &Value) -> Value {
+    passing(&[question["NodeNames"][0].as_str().unwrap()])
+}
+
+/// As recorded on kube-scheduler 1.36.2 with `GenericWorkload` and `GangScheduling`: every member is asked about before one is
+/// bound, and in each cycle again; after the first of them the members' conditions say so, and never change.
+#[tokio::test]
+async fn members_of_a_group_are_bound_together_or_not_at_all() {
+    let mut rig = Rig::start("  nodeCacheCapable: true", |_, question| (200, first_of(question))).await;
+    let policy = json!({"gang": {"minCount": 2}});
+    let group = json!({"metadata": {"name": "g", "namespace": "default"}, "spec": {"schedulingPolicy": policy}});
+    rig.api.cluster().create("podgroups", group).unwrap();
+    let member = json!({"podGroupName": "g"});
+    rig.create_with("g-0", "8", &member);
+    rig.create("single", "8");
+    let single = rig.attempt().await;
+    assert_eq!((single.pod.as_str(), single.outcome), ("default/single", Outcome::Bound("b".to_owned())), "g is not complete");
+
+    rig.create_with("g-1", "8", &member);
+    for pod in ["default/g-0", "default/g-1"] {
+        let attempt = rig.attempt().await;
+        assert_eq!((attempt.pod.as_str(), attempt.outcome), (pod, Outcome::NoFit));
+    }
+    // Nothing happens in the cluster, and the group is tried again.
+    assert_eq!(rig.attempt().await.outcome, Outcome::NoFit);
+    let asked: Vec<Value> = rig.questions("filter").iter().map(|question| question["Pod"].clone()).collect();
+    let names: Vec<&str> = asked.iter().map(|pod| pod["metadata"]["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["single", "g-0", "g-0"], "no node has room for g-1 beside g-0");
+    assert_eq!(asked[1]["status"]["conditions"], Value::Null);
+    assert_eq!(
+        asked[2]["status"]["conditions"][0]["message"],
+        "pod group is unschedulable, waiting for minCount pods from a gang to be scheduled, one or more plugins asked to wait and no \
+         plugin rejected pod"
+    );
+
+    rig.api.cluster().delete("pods", "default", "single", Some(0)).unwrap();
+    let mut bound = Vec::new();
+    while bound.len() < 2 {
+        let attempt = rig.attempt().await;
+        if let Outcome::Bound(node) = attempt.outcome {
+            bound.push((attempt.pod, node));
+        }
+    }
+    bound.sort();
+    assert_eq!(bound, [("default/g-0".to_owned(), "b".to_owned()), ("default/g-1".to_owned(), "c".to_owned())]);
 }

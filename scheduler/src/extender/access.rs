@@ -166,7 +166,7 @@ impl Access {
     }
 
     async fn review(&self, client: &Client, token: &str) -> Result<Verdict, kube::Error> {
-        let spec = TokenReviewSpec { token: Some(token.to_owned()), ..TokenReviewSpec::default() };
+        let spec = TokenReviewSpec { token: token.to_owned(), ..TokenReviewSpec::default() };
         let review = TokenReview { metadata: ObjectMeta::default(), spec, status: None };
         let reviewed = Api::<TokenReview>::all(client.clone()).create(&PostParams::default(), &review).await?;
         let user = reviewed.status.filter(|status| status.authenticated == Some(true)).and_then(|status| status.user);

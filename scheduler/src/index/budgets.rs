@@ -35,7 +35,7 @@ impl Budget {
         let disrupted = status.and_then(|status| status.disrupted_pods.as_ref()).into_iter().flatten();
         Self {
             selector,
-            allowed: status.map_or(0, |status| status.disruptions_allowed.into()),
+            allowed: status.map_or(0, |status| status.disruptions_allowed.unwrap_or(0).into()),
             disrupted: disrupted.map(|(name, _)| name.as_str().into()).collect(),
             list,
         }

@@ -152,6 +152,7 @@ const BUILTIN: &[Row] = &[
     (RBAC, "v1", "roles", "Role", NS, "", "", PLAIN),
     ("resource.k8s.io", "v1", "resourceclaims", "ResourceClaim", NS, "", "", STATUS),
     ("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", CLUSTER, "pc", "", PLAIN),
+    ("scheduling.k8s.io", "v1alpha2", "podgroups", "PodGroup", NS, "", "", STATUS),
     ("storage.k8s.io", "v1", "csidrivers", "CSIDriver", CLUSTER, "", "", PLAIN),
     ("storage.k8s.io", "v1", "csinodes", "CSINode", CLUSTER, "", "", PLAIN),
     ("storage.k8s.io", "v1", "csistoragecapacities", "CSIStorageCapacity", NS, "", "", PLAIN),

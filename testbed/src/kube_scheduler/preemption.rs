@@ -226,7 +226,7 @@ fn pick(candidates: &BTreeMap<String, Victims>) -> Option<String> {
 /// `filterPodsWithPDBViolation`: pods draw on budgets in this order, and each that finds one used up is a violation.
 fn with_violations(pods: &[Arc<Pod>], budgets: &[PodDisruptionBudget]) -> Vec<(Arc<Pod>, bool)> {
     let mut allowed: Vec<i32> =
-        budgets.iter().map(|budget| budget.status.as_ref().map_or(0, |status| status.disruptions_allowed)).collect();
+        budgets.iter().map(|budget| budget.status.as_ref().and_then(|status| status.disruptions_allowed).unwrap_or(0)).collect();
     let mut violates = |pod: &Pod| {
         let mut is_violating = false;
         for (budget, allowed) in budgets.iter().zip(&mut allowed).filter(|(budget, _)| counts(budget, pod)) {

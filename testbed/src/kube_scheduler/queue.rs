@@ -32,6 +32,8 @@ struct Entry {
     is_by_extender: bool,
     /// Order among pods of equal priority: the time of its arrival or of its last failure, and a number.
     turn: (Instant, u64),
+    /// The turn with which it arrived.
+    arrival: (Instant, u64),
 }
 
 /// Pods that no node has been found for yet, by UID.
@@ -62,7 +64,8 @@ impl Queue {
                 }
             }
             None => {
-                self.entries.insert(uid.to_owned(), Entry { pod, place: Place::Active, attempts: 0, is_by_extender: false, turn });
+                self.entries
+                    .insert(uid.to_owned(), Entry { pod, place: Place::Active, attempts: 0, is_by_extender: false, turn, arrival: turn });
             }
         }
     }
@@ -93,6 +96,34 @@ impl Queue {
         entry.place = Place::InFlight;
         entry.attempts += 1;
         Some((uid.clone(), Arc::clone(&entry.pod)))
+    }
+
+    /// Takes out the pods of this list, whatever they wait for, that no attempt is under way for: the most important first, then
+    /// in the order of their arrival.
+    pub(super) fn take(&mut self, uids: &[String]) -> Vec<(String, Arc<Pod>)> {
+        let mut taken = Vec::new();
+        for uid in uids {
+            if let Some(entry) = self.entries.get_mut(uid).filter(|entry| entry.place != Place::InFlight) {
+                entry.place = Place::InFlight;
+                entry.attempts += 1;
+                taken.push(((-priority(&entry.pod), entry.arrival), (uid.clone(), Arc::clone(&entry.pod))));
+            }
+        }
+        taken.sort_by_key(|(order, _)| *order);
+        taken.into_iter().map(|(_, pod)| pod).collect()
+    }
+
+    /// A pod that was popped may not be tried yet: it waits for an event, and that was no attempt.
+    pub(super) fn gate(&mut self, uid: &str, now: Instant) {
+        if let Some(entry) = self.entries.get_mut(uid) {
+            entry.attempts = entry.attempts.saturating_sub(1);
+            entry.place = Place::Unschedulable { since: now };
+        }
+    }
+
+    /// The pods that are not bound, and their UIDs.
+    pub(super) fn pods(&self) -> impl Iterator<Item = (&String, &Arc<Pod>)> {
+        self.entries.iter().map(|(uid, entry)| (uid, &entry.pod))
     }
 
     /// No node fits the pod: it waits for an event.

@@ -109,8 +109,8 @@ pub(super) fn rules(state: &State, params: &Params, request: &Request<'_>) -> Ve
     let bound: Vec<(&ValidatingAdmissionPolicy, &ValidatingAdmissionPolicyBinding)> = bindings
         .iter()
         .filter_map(|binding| {
-            let name = binding.spec.as_ref()?.policy_name.as_deref();
-            let policy = policies.iter().find(|policy| policy.metadata.name.as_deref() == name)?;
+            let name = binding.spec.policy_name.as_str();
+            let policy = policies.iter().find(|policy| policy.metadata.name.as_deref() == Some(name))?;
             Some((policy, binding))
         })
         .collect();
@@ -120,8 +120,8 @@ pub(super) fn rules(state: &State, params: &Params, request: &Request<'_>) -> Ve
         return Vec::new();
     }
     let rule = |(policy, binding): (&ValidatingAdmissionPolicy, &ValidatingAdmissionPolicyBinding)| {
-        let (spec, binding_spec) = (policy.spec.as_ref()?, binding.spec.as_ref()?);
-        let is_denied = binding_spec.validation_actions.iter().flatten().any(|action| action == "Deny");
+        let (spec, binding_spec) = (policy.spec.as_ref()?, &binding.spec);
+        let is_denied = binding_spec.validation_actions.iter().any(|action| action == "Deny");
         let rules = spec.match_constraints.as_ref().and_then(|constraints| constraints.resource_rules.as_ref());
         let is_meant = rules.into_iter().flatten().any(|rule| rule_matches(&plain(rule), request));
         if !is_denied || !is_meant {

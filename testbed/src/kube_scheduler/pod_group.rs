@@ -1,0 +1,246 @@
+//! The cycle of a `PodGroup`: its members are placed one after the other, in memory, and bound only if enough of them are.
+//!
+//! As kube-scheduler 1.36 has it (`schedule_one_podgroup.go`, `gangscheduling.go`), as far as an extender can see: every member
+//! that is not bound is asked about in each cycle, in the same order, the placed ones of the cycle counted; no other pod is
+//! asked about meanwhile. A cycle that comes to nothing gives all room back, and all members are tried again after a back-off,
+//! whatever happens in the cluster. Left out: placements (`TopologyAwareWorkloadScheduling`), preemption for whole groups
+//! (`WorkloadAwarePreemption`), and that an idle kube-scheduler does not wait out the back-off of a member that was refused.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::scheduling::v1alpha2::PodGroup;
+use kube::ResourceExt;
+use kube::runtime::watcher;
+use tokio::time::Instant;
+
+use super::amounts::Amounts;
+use super::cycle::Failure;
+use super::diagnosis::Diagnosis;
+use super::preemption::Nomination;
+use super::report::{News, namespace};
+use super::{Loop, Outcome};
+
+/// The message of a member that has a place while its group has not enough of them.
+const TOO_FEW: &str = "pod group is unschedulable, waiting for minCount pods from a gang to be scheduled, one or more plugins asked \
+                       to wait and no plugin rejected pod";
+/// The message of a member that has a place while victims of its group have not ended.
+const WAITING: &str = "pod group is unschedulable, pod group is waiting for preemption to complete";
+
+/// A group's namespace and name.
+pub(super) type GroupKey = (String, String);
+
+/// The group that a pod belongs to.
+pub(super) fn group_of(pod: &Pod) -> Option<GroupKey> {
+    let group = pod.spec.as_ref()?.scheduling_group.as_ref()?;
+    Some((namespace(pod).to_owned(), group.pod_group_name.clone()?))
+}
+
+/// The least number of members to bind at once, by group; zero for a group whose policy is `basic`.
+#[derive(Debug, Default)]
+pub(super) struct Groups(BTreeMap<GroupKey, usize>);
+
+impl Groups {
+    /// Takes note of a group; returns true if it is new, so that its members may be tried.
+    pub(super) fn take(&mut self, event: watcher::Event<PodGroup>) -> bool {
+        let key = |group: &PodGroup| (group.namespace().unwrap_or_default(), group.name_any());
+        match event {
+            watcher::Event::Init => self.0.clear(),
+            watcher::Event::InitApply(group) | watcher::Event::Apply(group) => {
+                let gang = group.spec.scheduling_policy.gang.as_ref();
+                let least = gang.map_or(0, |gang| usize::try_from(gang.min_count).unwrap_or_default());
+                return self.0.insert(key(&group), least).is_none();
+            }
+            watcher::Event::InitDone => {}
+            watcher::Event::Delete(group) => drop(self.0.remove(&key(&group))),
+        }
+        false
+    }
+}
+
+/// The result of one member in a cycle.
+#[derive(Debug)]
+enum Found {
+    /// It fits this node.
+    Place(String),
+    /// It will fit this node once its victims have ended.
+    AfterVictims(String, Nomination),
+    /// It fits nowhere.
+    Nowhere(Nomination),
+    /// Something went wrong.
+    Error(String),
+}
+
+/// The end of a cycle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    /// Members that have a place are bound.
+    Bind,
+    /// Enough have a place, once victims have ended.
+    AwaitVictims,
+    /// Too few have a place.
+    TooFew,
+    /// No member is bound after an error.
+    Error,
+}
+
+impl Found {
+    fn node(&self) -> Option<&str> {
+        match self {
+            Self::Place(node) | Self::AfterVictims(node, _) => Some(node),
+            Self::Nowhere(_) | Self::Error(_) => None,
+        }
+    }
+}
+
+/// The end of a cycle in which so many members had places before; a group of no least number needs one place.
+fn verdict<'a>(found: impl IntoIterator<Item = &'a Found>, n_placed_before: usize, least: usize) -> Verdict {
+    let (mut n_placed, mut n_found, mut has_victims) = (n_placed_before, 0, false);
+    for member in found {
+        match member {
+            Found::Error(_) => return Verdict::Error,
+            Found::Nowhere(_) => continue,
+            Found::AfterVictims(..) => has_victims = true,
+            Found::Place(_) => {}
+        }
+        n_placed += 1;
+        n_found += 1;
+    }
+    match (n_found > 0 && n_placed >= least, has_victims) {
+        (false, _) => Verdict::TooFew,
+        (true, true) => Verdict::AwaitVictims,
+        (true, false) => Verdict::Bind,
+    }
+}
+
+/// A member that was looked at.
+struct Member {
+    uid: String,
+    pod: Arc<Pod>,
+    request: Amounts,
+    diagnosis: Diagnosis,
+    found: Found,
+}
+
+impl Loop {
+    /// Schedules the members of a group, of which one was popped.
+    pub(super) async fn schedule_group(&mut self, group: &GroupKey, popped: &str) {
+        let is_member = |pod: &Pod| group_of(pod).as_ref() == Some(group);
+        let unbound: Vec<String> = self.queue.pods().filter(|(_, pod)| is_member(pod)).map(|(uid, _)| uid.clone()).collect();
+        let placed: Vec<Arc<Pod>> = self.cache.pods().into_values().flatten().filter(|pod| is_member(pod)).collect();
+        let is_placed = |uid: &String| placed.iter().any(|pod| pod.uid().as_ref() == Some(uid));
+        let n_all = placed.len() + unbound.iter().filter(|uid| !is_placed(uid)).count();
+        let Some(least) = self.groups.0.get(group).copied().filter(|least| n_all >= *least) else {
+            return self.queue.gate(popped, Instant::now());
+        };
+        self.queue.gate(popped, Instant::now());
+        let mut members = Vec::new();
+        for (uid, pod) in self.queue.take(&unbound) {
+            let member = self.look_at_member(uid, pod).await;
+            let is_error = matches!(member.found, Found::Error(_));
+            if let Some(node) = member.found.node() {
+                self.cache.assume(&member.uid, node, &member.pod, member.request.clone());
+            }
+            members.push(member);
+            if is_error {
+                break;
+            }
+        }
+        let verdict = verdict(members.iter().map(|member| &member.found), placed.len(), least);
+        // All room is given back, and what is bound is assumed afresh.
+        for member in members.iter().filter(|member| member.found.node().is_some()) {
+            self.cache.release(&member.uid);
+        }
+        let looked_at: Vec<&String> = members.iter().map(|member| &member.uid).collect();
+        let left: Vec<String> = unbound.iter().filter(|uid| !looked_at.contains(uid) && !is_placed(uid)).cloned().collect();
+        for member in members {
+            self.end_member(member, verdict);
+        }
+        for uid in left {
+            self.queue.retry(&uid, Instant::now());
+        }
+    }
+
+    async fn look_at_member(&mut self, uid: String, pod: Arc<Pod>) -> Member {
+        let mut diagnosis = Diagnosis::default();
+        let request = match Amounts::of_pod(&pod) {
+            Ok(request) => request,
+            Err(error) => {
+                return Member { uid, pod, request: Amounts::default(), diagnosis, found: Found::Error(error.to_string()) };
+            }
+        };
+        let nodes = self.nodes_for(&uid, &pod);
+        let found = match self.cycle.place(&pod, &request, &nodes, &mut diagnosis).await {
+            Ok(node) => Found::Place(node),
+            Err(Failure::Error(message)) => Found::Error(message),
+            Err(Failure::NoFit) => match self.preempt(&uid, &pod, &diagnosis).await {
+                Nomination::Node(node) => Found::AfterVictims(node.clone(), Nomination::Node(node)),
+                nomination => Found::Nowhere(nomination),
+            },
+        };
+        Member { uid, pod, request, diagnosis, found }
+    }
+
+    fn end_member(&mut self, member: Member, verdict: Verdict) {
+        let Member { uid, pod, request, diagnosis, found } = member;
+        let (text, nomination) = match (verdict, found) {
+            (Verdict::Bind, Found::Place(node)) => {
+                self.cache.assume(&uid, &node, &pod, request);
+                self.nominated.remove(&uid);
+                return self.start_binding(uid, pod, node, diagnosis);
+            }
+            (_, Found::Error(message)) => return self.fail(&uid, &pod, diagnosis, message),
+            (Verdict::Error, _) => {
+                return self.fail(&uid, &pod, diagnosis, "failed to schedule other pod from a pod group".to_owned());
+            }
+            (Verdict::AwaitVictims, Found::Place(node)) => (WAITING.to_owned(), Nomination::Node(node)),
+            (Verdict::AwaitVictims, Found::AfterVictims(_, nomination)) | (_, Found::Nowhere(nomination)) => {
+                (diagnosis.message(), nomination)
+            }
+            (_, Found::Place(_) | Found::AfterVictims(..)) => (TOO_FEW.to_owned(), Nomination::Clear),
+        };
+        match &nomination {
+            Nomination::Node(node) => drop(self.nominated.insert(uid.clone(), (node.clone(), Arc::clone(&pod)))),
+            Nomination::Clear => drop(self.nominated.remove(&uid)),
+            Nomination::Keep => {}
+        }
+        self.queue.retry(&uid, Instant::now());
+        self.report(&uid, &pod, News::Unschedulable(text, nomination));
+        self.tell(&pod, diagnosis, Outcome::NoFit);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    /// `+` for a member with a place, `v` for one with victims, `-` for one without, `!` for an error.
+    fn found(members: &str) -> Vec<Found> {
+        let one = |sign| match sign {
+            '+' => Found::Place("n".to_owned()),
+            'v' => Found::AfterVictims("n".to_owned(), Nomination::Node("n".to_owned())),
+            '-' => Found::Nowhere(Nomination::Keep),
+            _ => Found::Error("e".to_owned()),
+        };
+        members.chars().map(one).collect()
+    }
+
+    /// As Permit of `GangScheduling` in 1.36: a member passes once as many are assumed or bound as the group needs.
+    #[rstest]
+    #[case::all("+++", 0, 3, Verdict::Bind)]
+    #[case::too_few("++-", 0, 3, Verdict::TooFew)]
+    #[case::more_than_needed("-+++-", 0, 3, Verdict::Bind)]
+    #[case::bound_members_count("+-", 2, 3, Verdict::Bind)]
+    #[case::nothing_is_left_to_bind("--", 3, 3, Verdict::TooFew)]
+    #[case::victims("+v+", 0, 3, Verdict::AwaitVictims)]
+    #[case::victims_in_vain("v--", 0, 3, Verdict::TooFew)]
+    #[case::an_error_fails_all("++!", 0, 2, Verdict::Error)]
+    #[case::a_basic_group("-+-", 0, 0, Verdict::Bind)]
+    #[case::a_basic_group_without_room("--", 0, 0, Verdict::TooFew)]
+    fn the_end_of_a_cycle(#[case] members: &str, #[case] n_before: usize, #[case] least: usize, #[case] expected: Verdict) {
+        assert_eq!(verdict(&found(members), n_before, least), expected);
+    }
+}

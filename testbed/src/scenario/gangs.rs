@@ -1,0 +1,121 @@
+//! `PodGroups`: their pods are bound together or not at all, on memory of their own, and a group that does not fit is in no other
+//! pod's way.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use k8s_openapi::api::scheduling::v1alpha2::PodGroup;
+use kube::api::{Api, DeleteParams, ListParams, PostParams};
+use proto::resource::GPU_MEM;
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+
+use super::{Body, World};
+use crate::observer::node_of;
+use crate::pods::PodSpec;
+
+/// Name, promise, body.
+pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
+    ("gangs", "of three groups in room for two the third waits whole, single pods run beside it, and it runs when one ends", three_gangs),
+    ("gang-attempts", "a group that is asked about again and again before it fits goes to the best nodes all the same", same_attempt),
+];
+
+/// The time in which a group that does not fit is tried four times or more.
+const SOME_CYCLES: Duration = Duration::from_millis(5500);
+
+/// The longest time that a pod may wait beside a group that does not fit, from its creation until it runs.
+const AT_ONCE: Duration = Duration::from_secs(10);
+
+/// So much memory, in GiB, that a pod gets a GPU of 16 GiB, or of 24, for itself.
+const LARGE: &str = "14";
+
+fn asking(name: &str, gib: &str) -> PodSpec {
+    PodSpec::new(name, &[(GPU_MEM, gib)])
+}
+
+impl World {
+    fn groups(&self) -> Api<PodGroup> {
+        Api::namespaced(self.client.0.clone(), &self.namespace)
+    }
+
+    /// Makes a group whose pods are bound when all of them can be, and pods `<group>-0`, `<group>-1` that ask for so many GiB;
+    /// returns their names.
+    async fn create_gang(&self, group: &str, gib: [&str; 2]) -> Result<Vec<String>> {
+        let policy = json!({"gang": {"minCount": gib.len()}});
+        let object = json!({"metadata": {"name": group}, "spec": {"schedulingPolicy": policy}});
+        self.groups().create(&PostParams::default(), &serde_json::from_value(object)?).await.context("cannot create a PodGroup")?;
+        let mut names = Vec::new();
+        for (idx, gib) in gib.into_iter().enumerate() {
+            let name = format!("{group}-{idx}");
+            self.create(asking(&name, gib).member_of(group)).await?;
+            names.push(name);
+        }
+        Ok(names)
+    }
+
+    async fn delete_groups(&self) -> Result<()> {
+        self.groups().delete_collection(&DeleteParams::default(), &ListParams::default()).await.context("cannot delete PodGroups")?;
+        Ok(())
+    }
+}
+
+fn three_gangs(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        let tried = try_three(world).await;
+        world.delete_groups().await?;
+        tried
+    }
+    .boxed()
+}
+
+/// There are five GPUs, and each of six members wants one.
+async fn try_three(world: &World) -> Result<()> {
+    let first = world.create_gang("first", [LARGE, LARGE]).await?;
+    let second = world.create_gang("second", [LARGE, LARGE]).await?;
+    world.until_all_run(&first).await?;
+    world.until_all_run(&second).await?;
+    let third = world.create_gang("third", [LARGE, LARGE]).await?;
+    world.until_refused("third-0", "pod group is unschedulable").await?;
+    for nth in 0..2 {
+        sleep(SOME_CYCLES).await;
+        let (name, created) = (format!("single-{nth}"), Instant::now());
+        world.start(asking(&name, LARGE)).await?;
+        let waited = created.elapsed();
+        ensure!(waited < AT_ONCE, "a pod waited {waited:?} for room that only a group that does not fit may have");
+        world.verify().await?;
+        world.delete(&name).await?;
+    }
+    for name in &third {
+        ensure!(node_of(&world.pod(name)?).is_none(), "{name} is bound, and its group has no room for all of its pods");
+    }
+    for name in &first {
+        world.delete(name).await?;
+    }
+    world.until_all_run(&third).await
+}
+
+fn same_attempt(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        let tried = try_again_and_again(world).await;
+        world.delete_groups().await?;
+        tried
+    }
+    .boxed()
+}
+
+/// The small member fits best beside a pod on `n2`, and the other only in the place of a pod on `n1`.
+async fn try_again_and_again(world: &World) -> Result<()> {
+    let (small, most_of_the_largest) = ("8", "20");
+    world.start(asking("beside", small).on("n2")).await?;
+    world.start(asking("before", most_of_the_largest)).await?;
+    let members = world.create_gang("gang", [small, most_of_the_largest]).await?;
+    world.until_refused("gang-0", "pod group is unschedulable").await?;
+    sleep(SOME_CYCLES).await;
+    world.delete("before").await?;
+    world.until_all_run(&members).await?;
+    let node = node_of(&world.pod("gang-0")?).map(str::to_owned);
+    ensure!(node.as_deref() == Some("n2"), "the small pod is on {node:?}, though n2 has just the room that it wants");
+    Ok(())
+}
