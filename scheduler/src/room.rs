@@ -54,7 +54,7 @@ pub enum AnnounceError {
     Failed {
         /// Its namespace.
         namespace: String,
-        /// What went wrong.
+        /// The cause.
         message: String,
     },
 }

@@ -68,7 +68,7 @@ pub const SCHEDULER_LEADER: &[Access<'static>] = &[
     access("", "pods", "", "patch"),
 ];
 
-/// What the scheduler may do besides in its own namespace, to the one object by which it announces room.
+/// Requests that the scheduler may make besides in its own namespace, for the one object by which it announces room.
 pub const SCHEDULER_ROOM: &[Access<'static>] =
     &[access("storage.k8s.io", "csistoragecapacities", "", "create"), access("storage.k8s.io", "csistoragecapacities", "", "patch")];
 

@@ -146,7 +146,7 @@ fn room_opens(#[case] before: Act, #[case] act: Act, #[case] is_silent: bool) {
     assert_eq!(after.silent > silent, is_silent, "{after:?}");
 }
 
-/// What opens no room, or none that kube-scheduler misses.
+/// Changes that open no room, or none that kube-scheduler misses.
 #[rstest]
 #[case::a_pod_is_bound_where_room_was_kept(kept, |world: &mut World| world.index.apply(on("p", "n1")))]
 #[case::and_decided_on_there(kept, |world: &mut World| { world.assume("p"); })]
