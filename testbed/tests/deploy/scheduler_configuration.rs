@@ -147,6 +147,14 @@ fn testbed_reads_it_too(#[case] path: &str, #[case] scheduler: &str) {
     assert_eq!(configuration.extenders[0].url_prefix, extender(path).url_prefix);
 }
 
+/// kube-scheduler takes the refusal of a sample for one of all nodes.
+#[rstest]
+#[case::own(OWN)]
+#[case::second(SECOND)]
+fn all_nodes_are_looked_at(#[case] path: &str) {
+    assert_eq!(Configuration::read(&deploy().join(path)).unwrap().percentage_of_nodes_to_score, 100);
+}
+
 /// The real scheduler, without an API server, knows the paths that the configurations and the probes name.
 #[rstest]
 #[case::own(OWN)]
