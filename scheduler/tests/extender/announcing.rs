@@ -160,12 +160,12 @@ async fn a_replica_that_does_not_lead_announces_nothing() {
     assert_eq!(world.api.applied(), []);
 }
 
-/// A member of a gang that had room kept is refused for a while, and is tried again when that is over.
+/// A member of a coscheduling plugin's gang that had room kept is refused for a while, and is tried again when that is over.
 #[tokio::test(start_paused = true)]
 async fn the_end_of_a_rest_is_announced() {
     let world = world().await;
     let mut member = units("member", 80);
-    member["spec"]["schedulingGroup"] = json!({"podGroupName": "gang"});
+    member["metadata"]["labels"] = json!({"scheduling.x-k8s.io/pod-group": "gang"});
     assert_eq!(world.fitting(&member, &["n1"]).await, ["n1"]);
     sleep(HINT + SOON).await;
     assert_eq!(world.fitting(&member, &["n1"]).await, Vec::<String>::new());
