@@ -163,8 +163,8 @@ async fn e10_room_is_kept_from_the_only_answer_to_the_bind() {
     assert_eq!(world.fitting(&second, &["n1"]).await, Vec::<String>::new());
 }
 
-/// Two replicas booked twice. Until replicas elect a leader the deployment runs one; a successor that overlaps counts
-/// what its predecessor wrote as soon as the watch shows it, and never a room that it has seen taken.
+/// Two replicas booked twice. Replicas elect one of them; a successor that overlaps counts what its predecessor wrote as soon as
+/// the watch shows it, and never a room that it has seen taken.
 #[tokio::test]
 async fn e11_a_second_scheduler_sees_what_the_first_wrote() {
     let first = World::new().with_node("n1", &[100]);
