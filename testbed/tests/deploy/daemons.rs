@@ -1,15 +1,15 @@
 //! The daemons' binaries, asked about their flags. They are run, not linked: the testbed knows them as a user does.
 
-use std::env;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
+use std::thread;
 
 use rstest::rstest;
-use serde_json::Value;
+use testbed::daemons::Binaries;
+use tokio::runtime::Runtime;
 
 /// A daemon, by the name of its binary, its container and its workload.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Daemon {
     pub(crate) name: &'static str,
     pub(crate) package: &'static str,
@@ -18,8 +18,7 @@ pub(crate) struct Daemon {
 pub(crate) const SCHEDULER: Daemon = Daemon { name: "gpushare-scheduler", package: "scheduler" };
 pub(crate) const DEVICE_PLUGIN: Daemon = Daemon { name: "gpushare-device-plugin", package: "device-plugin" };
 
-/// Built once for all tests.
-static BINARIES: LazyLock<Vec<PathBuf>> = LazyLock::new(build);
+static BINARIES: LazyLock<Binaries> = LazyLock::new(build);
 
 impl Daemon {
     /// What `--help` prints.
@@ -37,26 +36,18 @@ impl Daemon {
     }
 
     pub(crate) fn command(self) -> Command {
-        let path = BINARIES.iter().find(|path| path.file_stem().is_some_and(|stem| stem == self.name));
-        let mut command = Command::new(path.unwrap_or_else(|| panic!("cargo built no {}", self.name)));
+        let path = if self == SCHEDULER { &BINARIES.scheduler } else { &BINARIES.device_plugin };
+        let mut command = Command::new(path);
         command.env_clear();
         command
     }
 }
 
-fn build() -> Vec<PathBuf> {
-    let cargo = env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-    let packages = [SCHEDULER, DEVICE_PLUGIN].map(|daemon| format!("--package={}", daemon.package));
-    let output = Command::new(cargo)
-        .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")))
-        .args(["build", "--locked", "--bins", "--message-format=json"])
-        .args(packages)
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "cargo build: {}", String::from_utf8_lossy(&output.stderr));
-    let lines = String::from_utf8(output.stdout).unwrap();
-    let messages = lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    messages.filter_map(|message| message["executable"].as_str().map(PathBuf::from)).collect()
+/// Builds them as all other tests do, so that none of their dependencies is compiled a second time.
+fn build() -> Binaries {
+    // Some tests run in a runtime, in which another cannot be waited for.
+    let building = thread::spawn(|| Runtime::new().unwrap().block_on(Binaries::locate()).unwrap());
+    building.join().unwrap()
 }
 
 #[rstest]
