@@ -59,10 +59,12 @@ fn forged(world: &mut World) -> BoxFuture<'_, Result<()>> {
         world.until_running(&["names-nothing-there", "names-all", "core-alone"]).await?;
         until_reported(world, &node.name, &without).await?;
         let names: Vec<String> = (0..node.units.len()).map(|idx| format!("full-{idx}")).collect();
-        for (name, units) in names.iter().zip(&node.units) {
-            world.create(PodSpec::new(name, &[(GPU_MEM, &units.to_string())]).on(&node.name)).await?;
+        let mut units = node.units.clone();
+        units.sort_unstable();
+        // The largest first, one after the other: a smaller one may not take the only GPU that is large enough.
+        for (name, units) in names.iter().zip(units.iter().rev()) {
+            world.start(PodSpec::new(name, &[(GPU_MEM, &units.to_string())]).on(&node.name)).await?;
         }
-        world.until_all_run(&names).await?;
         for name in &names {
             world.delete(name).await?;
         }
