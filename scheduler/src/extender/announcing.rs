@@ -1,6 +1,6 @@
 //! Informs kube-scheduler of room that has opened without an event, so that it tries refused pods again.
 //!
-//! Keeps the time: hints end here if no request comes.
+//! Its loop also ends hints whose time is over, so that their room opens even if no request comes.
 
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;

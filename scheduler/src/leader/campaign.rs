@@ -87,24 +87,28 @@ async fn until_ready(index: &Shared<Index>) {
 impl Campaign {
     /// A replica that reads and writes through `client`.
     pub fn new(client: Client, settings: Settings, leadership: Leadership, index: Shared<Index>, sight: Sight) -> Self {
-        let lease_name = settings.kube_scheduler_lease.as_ref().unwrap_or(&settings.lease);
-        let lease = LeaseObject::new(client.clone(), &settings.namespace, lease_name);
-        let label = LabelKeeper::start(client.clone(), settings.pod.clone(), leadership.clone());
         // A process that comes after this one in the same pod is another replica.
         let identity = format!("{}_{:016x}", settings.pod.name, RandomState::new().build_hasher().finish());
-        let fence = settings.fences_bindings.then(|| {
-            let Settings { lease: name, namespace, pod, kube_scheduler_lease, .. } = settings.clone();
-            let (lease, lease_holder) = match kube_scheduler_lease {
-                Some(lease) => (lease, neighbour::prefix(&pod.name)),
-                None => (name.clone(), identity.clone()),
-            };
-            let settings = fence::Settings { namespace, name, pod, holder: identity.clone(), lease, lease_holder };
-            Fence::new(client, settings, leadership.clone())
-        });
-        let source = match &settings.kube_scheduler_lease {
-            Some(_) => TermSource::Neighbour(Neighbour::of(&settings.pod.name, settings.terms, now())),
-            None => TermSource::Election(Election::new(identity, settings.terms, now())),
+        let (lease_name, lease_holder, source) = if let Some(lease) = &settings.kube_scheduler_lease {
+            let neighbour = Neighbour::of(&settings.pod.name, settings.terms, now());
+            (lease, neighbour::prefix(&settings.pod.name), TermSource::Neighbour(neighbour))
+        } else {
+            let election = Election::new(identity.clone(), settings.terms, now());
+            (&settings.lease, identity.clone(), TermSource::Election(election))
         };
+        let lease = LeaseObject::new(client.clone(), &settings.namespace, lease_name);
+        let label = LabelKeeper::start(client.clone(), settings.pod.clone(), leadership.clone());
+        let fence = settings.fences_bindings.then(|| {
+            let fence = fence::Settings {
+                namespace: settings.namespace.clone(),
+                name: settings.lease.clone(),
+                pod: settings.pod.clone(),
+                holder: identity,
+                lease: lease_name.clone(),
+                lease_holder,
+            };
+            Fence::new(client, fence, leadership.clone())
+        });
         Self { settings, leadership, index, sight, lease, label, fence, source, problem: None, reign: None, succession: None }
     }
 

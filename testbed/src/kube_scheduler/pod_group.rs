@@ -94,7 +94,7 @@ impl Found {
     }
 }
 
-/// The end of a cycle in which so many members had places before; a group of no least number needs one place.
+/// Returns how a cycle ends. `n_placed_before` members had a place before it; a group without a least number needs one place.
 fn verdict<'a>(found: impl IntoIterator<Item = &'a Found>, n_placed_before: usize, least: usize) -> Verdict {
     let (mut n_placed, mut n_found, mut has_victims) = (n_placed_before, 0, false);
     for member in found {
@@ -131,10 +131,8 @@ impl Loop {
         let placed: Vec<Arc<Pod>> = self.cache.pods().into_values().flatten().filter(|pod| is_member(pod)).collect();
         let is_placed = |uid: &String| placed.iter().any(|pod| pod.uid().as_ref() == Some(uid));
         let n_all = placed.len() + unbound.iter().filter(|uid| !is_placed(uid)).count();
-        let Some(least) = self.groups.0.get(group).copied().filter(|least| n_all >= *least) else {
-            return self.queue.gate(popped, Instant::now());
-        };
         self.queue.gate(popped, Instant::now());
+        let Some(least) = self.groups.0.get(group).copied().filter(|least| n_all >= *least) else { return };
         let mut members = Vec::new();
         for (uid, pod) in self.queue.take(&unbound) {
             let member = self.look_at_member(uid, pod).await;
