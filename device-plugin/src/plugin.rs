@@ -4,6 +4,7 @@
 //! watches keep up to date.
 
 pub mod allocate;
+pub mod ended_pods;
 pub mod ids;
 pub mod offer;
 pub mod preferred;
@@ -11,7 +12,7 @@ pub mod registration;
 pub mod server;
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -76,8 +77,12 @@ pub struct NodeState {
     pub answered: Notify,
     /// Told before kubelet is told of this plugin again.
     pub resumed: Notify,
+    /// Told when kubelet is to get a device list once more though it is the same: it writes its checkpoint then.
+    pub list_again: watch::Sender<()>,
     /// Lets containers start; without it every container starts.
     pub gate: OnceLock<Gate>,
+    /// The calls of kubelet's admission that are being answered.
+    n_calls: AtomicUsize,
     ledger: Mutex<Ledger>,
     /// kubelet's checkpoint, if it is to be read again.
     checkpoint: Option<Checkpoint>,
@@ -100,7 +105,9 @@ impl NodeState {
             pods,
             answered: Notify::new(),
             resumed: Notify::new(),
+            list_again: watch::Sender::new(()),
             gate: OnceLock::new(),
+            n_calls: AtomicUsize::new(0),
             ledger: Mutex::new(ledger),
             checkpoint: None,
             injection: watch::channel(None).1,
@@ -150,6 +157,17 @@ impl NodeState {
         now.max(last.saturating_add(1))
     }
 
+    /// Counts a call of kubelet's admission until what it returns is dropped.
+    pub fn begin_call(&self) -> Call<'_> {
+        self.n_calls.fetch_add(1, Ordering::Relaxed);
+        Call(&self.n_calls)
+    }
+
+    /// Returns true while a call of kubelet's admission is being answered.
+    pub fn is_allocating(&self) -> bool {
+        self.n_calls.load(Ordering::Relaxed) > 0
+    }
+
     /// kubelet's checkpoint, if there is one.
     pub fn checkpoint(&self) -> Option<&Checkpoint> {
         self.checkpoint.as_ref()
@@ -197,5 +215,16 @@ impl NodeState {
     pub fn ledger(&self) -> MutexGuard<'_, Ledger> {
         // Every change of the ledger leaves it consistent, so a panic elsewhere does not spoil it.
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A call of kubelet's admission that is being answered.
+#[derive(Debug)]
+#[must_use]
+pub struct Call<'a>(&'a AtomicUsize);
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }

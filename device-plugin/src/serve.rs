@@ -42,10 +42,12 @@ use crate::injection::{Injection, Mode, OwnContainer};
 use crate::inventory::{GpuUuid, Inventory, InventoryError};
 use crate::metrics::Metrics;
 use crate::plugin::NodeState;
+use crate::plugin::ended_pods::keep_forgotten;
 use crate::plugin::ids::IdScheme;
 use crate::plugin::registration::KubeletDir;
 use crate::pods::Pods;
 use crate::pods::watch::watch_pods;
+use crate::proof::podresources::Lister;
 use crate::publish::additions::{Additions, watch_additions};
 use crate::publish::device_watch::{Held, watch_device};
 use crate::publish::node_watch::watch_node;
@@ -137,7 +139,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
         .spawn("watch of cleared devices", watch_clearance(Api::all(client.clone()), published.device.clone(), node.fleet.clone(), clear));
     let sources = casualties::Sources { fleet: node.fleet.clone(), pods: node.pods.clone(), faults, recorder };
     parts.watches.spawn("pods on unhealthy devices", look_after(client.clone(), sources, config.evicts_from_sick_devices));
-    parts.watches.spawn("pods of a predecessor", inherit_pods(Arc::clone(&node)));
+    parts.follow_checkpoint(&config, &node);
     parts.watches.spawn("marks of assigned pods", mark_assigned(client, Arc::clone(&node)));
     for (resource, is_registered) in registered {
         let dir = KubeletDir::new(config.device_plugin_dir.clone());
@@ -314,6 +316,13 @@ impl Parts {
         node.gate.get_or_init(|| gate);
         self.watches.spawn("exchanged records", exchange::follow(client.clone(), Arc::clone(node), exchange));
         self.watches.spawn("comparison of running pods", keep_reconciled(Arc::clone(node)));
+    }
+
+    /// Keeps this process and kubelet's checkpoint in step.
+    fn follow_checkpoint(&mut self, config: &Config, node: &Arc<NodeState>) {
+        self.watches.spawn("pods of a predecessor", inherit_pods(Arc::clone(node)));
+        let lister = Lister::new(config.pod_resources_socket.clone());
+        self.watches.spawn("pods that have ended", keep_forgotten(Arc::clone(node), lister));
     }
 
     async fn serve_health(&mut self, config: &Config, readiness: Readiness, registry: Arc<Registry>) -> anyhow::Result<()> {

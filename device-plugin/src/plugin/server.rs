@@ -91,6 +91,8 @@ struct Listing {
     resource: Served,
     fleet: watch::Receiver<Arc<Fleet>>,
     injection: watch::Receiver<Option<Injection>>,
+    /// None for a resource of which the same list is never sent again: one of them is enough for kubelet to write its checkpoint.
+    list_again: Option<watch::Receiver<()>>,
     stop: Stop,
     /// What the list that was sent last was made of.
     sent: Option<Contents>,
@@ -115,12 +117,23 @@ impl Listing {
                 changed = self.fleet.changed() => changed.ok()?,
                 // Where nothing decides any more, the last decision stands.
                 Ok(()) = self.injection.changed() => {}
+                () = asked_again(&mut self.list_again) => self.sent = None,
                 () = self.stop.requested() => return None,
             }
         };
         debug!(resource = ?self.resource, n_devices = list.devices.len(), "sending the device list");
         Some((Ok(list), self))
     }
+}
+
+/// Waits until the same list is to be sent again.
+async fn asked_again(list_again: &mut Option<watch::Receiver<()>>) {
+    if let Some(list_again) = list_again
+        && list_again.changed().await.is_ok()
+    {
+        return;
+    }
+    std::future::pending::<()>().await;
 }
 
 /// A device that no container can get is as good as a sick one.
@@ -163,6 +176,8 @@ impl DevicePlugin for DeviceService {
             resource: self.resource,
             fleet: self.node.fleet.clone(),
             injection: self.node.injection.clone(),
+            // The shortest of the lists that every node has.
+            list_again: (self.resource == Served::Shared).then(|| self.node.list_again.subscribe()),
             stop: self.stop.clone(),
             sent: None,
             _open: OpenStream::new(self.streams.clone()),
@@ -174,6 +189,7 @@ impl DevicePlugin for DeviceService {
         &self,
         request: Request<PreferredAllocationRequest>,
     ) -> Result<Response<PreferredAllocationResponse>, Status> {
+        let _call = self.node.begin_call();
         let mut container_responses = Vec::new();
         for request in &request.into_inner().container_requests {
             container_responses.push(self.node.prefer(self.resource, request).await);
@@ -182,7 +198,7 @@ impl DevicePlugin for DeviceService {
     }
 
     async fn allocate(&self, request: Request<AllocateRequest>) -> Result<Response<AllocateResponse>, Status> {
-        let began = Instant::now();
+        let (_call, began) = (self.node.begin_call(), Instant::now());
         let mut container_responses = Vec::new();
         for request in &request.into_inner().container_requests {
             container_responses.push(self.node.allocate(self.resource, request).await);

@@ -1,5 +1,7 @@
 //! What kubelet holds against a node's resources when it starts again: a sick GPU, devices that go, and a checkpoint that is lost.
 
+use std::cmp::Reverse;
+
 use anyhow::{Context, Result, ensure};
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -9,6 +11,7 @@ use serde_json::json;
 use super::node_faults::until_registered;
 use super::{Body, DEADLINE, World};
 use crate::cluster::Health;
+use crate::kubelet::OrderRule;
 use crate::observer::Snapshot;
 use crate::pods::PodSpec;
 
@@ -17,6 +20,7 @@ pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
     ("sick-and-restarted", "a sick GPU and a kubelet that restarts fail no pod for want of resources", sick_and_restarted),
     ("devices-gone", "what a node offers goes away with its devices, and comes back with them", devices_gone),
     ("checkpoint-lost", "a kubelet that has lost its checkpoint sets resources to zero, and the plugin restores them", checkpoint_lost),
+    ("ended-pods-forgotten", "a kubelet that restarts after pods have ended admits the pods that got their room", ended_pods_forgotten),
 ];
 
 /// Resources that are written into node status.
@@ -132,6 +136,40 @@ fn checkpoint_lost(world: &mut World) -> BoxFuture<'_, Result<()>> {
         };
         world.until("what was zeroed to be restored", is_restored).await?;
         world.start(PodSpec::new("after", &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "100"), (GPU_CORE, "100")]).on(&node)).await.map(|_| ())
+    }
+    .boxed()
+}
+
+fn ended_pods_forgotten(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        let node = world.gpu_node(2)?;
+        // The largest first, as each fits one GPU only.
+        let mut sizes = node.units.clone();
+        sizes.sort_unstable_by_key(|units| Reverse(*units));
+        let full = |name: &str, units: u64| PodSpec::new(name, &[(GPU_MEM, units.to_string().as_str())]).on(&node.name);
+        let names = |prefix: &str| (0..sizes.len()).map(|idx| format!("{prefix}-{idx}")).collect::<Vec<_>>();
+        for (name, units) in names("before").iter().zip(&sizes) {
+            world.start(full(name, *units)).await?;
+        }
+        for name in names("before") {
+            world.delete(&name).await?;
+        }
+        let kubelet = world.cluster()?.node(&node.name)?.kubelet();
+        let names_none = |kubelet: &crate::kubelet::Kubelet| {
+            std::fs::read_to_string(kubelet.config().checkpoint()).is_ok_and(|text| !text.contains("PodUID"))
+        };
+        ensure!(kubelet.until(DEADLINE, names_none).await, "kubelet's checkpoint still names pods that have ended");
+        kubelet.hold();
+        for (name, units) in names("after").iter().zip(&sizes) {
+            world.create(full(name, *units)).await?;
+            let key = [world.key(name)];
+            let is_bound = |snapshot: &Snapshot| (World::n_bound(snapshot, &key) == 1).then_some(());
+            world.until(&format!("{name} to be bound"), is_bound).await?;
+        }
+        world.cluster()?.node(&node.name)?.restart_kubelet().await?;
+        until_registered(world, &node.name).await?;
+        world.cluster()?.node(&node.name)?.kubelet().release(OrderRule::Creation, 0);
+        world.until_all_run(&names("after")).await
     }
     .boxed()
 }
