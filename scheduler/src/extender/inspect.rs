@@ -1,7 +1,7 @@
 //! `inspect`: the holdings of pods, in the old extender's JSON with more fields behind the old ones.
 //!
-//! Numbers named `…GPU` are in the node's memory units: totals rounded down, used amounts rounded up. Knows no HTTP but the
-//! text of a query.
+//! Numbers named `…GPU` are whole memory units of the node: totals are rounded down, used amounts up, though never above their
+//! total. Knows no HTTP but the text of a query.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::ControlFlow;
@@ -12,6 +12,7 @@ use serde::Serialize;
 use crate::index::{DeviceShow, GpuShow, HolderShow, Index, NodeShow, Shared};
 
 pub mod pods;
+mod rounding;
 
 /// The answer for nodes.
 #[derive(Debug, Default, Serialize)]
@@ -238,11 +239,14 @@ impl From<Place> for InspectedPlace {
 
 impl InspectedGpu {
     fn new(gpu: GpuShow, unit: u64) -> Self {
+        let used_gpu = rounding::used_units(gpu.used, gpu.total, unit);
+        let bytes: Vec<u64> = gpu.holders.iter().map(|holder| holder.bytes).collect();
+        let shares = rounding::shares(&bytes, used_gpu, unit);
         Self {
             id: gpu.minor,
             total_gpu: gpu.total / unit,
-            used_gpu: gpu.used.div_ceil(unit),
-            pods: gpu.holders.into_iter().map(|holder| InspectedPod::new(holder, unit)).collect(),
+            used_gpu,
+            pods: gpu.holders.into_iter().zip(shares).map(|(holder, units)| InspectedPod::new(holder, units)).collect(),
             uuid: gpu.uuid,
             healthy: gpu.healthy,
             total_bytes: gpu.total,
@@ -257,9 +261,9 @@ impl InspectedGpu {
 }
 
 impl InspectedPod {
-    fn new(holder: HolderShow, unit: u64) -> Self {
+    fn new(holder: HolderShow, units: u64) -> Self {
         Self {
-            used_gpu: holder.bytes.div_ceil(unit),
+            used_gpu: units,
             name: holder.name,
             namespace: holder.namespace,
             uid: holder.uid,
