@@ -5,6 +5,7 @@
 
 mod adopt;
 mod reconcile;
+mod restore;
 mod specs;
 
 use std::fmt;

@@ -264,6 +264,10 @@ pub struct Pods {
     exchanged: Option<BTreeMap<PodUid, DeviceAllocations>>,
     /// What the annotations of those pods say.
     told: BTreeMap<PodUid, Result<Placement, Unplaced>>,
+    /// What annotations said of pods whose annotations say less since.
+    lost: BTreeMap<PodUid, Placement>,
+    /// How often annotations of running pods have come to name other devices, or fewer.
+    n_altered: u64,
     /// Pods of this node that ask for nothing of ours.
     idle: BTreeSet<PodUid>,
     /// Those of them whose annotations name devices all the same.
@@ -279,8 +283,10 @@ impl Pods {
     pub fn apply(&mut self, mut pod: NodePod) -> bool {
         self.number(&pod.uid);
         let mut is_news = false;
+        self.note_loss(&pod.uid, self.told(&pod.uid).cloned(), &pod.placement);
         if let Some(record) = self.exchanged.as_ref().and_then(|exchanged| exchanged.get(&pod.uid)) {
-            let effective = Placement::exchanged(record, &pod.placement);
+            let lost = self.lost.get(&pod.uid).cloned().map(Ok);
+            let effective = Placement::exchanged(record, lost.as_ref().unwrap_or(&pod.placement));
             let told = std::mem::replace(&mut pod.placement, effective);
             is_news = self.told.get(&pod.uid) != Some(&told);
             self.told.insert(pod.uid.clone(), told);
@@ -293,12 +299,40 @@ impl Pods {
         is_news
     }
 
+    /// What a pod's annotations said last, if that could be used.
+    fn told(&self, uid: &PodUid) -> Option<&Placement> {
+        let told = self.told.get(uid).or_else(|| self.by_uid.get(uid).map(|pod| &pod.placement));
+        told.and_then(|told| told.as_ref().ok())
+    }
+
+    /// Keeps what a pod's annotations said if they say less now: somebody has removed some of them, or made them unreadable.
+    fn note_loss(&mut self, uid: &PodUid, before: Option<Placement>, now: &Result<Placement, Unplaced>) {
+        let is_running = self.by_uid.get(uid).is_some_and(|pod| pod.stage == Stage::Running);
+        let is_altered = |before: &Placement| now.as_ref().map_or(true, |now| !now.has_record_of(before));
+        self.n_altered += u64::from(is_running && before.as_ref().is_some_and(is_altered));
+        let whole = self.lost.remove(uid).or(before);
+        if let Some(whole) = whole.filter(|whole| now.as_ref().map_or(true, |now| now.lacks_of(whole))) {
+            self.lost.insert(uid.clone(), whole);
+        }
+    }
+
+    /// What annotations of this pod said that they do not say any more.
+    pub fn lost(&self, uid: &PodUid) -> Option<&Placement> {
+        self.lost.get(uid)
+    }
+
+    /// Changes whenever annotations of a running pod come to name other devices, or fewer.
+    pub fn n_altered(&self) -> u64 {
+        self.n_altered
+    }
+
     /// Forgets a pod that is gone.
     pub fn delete(&mut self, uid: &PodUid) {
         self.n_left += 1;
         self.by_uid.remove(uid);
         self.arrivals.remove(uid);
         self.told.remove(uid);
+        self.lost.remove(uid);
         self.idle.remove(uid);
         self.only_recorded.remove(uid);
         self.claimants.remove(uid);
@@ -375,6 +409,7 @@ impl Pods {
     /// Pods that were not known arrive in the order of the list.
     pub fn reset(&mut self, pods: impl IntoIterator<Item = NodePod>) {
         self.n_left += 1;
+        let told: Vec<(PodUid, Placement)> = self.by_uid.keys().filter_map(|uid| Some((uid.clone(), self.told(uid)?.clone()))).collect();
         self.by_uid.clear();
         self.told.clear();
         self.idle.clear();
@@ -383,6 +418,13 @@ impl Pods {
         for pod in pods {
             self.apply(pod);
         }
+        // A pod that is listed again has come to be known anew, but what was lost meanwhile counts.
+        for (uid, before) in told {
+            if let Some(now) = self.by_uid.get(&uid).map(|pod| self.told.get(&uid).unwrap_or(&pod.placement).clone()) {
+                self.note_loss(&uid, Some(before), &now);
+            }
+        }
+        self.lost.retain(|uid, _| self.by_uid.contains_key(uid));
         self.arrivals.retain(|uid, _| self.by_uid.contains_key(uid));
         self.is_synced = true;
     }

@@ -50,7 +50,7 @@ fn plan(node: &NodeState, pod: &NodePod, written: &[Allocated], start: &Start<'_
     let of_ids = node.devices_of(start.resource, start.ids);
     let fleet = node.fleet.borrow();
     let units = pod.memory_units();
-    let n_devices = if units > 0 { 1 } else { usize::try_from(pod.shared().max(pod.whole())).unwrap_or(usize::MAX) };
+    let n_devices = n_devices(pod);
     let gpu = |id: &GpuUuid| fleet.gpus.iter().map(|entry| &entry.gpu).find(|gpu| gpu.uuid == *id).cloned();
     let mut gpus: Vec<Gpu> = match sight::of_pod(written, &pod.uid, &node.settings.visible_devices_env, &fleet).remove(TYPE_GPU) {
         Some(Sight::Devices(seen)) => seen.iter().filter_map(gpu).collect(),
@@ -79,8 +79,13 @@ fn plan(node: &NodeState, pod: &NodePod, written: &[Allocated], start: &Start<'_
     Ok(record)
 }
 
+/// The number of GPUs that a pod asks for.
+pub(super) fn n_devices(pod: &NodePod) -> usize {
+    if pod.memory_units() > 0 { 1 } else { usize::try_from(pod.shared().max(pod.whole())).unwrap_or(usize::MAX) }
+}
+
 /// The record of the pod on these GPUs, in the words of its dialect.
-fn record(node: &NodeState, pod: &NodePod, gpus: &[Gpu], units: u64) -> Result<Record, String> {
+pub(super) fn record(node: &NodeState, pod: &NodePod, gpus: &[Gpu], units: u64) -> Result<Record, String> {
     let asked: BTreeMap<&str, u64> = pod.requests.iter().filter(|(_, amount)| *amount > 0).collect();
     let asked = |name: &str| asked.get(name).copied();
     let n_devices = gpus.len() as u64;

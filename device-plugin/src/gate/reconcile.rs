@@ -1,4 +1,5 @@
-//! Holds what runs against what is recorded: at the start, after every restart of kubelet, and once a minute.
+//! Holds what runs against what is recorded: at the start, after every restart of kubelet, when a record changes, and once a
+//! minute.
 //!
 //! Starts are judged one by one as they come; this finds what has become different since, by whatever hand: records that
 //! were changed under a running pod, a Device object that was made anew and says nothing of exchanges any more, CDI specs
@@ -11,7 +12,7 @@ use std::time::Duration;
 
 use proto::device::TYPE_GPU;
 use proto::kubelet::deviceplugin::ContainerAllocateResponse;
-use proto::record::{DeviceAllocations, MEM_ASSIGNED};
+use proto::record::{DeviceAllocations, MEM_ASSIGNED, Record};
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
@@ -29,12 +30,12 @@ use crate::proof::verdict::{Evidence, Refusal, Verdict};
 use crate::watching::one_line;
 
 use super::specs::{device_of, note_admitted_before, rebuild};
-use super::{Gate, OnMismatch, Start, Unplaced, refusal_reason};
+use super::{Gate, OnMismatch, Start, Unplaced, refusal_reason, restore};
 
 /// How often everything is compared.
 const INTERVAL: Duration = Duration::from_secs(60);
 
-/// How long a kubelet that has just begun is left alone.
+/// How long a kubelet that has just begun is left alone, and a record that has just changed.
 const SETTLE: Duration = Duration::from_secs(2);
 
 /// What was found before, so that nothing is told or counted twice.
@@ -46,6 +47,8 @@ struct Memory {
     suspects: BTreeSet<PodUid>,
     /// The number of containers that had answers of an earlier version.
     n_admitted_before: Option<usize>,
+    /// How often records had changed at the last look.
+    n_altered: u64,
 }
 
 impl Memory {
@@ -66,7 +69,16 @@ pub async fn keep_reconciled(node: Arc<NodeState>) {
         if let (Some(gate), Some(written)) = (node.gate.get(), node.checkpoint().and_then(Checkpoint::read)) {
             gate.reconcile(&node, &written, &mut memory).await;
         }
-        if timeout(INTERVAL, node.resumed.notified()).await.is_ok() {
+        let mut pods = node.pods.clone();
+        let is_altered = |pods: &Pods| pods.n_altered() != memory.n_altered;
+        let altered = async { pods.wait_for(is_altered).await.map(drop) };
+        let prompted = async {
+            tokio::select! {
+                () = node.resumed.notified() => {}
+                Ok(()) = altered => {}
+            }
+        };
+        if timeout(INTERVAL, prompted).await.is_ok() {
             sleep(SETTLE).await;
         }
     }
@@ -86,6 +98,7 @@ impl Gate {
         }
         let uids: Vec<PodUid> = {
             let pods = node.pods.borrow();
+            memory.n_altered = pods.n_altered();
             if !pods.is_synced() || pods.exchanged().is_none() {
                 return;
             }
@@ -106,8 +119,12 @@ impl Gate {
     /// right in any case is done: its turn comes when it starts.
     async fn reconcile_pod(&self, node: &NodeState, written: &[Allocated], uid: &PodUid, memory: &mut Memory) {
         let mut exchange = self.exchange.lock().await;
-        let Some(Judged { pod, seen, verdict, is_certain }) = judge_running(node, written, uid) else { return };
+        let Some(Judged { pod, seen, verdict, is_certain, removed }) = judge_running(node, written, uid) else { return };
         let name = pod.display_name();
+        if let Some(record) = removed {
+            self.restore(&pod, &record).await;
+            return;
+        }
         match verdict {
             Verdict::Confirm | Verdict::LookAgain(_) | Verdict::Refuse(Refusal::Unavailable(_) | Refusal::Unknown) => {
                 memory.told.remove(uid);
@@ -191,6 +208,8 @@ struct Judged {
     verdict: Verdict,
     /// Whether this process knows that all its containers with devices have started.
     is_certain: bool,
+    /// Its record, if its annotations do not have it any more.
+    removed: Option<Record>,
 }
 
 /// What is to be said of a running pod whose devices this plugin gave out, by what its containers see since they started.
@@ -201,7 +220,8 @@ fn judge_running(node: &NodeState, written: &[Allocated], uid: &PodUid) -> Optio
     let pod = pods.get(uid).filter(|pod| has_started(pod, &ledger))?;
     let variable = &node.settings.visible_devices_env;
     // The spec of a container that has not started may be that of an earlier holder of its IDs.
-    let known = |entry: &Allocated| if ledger.has_let_start(entry) { as_started(node, entry) } else { entry.clone() };
+    let has_started = |entry: &Allocated| ledger.has_let_start(entry) || (entry.pod == *uid && restore::has_run_placed(pod, entry));
+    let known = |entry: &Allocated| if has_started(entry) { as_started(node, entry) } else { entry.clone() };
     let is_certain = written.iter().filter(|entry| entry.pod == *uid).all(|entry| ledger.has_let_start(entry));
     let written: Vec<Allocated> = written.iter().map(known).collect();
     let seen = sight::of_pod(&written, uid, variable, &fleet);
@@ -212,7 +232,9 @@ fn judge_running(node: &NodeState, written: &[Allocated], uid: &PodUid) -> Optio
     let evidence =
         Evidence { pods: &pods, fleet: &fleet, ledger: &ledger, written, is_written_known: true, is_young: false, variable, unit };
     let verdict = evidence.judge(pod, &seen);
-    Some(Judged { pod: pod.clone(), seen, verdict, is_certain })
+    let was_placed = written.iter().filter(|entry| entry.pod == *uid).all(has_started);
+    let removed = restore::removed_record(node, &evidence, pod, &seen, was_placed);
+    Some(Judged { pod: pod.clone(), seen, verdict, is_certain, removed })
 }
 
 /// The entry with what its CDI spec says in place of its answer: a running container sees what the spec said.

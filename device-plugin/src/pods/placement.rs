@@ -210,6 +210,25 @@ impl Placement {
         [(TYPE_GPU.to_owned(), vec![device])].into()
     }
 
+    /// Whether this names the same devices as an earlier record of the pod, and has everything that the earlier one has.
+    pub(super) fn has_record_of(&self, before: &Self) -> bool {
+        self.gpus == before.gpus && self.others == before.others && !self.lacks_of(before)
+    }
+
+    /// Whether annotations are missing that an earlier record of the pod has.
+    pub(super) fn lacks_of(&self, before: &Self) -> bool {
+        let is_less = |now: GpushareRecord, before: GpushareRecord| {
+            (now.pod_units == 0 && before.pod_units > 0) || (now.device_units == 0 && before.device_units > 0)
+        };
+        let lacks_gpushare = before.gpushare.is_some_and(|before| self.gpushare.is_none_or(|now| is_less(now, before)));
+        lacks_gpushare || (self.allocations.is_empty() && !before.allocations.is_empty())
+    }
+
+    /// The record as it is written.
+    pub fn to_record(&self) -> Record {
+        Record { allocations: self.allocations.clone(), assumed_at: Some(self.assumed_at), gpushare: self.gpushare }
+    }
+
     /// Whether the devices have been handed over before.
     pub fn is_assigned(&self) -> bool {
         self.gpushare.is_some_and(|gpushare| gpushare.assigned)

@@ -1,5 +1,6 @@
 //! How pods are reduced.
 
+use proto::record::{BIND_TIMESTAMP, MEM_ASSUME_TIME, MEM_POD};
 use proto::resource::ResourceNames;
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -115,4 +116,39 @@ fn pods_whose_devices_were_chosen_in_other_ways_are_not_alike() {
     let exclusive = r#"{"rdma": {"exclusivePolicy": "PCIeLevel"}}"#;
     assert!(!adapter.asks_like(&of(&Value::Null, Some(exclusive))));
     assert!(of(&function, Some(exclusive)).asks_like(&of(&function, Some(exclusive))));
+}
+
+/// Whatever is removed, or made unreadable, is known until it is there again.
+#[rstest]
+#[case::everything(&["DEVICE", "BIND", "IDX", "TIME"], true)]
+#[case::one_dialect(&["DEVICE", "BIND"], true)]
+#[case::the_other_dialect(&["IDX", "TIME"], true)]
+#[case::the_times(&["BIND", "TIME"], true)]
+#[case::units(&["POD"], true)]
+#[case::one_time(&["TIME"], false)]
+#[case::nothing(&[], false)]
+fn removed_annotations(#[case] removed: &[&str], #[case] is_lost: bool) {
+    let record = r#"{"gpu":[{"minor":1,"id":"GPU-b","resources":{"koordinator.sh/gpu-memory":"2Gi"}}]}"#;
+    let koordinator = [("DEVICE", DEVICE_ALLOCATED, record), ("BIND", BIND_TIMESTAMP, "7")];
+    let gpushare = [("IDX", MEM_IDX, "1"), ("TIME", MEM_ASSUME_TIME, "7"), ("POD", MEM_POD, "2")];
+    let all = [&koordinator[..], &gpushare[..]].concat();
+    let having = |removed: &[&str]| {
+        let left = all.iter().filter(|(word, ..)| !removed.contains(word)).map(|(_, key, value)| ((*key).to_owned(), json!(value)));
+        pod(&Value::Object(left.collect()), &units(2), &json!({"phase": "Running"})).unwrap()
+    };
+    let whole = having(&[]);
+    let mut pods = Pods::default();
+    pods.reset([whole.clone()]);
+    for is_listed in [false, true] {
+        if is_listed {
+            pods.reset([having(removed)]);
+        }
+        pods.apply(having(removed));
+        // A second change of what is left loses no more.
+        pods.apply(having(removed));
+        assert_eq!(pods.lost(&whole.uid), whole.placement.as_ref().ok().filter(|_| is_lost));
+        assert_eq!(pods.n_altered() > 0, is_lost);
+        pods.apply(whole.clone());
+        assert_eq!(pods.lost(&whole.uid), None, "the record is there again");
+    }
 }

@@ -29,8 +29,12 @@ fn by_variable(name: &str, minor: u32) -> Allocated {
 }
 
 fn node(all: Vec<NodePod>, cdi_dir: &std::path::Path) -> NodeState {
+    node_with(pods(all), cdi_dir)
+}
+
+fn node_with(pods: Pods, cdi_dir: &std::path::Path) -> NodeState {
     let (_, fleet) = watch::channel(Arc::new(fleet(3)));
-    let (_, pods) = watch::channel(pods(all));
+    let (_, pods) = watch::channel(pods);
     let mut settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(2));
     settings.injection.specs = SpecDir::new(cdi_dir.to_owned());
     NodeState::new(settings, fleet, pods, Ledger::default())
@@ -113,4 +117,67 @@ fn flags_of_pods_that_kubelet_has_not_taken_on() {
     let mut ledger = Ledger::default();
     ledger.confirm(&PodUid::from("copied"));
     assert!(stale_flags(&pods, &ledger, &[by_variable("given", 0)]).is_empty());
+}
+
+/// The minor and the units of the record that a pod gets again.
+fn removed(node: &NodeState, written: &[Allocated], name: &str) -> Option<(u32, u64)> {
+    let record = judge_running(node, written, &PodUid::from(name)).and_then(|judged| judged.removed)?;
+    record.gpushare.map(|gpushare| (gpushare.idx, gpushare.pod_units))
+}
+
+fn without_record(name: &str, stage: Stage) -> NodePod {
+    let placement = Err(crate::pods::Unplaced::Missing { key: proto::record::MEM_IDX });
+    NodePod { stage, placement, ..pod(name, 1, [units(2)]) }
+}
+
+fn ours(name: &str, minor: u32) -> Allocated {
+    let mut entry = by_variable(name, minor);
+    entry.answer.envs.insert("GPUSHARE_GPU_DEVICES".to_owned(), gpu(minor).uuid.to_string());
+    entry
+}
+
+/// A pod that runs with an answer of this plugin had a record; one that waits, or that another plugin served, need not have had
+/// one.
+#[test]
+fn records_that_were_removed_from_running_pods() {
+    let dir = tempfile::tempdir().unwrap();
+    let all = [("runs", Stage::Running), ("waits", Stage::Admitted), ("served-by-another", Stage::Running)];
+    let node = node(all.map(|(name, stage)| without_record(name, stage)).to_vec(), dir.path());
+    let written = [ours("runs", 1), ours("waits", 1), by_variable("served-by-another", 2)];
+    assert_eq!(removed(&node, &written, "runs"), Some((1, 2)));
+    assert_eq!(removed(&node, &written, "waits"), None);
+    assert_eq!(removed(&node, &written, "served-by-another"), None, "this process has not let it start");
+    let started = written.last().unwrap();
+    node.ledger().start(started.resource, &started.ids);
+    assert_eq!(removed(&node, &written, "served-by-another"), Some((2, 2)));
+}
+
+/// By CDI a container sees what the spec of its answer says, also after another process of the plugin wrote it.
+#[test]
+fn a_removed_record_is_read_from_the_spec() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = node(vec![without_record("a", Stage::Running)], dir.path());
+    let written = [entry("a", cdi_answer("NVIDIA_VISIBLE_DEVICES", Served::Memory, &["id-of-a".to_owned()], 1))];
+    assert_eq!(removed(&node, &written, "a"), None, "there is no spec");
+    let env = [("NVIDIA_VISIBLE_DEVICES", "void".to_owned()), ("GPUSHARE_GPU_DEVICES", gpu(2).uuid.to_string())];
+    let edits = Edits { env: env.map(|(name, value)| (name.to_owned(), value)).into(), ..Edits::default() };
+    let spec = ContainerSpec { name: device_of(&written[0].answer).unwrap().to_owned(), edits };
+    std::fs::write(dir.path().join(SpecDir::file(&spec.name)), spec.text()).unwrap();
+    assert_eq!(removed(&node, &written, "a"), Some((2, 2)));
+}
+
+/// What annotations said before is written again if that is what the containers see, times and all.
+#[test]
+fn a_removed_record_is_the_one_that_was_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut all = pods([running("a", 0), running("b", 1)]);
+    all.apply(without_record("a", Stage::Running));
+    all.apply(without_record("b", Stage::Running));
+    let node = node_with(all, dir.path());
+    let found = |name: &str, minor: u32| {
+        let judged = judge_running(&node, &[ours(name, minor)], &PodUid::from(name)).unwrap();
+        judged.removed.map(|record| (record.assumed_at, record.gpushare.unwrap().idx))
+    };
+    assert_eq!(found("b", 1), Some((Some(1), 0)), "the builder's record of gpushare names GPU 0");
+    assert_ne!(found("a", 2), Some((Some(0), 0)), "it sees another GPU");
 }
