@@ -8,7 +8,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::console::Console;
 use crate::kube_scheduler::process as kube_scheduler;
-use crate::{chaos, demo, e2e, load, replay};
+use crate::{chaos, demo, e2e, load, replay, waves};
 
 /// Runs gpushare's real daemons in a small Kubernetes on this machine, without a cluster and without a GPU.
 #[derive(Debug, Parser)]
@@ -29,6 +29,8 @@ enum Command {
     E2e(e2e::E2eArgs),
     /// Try for as long as you like to make a container see a wrong device.
     Chaos(chaos::ChaosArgs),
+    /// Kill the parts of a cluster in turn while waves of pods start, and count the pods that this costs.
+    Waves(waves::WavesArgs),
     /// Measure the real scheduler; use a release build.
     Load(load::LoadArgs),
     /// Replay a trace of pods, or your own cluster's, and compare policies by what they get out of the GPUs.
@@ -50,6 +52,7 @@ pub fn main() -> ExitCode {
             Command::Demo(args) => demo::run(args).boxed_local(),
             Command::E2e(args) => e2e::run(args).boxed_local(),
             Command::Chaos(args) => chaos::run(args).boxed_local(),
+            Command::Waves(args) => waves::run(args).boxed_local(),
             Command::Load(args) => load::run(args).boxed_local(),
             Command::Replay(args) => replay::run(*args).boxed_local(),
             // It has something to do once it is asked to end.

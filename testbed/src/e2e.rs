@@ -1,4 +1,6 @@
 //! `testbed e2e`: runs scenarios on the testbed's own cluster or on a real one, and tells how they ended.
+//!
+//! Scenarios that break something run on a real cluster where a file says by which commands.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -10,6 +12,7 @@ use serde::Serialize;
 use crate::cluster::{Cluster, client_of, default_deploy};
 use crate::console::{Console, table};
 use crate::daemons::Binaries;
+use crate::parts::Commands;
 use crate::scenario::{self, Scenario, Stage, World};
 
 /// `testbed e2e`.
@@ -18,6 +21,9 @@ pub struct E2eArgs {
     /// A real cluster on which gpushare is deployed with simulated GPUs; the testbed's own without it.
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
+    /// How to kill, stop and start the parts of that cluster (docs/real-cluster.md); without it nothing of it is broken.
+    #[arg(long, value_name = "FILE", requires = "kubeconfig")]
+    break_with: Option<PathBuf>,
     /// Only these scenarios.
     #[arg(long = "scenario", value_name = "NAME")]
     scenarios: Vec<String>,
@@ -54,10 +60,14 @@ pub async fn run(args: E2eArgs) -> Result<bool> {
         Binaries::locate().await?;
     }
     let console = Console::new(args.json);
-    let chosen = choose(&args)?;
+    let commands = match (&args.break_with, &args.kubeconfig) {
+        (Some(file), Some(kubeconfig)) => Some(Commands::read(file, kubeconfig)?),
+        _ => None,
+    };
+    let chosen = choose(&args, commands.as_ref().unwrap_or(&Commands::default()))?;
     if args.list {
         for scenario in chosen {
-            console.result(&format!("{:22}{}", scenario.name, scenario.about));
+            console.result(&format!("{:22}{}{}", scenario.name, scenario.about, scenario.needs));
         }
         return Ok(true);
     }
@@ -65,7 +75,7 @@ pub async fn run(args: E2eArgs) -> Result<bool> {
         Some(kubeconfig) => {
             let client = client_of(kubeconfig).await?;
             let namespace = format!("gpushare-e2e-{}", std::process::id());
-            let mut world = World::new(client, &namespace, args.scheduler_name.clone(), None).await?;
+            let mut world = World::new(client, &namespace, args.scheduler_name.clone(), None).await?.broken_by(commands);
             let endings = run_all(&console, &mut world, "", &chosen).await;
             world.end().await?;
             endings
@@ -126,18 +136,28 @@ async fn run_all(console: &Console, world: &mut World, stage: &'static str, chos
     endings
 }
 
-fn choose(args: &E2eArgs) -> Result<Vec<Scenario>> {
+/// The scenarios that the arguments name and that the cluster can run.
+fn choose(args: &E2eArgs, commands: &Commands) -> Result<Vec<Scenario>> {
     let all = scenario::all();
     if let Some(unknown) = args.scenarios.iter().find(|name| !all.iter().any(|scenario| scenario.name == *name)) {
         bail!("there is no scenario {unknown:?}; see --list");
     }
-    let wanted = |scenario: &Scenario| args.scenarios.is_empty() || args.scenarios.iter().any(|name| name == scenario.name);
-    let possible = |scenario: &Scenario| args.kubeconfig.is_none() || !scenario.breaks_things;
-    let impossible = all.iter().find(|scenario| !args.scenarios.is_empty() && wanted(scenario) && !possible(scenario));
-    if let Some(scenario) = impossible {
-        bail!("scenario {} breaks things and runs on the testbed's own cluster only", scenario.name);
+    let wanted = |scenario: &&Scenario| args.scenarios.is_empty() || args.scenarios.iter().any(|name| name == scenario.name);
+    let obstacle = |scenario: &Scenario| match &args.kubeconfig {
+        Some(_) => scenario.needs.missing(commands),
+        None => scenario.stages.is_empty().then(|| "it needs a real cluster: --kubeconfig".to_owned()),
+    };
+    let (mut chosen, mut left_out) = (Vec::new(), Vec::new());
+    for scenario in all.iter().filter(wanted) {
+        match obstacle(scenario).filter(|_| !args.list) {
+            Some(obstacle) => left_out.push(format!("{}: {obstacle}", scenario.name)),
+            None => chosen.push(*scenario),
+        }
     }
-    Ok(all.into_iter().filter(|scenario| wanted(scenario) && possible(scenario)).collect())
+    if !args.scenarios.is_empty() && !left_out.is_empty() {
+        bail!("cannot run {}", left_out.join("; "));
+    }
+    Ok(chosen)
 }
 
 fn show(console: &Console, endings: &[Ending]) {

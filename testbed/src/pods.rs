@@ -115,9 +115,10 @@ impl PodSpec {
         self
     }
 
-    /// Of this priority.
+    /// Of this class, whose priority this is.
     #[must_use]
-    pub fn priority(mut self, priority: i32) -> Self {
+    pub fn priority(mut self, class: &str, priority: i32) -> Self {
+        self.set_spec("priorityClassName", json!(class));
         self.set_spec("priority", json!(priority));
         self
     }

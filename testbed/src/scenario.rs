@@ -1,7 +1,7 @@
 //! What users do and what may go wrong, as scenarios against a cluster that runs gpushare.
 //!
-//! A scenario speaks to the Kubernetes API and reads pod logs. Those that break something hold the testbed's own cluster
-//! as well; all others run unchanged against a real one.
+//! A scenario speaks to the Kubernetes API and reads pod logs. Those that break something break it on the testbed's own
+//! cluster, or on a real one by the commands of a file; a few need the testbed's cluster for something that no real one has.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -18,18 +18,22 @@ use tracing::warn;
 use crate::cluster::Cluster;
 use crate::cluster::webhooks::CONFIGURATION as WEBHOOKS;
 use crate::observer::{Condition, Observer, Snapshot, is_running, node_of, phase, unscheduled_because};
+use crate::parts::{Commands, Need, Part};
 use crate::pods::{PodSpec, Pods};
 use crate::{invariants, printed};
 
+pub use needs::Needs;
 pub use stage::Stage;
 
 mod all_devices;
+mod breaking;
 mod claims;
 mod daemon_faults;
 mod gangs;
 mod isolation;
 mod kubelet_books;
 mod migration;
+mod needs;
 mod network_faults;
 mod node_faults;
 mod nonsense;
@@ -50,6 +54,7 @@ mod stage;
 mod topology;
 mod vendors;
 mod waits;
+pub mod waves;
 mod webhooks;
 
 /// Longest wait for one thing.
@@ -65,8 +70,8 @@ pub struct Scenario {
     pub name: &'static str,
     /// What must come out.
     pub about: &'static str,
-    /// Whether it can run on the testbed only.
-    pub breaks_things: bool,
+    /// What it needs beside the API of its cluster.
+    pub needs: Needs,
     /// Where it runs on the testbed.
     pub stages: &'static [Stage],
     body: Body,
@@ -84,35 +89,38 @@ type Entry = (&'static str, &'static str, Body);
 /// Every scenario, harmless ones first.
 pub fn all() -> Vec<Scenario> {
     let harmless: [&[Entry]; 3] = [sharing::SCENARIOS, requests::SCENARIOS, isolation::SCENARIOS];
-    let faults: [&[Entry]; 8] = [
-        daemon_faults::SCENARIOS,
-        node_faults::SCENARIOS,
-        kubelet_books::SCENARIOS,
-        network_faults::SCENARIOS,
-        old_nodes::SCENARIOS,
-        records::SCENARIOS,
-        waits::SCENARIOS,
-        openings::SCENARIOS,
-    ];
     let mixed: [&[Entry]; 6] =
         [vendors::SCENARIOS, claims::SCENARIOS, runtime_hook::SCENARIOS, migration::SCENARIOS, nonsense::SCENARIOS, other_types::SCENARIOS];
     let groups = [
-        group(&harmless, false, &[Stage::Plain, Stage::Webhooks]),
-        group(&faults, true, &[Stage::Faults]),
-        group(&[all_devices::SCENARIOS, policies::SCENARIOS], true, &[Stage::Faults, Stage::Webhooks]),
-        group(&[preemption::SCENARIOS, gangs::SCENARIOS], true, &[Stage::Faults]),
-        group(&[webhooks::SCENARIOS, slow::SCENARIOS], true, &[Stage::Webhooks]),
-        group(&[replicas::SCENARIOS], true, &[Stage::Replicas]),
-        group(&[second_scheduler::SCENARIOS, sampling::SCENARIOS], true, &[Stage::Second]),
-        group(&mixed, true, &[Stage::Mixed]),
-        group(&topology::SCENARIOS, true, &[Stage::Topology]),
+        group(&harmless, Needs::Commands(&[]), &[Stage::Plain, Stage::Webhooks]),
+        group(&[daemon_faults::SCENARIOS], Needs::Testbed("its processes"), &[Stage::Faults]),
+        group(&[daemon_faults::OF_REAL_CLUSTERS], Needs::Testbed("its processes"), &[]),
+        group(&[node_faults::SCENARIOS, kubelet_books::SCENARIOS], Needs::Testbed("GPUs that fall sick when told to"), &[Stage::Faults]),
+        group(&[network_faults::SCENARIOS], Needs::Testbed("an API server that fails when told to"), &[Stage::Faults]),
+        group(&[old_nodes::SCENARIOS], Needs::Testbed("a node without kubelet"), &[Stage::Faults]),
+        group(&[records::SCENARIOS], Needs::Testbed("no policy that guards records"), &[Stage::Faults]),
+        group(&[waits::SCENARIOS], Needs::Testbed("a kube-scheduler that waits when told to"), &[Stage::Faults]),
+        group(&[openings::SCENARIOS], Needs::Testbed("a scheduler with other flags, at a known address"), &[Stage::Faults]),
+        group(
+            &[all_devices::SCENARIOS, policies::SCENARIOS],
+            Needs::Testbed("daemons with other flags"),
+            &[Stage::Faults, Stage::Webhooks],
+        ),
+        group(&[preemption::SCENARIOS], Needs::Testbed("a watch that is late when told to"), &[Stage::Faults]),
+        group(&[gangs::SCENARIOS], Needs::Testbed("two nodes, with five GPUs"), &[Stage::Faults]),
+        group(&[webhooks::SCENARIOS, slow::SCENARIOS], Needs::Testbed("the port of the webhooks"), &[Stage::Webhooks]),
+        group(&[replicas::SCENARIOS], Needs::Testbed("replicas that it starts itself"), &[Stage::Replicas]),
+        group(&[second_scheduler::SCENARIOS], Needs::Testbed("replicas that it starts itself"), &[Stage::Second]),
+        group(&[sampling::SCENARIOS], Needs::Testbed("nodes that are objects only"), &[Stage::Second]),
+        group(&mixed, Needs::Testbed("nodes of other kinds"), &[Stage::Mixed]),
+        group(&topology::SCENARIOS, Needs::Testbed("machines of known topologies"), &[Stage::Topology]),
     ];
     groups.into_iter().flatten().collect()
 }
 
-fn group(lists: &[&'static [Entry]], breaks_things: bool, stages: &'static [Stage]) -> Vec<Scenario> {
+fn group(lists: &[&'static [Entry]], usually: Needs, stages: &'static [Stage]) -> Vec<Scenario> {
     let entries = lists.iter().flat_map(|list| list.iter());
-    entries.map(|(name, about, body)| Scenario { name, about, breaks_things, stages, body: *body }).collect()
+    entries.map(|(name, about, body)| Scenario { name, about, needs: needs::of(name, usually), stages, body: *body }).collect()
 }
 
 /// A cluster as scenarios see it.
@@ -125,6 +133,10 @@ pub struct World {
     client: Reach,
     /// The testbed's cluster, if it is one.
     cluster: Option<Cluster>,
+    /// How parts of a real cluster are broken, if that is allowed.
+    commands: Option<Commands>,
+    /// The parts of a real cluster that were killed and are to be waited for.
+    killed: Vec<breaking::Killed>,
     /// Whether pods pass our webhooks.
     has_webhooks: bool,
     /// Pods whose records are broken on purpose.
@@ -158,10 +170,18 @@ impl World {
             scheduler_name,
             client: Reach(client),
             cluster,
+            commands: None,
+            killed: Vec::new(),
             has_webhooks,
             excused: BTreeSet::new(),
         };
         Ok(world)
+    }
+
+    /// The same world, of a real cluster whose parts may be broken by these commands.
+    #[must_use]
+    pub fn broken_by(self, commands: Option<Commands>) -> Self {
+        Self { commands, ..self }
     }
 
     /// Runs a scenario from a clean start, and checks every invariant when it is through; a daemon that ends by itself is
@@ -183,6 +203,9 @@ impl World {
 
     async fn run_and_verify(&mut self, scenario: &Scenario) -> Result<()> {
         (scenario.body)(self).await?;
+        if !self.killed.is_empty() {
+            breaking::until_ready(self).await?;
+        }
         self.verify().await.context("at the end")?;
         self.clear().await
     }
@@ -190,6 +213,10 @@ impl World {
     /// Makes the world usable again after a scenario that failed half-way, as well as that goes.
     pub async fn recover(&mut self) {
         self.excused.clear();
+        let may_be_paused = self.commands.as_ref().is_some_and(|commands| commands.allow(Need::Pause(Part::Scheduler)));
+        if may_be_paused && let Err(error) = breaking::resume_scheduler(self).await {
+            warn!(%error, "the scheduler cannot go on");
+        }
         if let Some(cluster) = &mut self.cluster {
             cluster.api().faults().clear();
             if let Err(error) = cluster.scheduler.resume().await {
@@ -347,13 +374,17 @@ impl World {
 
     /// Deletes every pod of the namespace and waits until they are gone.
     async fn clear(&self) -> Result<()> {
+        self.clear_within(DEADLINE).await
+    }
+
+    async fn clear_within(&self, deadline: Duration) -> Result<()> {
         self.pods.delete_all().await?;
         let prefix = format!("{}/", self.namespace);
         // A pod that no watch has shown yet may still be there.
         let is_left = |cluster: &Cluster| cluster.api().cluster().list("pods", Some(&self.namespace)).is_ok_and(|pods| !pods.is_empty());
         let is_shown = |snapshot: &Snapshot| snapshot.pods.keys().any(|key| key.starts_with(&prefix));
         let gone = |snapshot: &Snapshot| (!is_shown(snapshot) && !self.cluster.as_ref().is_some_and(is_left)).then_some(());
-        self.until("all pods to be gone", gone).await
+        self.until_within(deadline, "all pods to be gone", gone).await
     }
 
     /// A node with GPUs, and its healthy ones.

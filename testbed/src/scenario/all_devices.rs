@@ -77,7 +77,7 @@ async fn try_monitors(world: &mut World, node: &GpuNode) -> Result<()> {
 }
 
 /// Waits for an event of this reason and with these words about a pod that does not start.
-async fn until_held(world: &mut World, name: &str, reason: &str, words: &str) -> Result<()> {
+pub(super) async fn until_held(world: &mut World, name: &str, reason: &str, words: &str) -> Result<()> {
     let api = world.cluster()?.api().cluster().clone();
     let namespace = world.namespace.clone();
     let is_it = |event: &Value| {

@@ -1,12 +1,14 @@
-//! Daemons that are killed: the scheduler with bindings in flight, the plugins, the scheduling loop itself.
+//! Processes that are killed: the scheduler with bindings in flight, the plugins, kube-scheduler, and on real clusters the
+//! container runtime and the API server.
 
 use anyhow::Result;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use proto::resource::GPU_MEM;
 
-use super::{Body, DEADLINE, World};
+use super::{Body, DEADLINE, World, breaking};
 use crate::observer::Snapshot;
+use crate::parts::Part;
 
 /// Pods that are on their way while something is killed.
 const N_PODS: usize = 24;
@@ -18,6 +20,12 @@ pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
     ("scheduler-killed", "killed with bindings in flight, the scheduler loses and doubles nothing", scheduler_killed),
     ("plugins-killed", "killed while pods start, the plugins lose nothing", plugins_killed),
     ("loop-restarted", "kube-scheduler restarted with bindings in flight changes nothing", loop_restarted),
+];
+
+/// Name, promise, body. The testbed has no processes of these.
+pub(super) const OF_REAL_CLUSTERS: &[(&str, &str, Body)] = &[
+    ("runtime-killed", "killed while pods start, the container runtime loses no pod and no GPU", runtime_killed),
+    ("apiserver-killed", "killed while pods are scheduled and started, the API server loses no pod and no GPU", apiserver_killed),
 ];
 
 /// Waits until a further part of the pods is bound, so that each kill meets a different moment.
@@ -32,7 +40,7 @@ fn scheduler_killed(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let names = world.create_many("pod", N_PODS, &[(GPU_MEM, "1")]).await?;
         for kill in 0..N_KILLS {
             until_part_bound(world, &names, kill * N_PODS / N_KILLS).await?;
-            world.cluster()?.scheduler.restart().await?;
+            breaking::restart(world, Part::Scheduler, "").await?;
         }
         world.until_all_run(&names).await
     }
@@ -41,15 +49,15 @@ fn scheduler_killed(world: &mut World) -> BoxFuture<'_, Result<()>> {
 
 fn plugins_killed(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
-        let nodes: Vec<String> = world.cluster()?.nodes().filter(|n| n.plugin().is_some()).map(|n| n.name().to_owned()).collect();
+        let nodes = breaking::plugin_nodes(world);
         // Kubelet fails a pod for good that it admits while its plugin is away, so each kill meets pods that are
         // admitted already and pods that come later.
         let mut names = Vec::new();
         for (round, node) in nodes.iter().cycle().take(N_KILLS).enumerate() {
             names.extend(world.create_many(&format!("pod-{round}"), 4, &[(GPU_MEM, "1")]).await?);
             world.until_all_run(&names).await?;
-            world.cluster()?.node(node)?.restart_plugin().await?;
-            world.cluster()?.until_ready(DEADLINE).await?;
+            breaking::restart(world, Part::Plugin, node).await?;
+            breaking::until_ready(world).await?;
             world.verify().await?;
         }
         names.extend(world.create_many("last", 4, &[(GPU_MEM, "1")]).await?);
@@ -63,8 +71,29 @@ fn loop_restarted(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let names = world.create_many("pod", N_PODS, &[(GPU_MEM, "1")]).await?;
         for restart in 0..N_KILLS {
             until_part_bound(world, &names, restart * N_PODS / N_KILLS).await?;
-            world.cluster()?.start_kube_scheduler().await?;
+            breaking::restart(world, Part::KubeScheduler, "").await?;
         }
+        world.until_all_run(&names).await
+    }
+    .boxed()
+}
+
+fn runtime_killed(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        let node = world.gpu_node(1)?.name;
+        let names = world.create_many("pod", N_PODS, &[(GPU_MEM, "1")]).await?;
+        until_part_bound(world, &names, N_PODS / 2).await?;
+        breaking::restart(world, Part::Containerd, &node).await?;
+        world.until_all_run(&names).await
+    }
+    .boxed()
+}
+
+fn apiserver_killed(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        let names = world.create_many("pod", N_PODS, &[(GPU_MEM, "1")]).await?;
+        until_part_bound(world, &names, N_PODS / 2).await?;
+        breaking::restart(world, Part::Apiserver, "").await?;
         world.until_all_run(&names).await
     }
     .boxed()

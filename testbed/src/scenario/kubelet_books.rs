@@ -8,11 +8,12 @@ use futures::future::BoxFuture;
 use proto::resource::{GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
 use serde_json::json;
 
-use super::node_faults::until_registered;
+use super::breaking::{self, until_registered};
 use super::{Body, DEADLINE, World};
 use crate::cluster::Health;
 use crate::kubelet::OrderRule;
 use crate::observer::Snapshot;
+use crate::parts::{NodeFile, Part};
 use crate::pods::PodSpec;
 
 /// Name, promise, body.
@@ -124,11 +125,7 @@ fn checkpoint_lost(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let node = world.gpu_node(2)?.name;
         let before: Vec<_> = PATCHED.iter().map(|resource| offered(&world.observer.now(), &node, resource)).collect();
         ensure!(before.iter().all(Option::is_some), "the node offers {before:?} of {PATCHED:?}");
-        let remove = |config: &crate::kubelet::KubeletConfig| {
-            // It may have none yet.
-            let _ = std::fs::remove_file(config.checkpoint());
-        };
-        world.cluster()?.node(&node)?.restart_kubelet_with(remove).await?;
+        breaking::restart_without(world, Part::Kubelet, &node, Some(NodeFile::KubeletCheckpoint)).await?;
         until_registered(world, &node).await?;
         let is_restored = |snapshot: &Snapshot| {
             let now: Vec<_> = PATCHED.iter().map(|resource| offered(snapshot, &node, resource)).collect();

@@ -154,7 +154,7 @@ fn from_koordinator(world: &mut World) -> BoxFuture<'_, Result<()>> {
         world.cluster()?.until_ready(DEADLINE).await?;
         world.until_running(&["koord-0", "koord-1"]).await.context("after the plugin has come")?;
         world.cluster()?.node(KOORDINATOR)?.restart_kubelet().await?;
-        super::node_faults::until_registered(world, KOORDINATOR).await?;
+        super::breaking::until_registered(world, KOORDINATOR).await?;
         world.until_running(&["koord-0", "koord-1"]).await.context("after kubelet has admitted them anew")?;
         let pod = world.start(share("ours-0", "50", KOORDINATOR)).await?;
         let minors: Vec<i32> = invariants::record(&pod).unwrap_or_default().iter().map(|(minor, _)| *minor).collect();

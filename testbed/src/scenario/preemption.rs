@@ -7,7 +7,8 @@ use anyhow::{Context, Result, ensure};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use kube::api::{Api, Patch, PatchParams, PostParams};
+use k8s_openapi::api::scheduling::v1::PriorityClass;
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use proto::resource::{GPU_MEMORY_RATIO, GPU_SHARED};
 use serde_json::json;
 
@@ -30,8 +31,22 @@ const BEHIND: Duration = Duration::from_secs(5);
 
 const IMPORTANT: i32 = 1000;
 
+/// The class of pods of that priority.
+const CLASS: &str = "gpushare-e2e-important";
+
 fn share(name: &str, percent: u32, priority: i32) -> PodSpec {
-    PodSpec::new(name, &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, &percent.to_string())]).priority(priority)
+    let spec = PodSpec::new(name, &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, &percent.to_string())]);
+    if priority == IMPORTANT { spec.priority(CLASS, priority) } else { spec }
+}
+
+/// Runs a scenario with a class of important pods, which it removes.
+async fn with_class(world: &mut World, scenario: Body) -> Result<()> {
+    let classes: Api<PriorityClass> = Api::all(world.client.0.clone());
+    let class = serde_json::from_value(json!({"metadata": {"name": CLASS}, "value": IMPORTANT}))?;
+    classes.create(&PostParams::default(), &class).await.context("cannot create a PriorityClass")?;
+    let tried = scenario(world).await;
+    classes.delete(CLASS, &DeleteParams::default()).await.context("cannot delete a PriorityClass")?;
+    tried
 }
 
 /// Fills every GPU with pods of a quarter; returns their names.
@@ -72,76 +87,80 @@ async fn until_one_gpu_has_changed_hands(world: &World, before: &[(String, Optio
 }
 
 fn one_gpu_is_freed(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        let low = places(world, &fill(world).await?);
-        world.create(share("high", 50, IMPORTANT)).await?;
-        until_one_gpu_has_changed_hands(world, &low, 2).await
-    }
-    .boxed()
+    with_class(world, |world| try_one_gpu_is_freed(world).boxed()).boxed()
+}
+
+async fn try_one_gpu_is_freed(world: &mut World) -> Result<()> {
+    let low = places(world, &fill(world).await?);
+    world.create(share("high", 50, IMPORTANT)).await?;
+    until_one_gpu_has_changed_hands(world, &low, 2).await
 }
 
 /// kube-scheduler sees the victims end, and asks again, long before the scheduler does.
 fn watch_is_behind(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        let names = fill(world).await?;
-        let low = places(world, &names);
-        let held = world.cluster()?.api().faults().hold_watches_of(SCHEDULER_USER, "pods");
-        world.create(share("high", 50, IMPORTANT)).await?;
-        let keys: Vec<String> = names.iter().map(|name| world.key(name)).collect();
-        let two_ended = |snapshot: &Snapshot| (keys.iter().filter(|key| !snapshot.pods.contains_key(*key)).count() >= 2).then_some(());
-        world.until("two pods to end", two_ended).await?;
-        tokio::time::sleep(BEHIND).await;
-        drop(held);
-        until_one_gpu_has_changed_hands(world, &low, 2).await
-    }
-    .boxed()
+    with_class(world, |world| try_watch_is_behind(world).boxed()).boxed()
+}
+
+async fn try_watch_is_behind(world: &mut World) -> Result<()> {
+    let names = fill(world).await?;
+    let low = places(world, &names);
+    let held = world.cluster()?.api().faults().hold_watches_of(SCHEDULER_USER, "pods");
+    world.create(share("high", 50, IMPORTANT)).await?;
+    let keys: Vec<String> = names.iter().map(|name| world.key(name)).collect();
+    let two_ended = |snapshot: &Snapshot| (keys.iter().filter(|key| !snapshot.pods.contains_key(*key)).count() >= 2).then_some(());
+    world.until("two pods to end", two_ended).await?;
+    tokio::time::sleep(BEHIND).await;
+    drop(held);
+    until_one_gpu_has_changed_hands(world, &low, 2).await
 }
 
 /// All are protected but the pods of one GPU and one pod of each other, over which kube-scheduler's own choice is spread.
 fn budget_is_kept(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        let low = places(world, &fill(world).await?);
-        let (_, free) = low.last().context("there are no pods")?;
-        let one_of_each: BTreeMap<_, _> = low.iter().map(|(name, place)| (place, name)).collect();
-        let on_it = low.iter().filter(|(_, place)| place == free).map(|(name, _)| name);
-        let unprotected: BTreeSet<&String> = on_it.chain(one_of_each.into_values()).collect();
-        let protected = json!([{"key": "name", "operator": "NotIn", "values": unprotected}]);
-        let budget = json!({"metadata": {"name": "protected"}, "spec": {"selector": {"matchExpressions": protected}, "maxUnavailable": 0}});
-        let budgets: Api<PodDisruptionBudget> = Api::namespaced(world.client.0.clone(), &world.namespace);
-        budgets.create(&PostParams::default(), &serde_json::from_value(budget)?).await?;
-        let n_low = low.len();
-        let status = json!({"disruptionsAllowed": 0, "currentHealthy": n_low, "desiredHealthy": n_low, "expectedPods": n_low});
-        budgets.patch_status("protected", &PatchParams::default(), &Patch::Merge(json!({"status": status}))).await?;
-        world.create(share("high", 75, IMPORTANT)).await?;
-        let freed = until_one_gpu_has_changed_hands(world, &low, 3).await;
-        budgets.delete("protected", &kube::api::DeleteParams::default()).await?;
-        freed?;
-        let high = places(world, &["high".to_owned()]).pop().and_then(|(_, place)| place);
-        ensure!(high == *free, "the pod is on {high:?}, and only on {free:?} could enough pods go");
-        Ok(())
-    }
-    .boxed()
+    with_class(world, |world| try_budget_is_kept(world).boxed()).boxed()
+}
+
+async fn try_budget_is_kept(world: &mut World) -> Result<()> {
+    let low = places(world, &fill(world).await?);
+    let (_, free) = low.last().context("there are no pods")?;
+    let one_of_each: BTreeMap<_, _> = low.iter().map(|(name, place)| (place, name)).collect();
+    let on_it = low.iter().filter(|(_, place)| place == free).map(|(name, _)| name);
+    let unprotected: BTreeSet<&String> = on_it.chain(one_of_each.into_values()).collect();
+    let protected = json!([{"key": "name", "operator": "NotIn", "values": unprotected}]);
+    let budget = json!({"metadata": {"name": "protected"}, "spec": {"selector": {"matchExpressions": protected}, "maxUnavailable": 0}});
+    let budgets: Api<PodDisruptionBudget> = Api::namespaced(world.client.0.clone(), &world.namespace);
+    budgets.create(&PostParams::default(), &serde_json::from_value(budget)?).await?;
+    let n_low = low.len();
+    let status = json!({"disruptionsAllowed": 0, "currentHealthy": n_low, "desiredHealthy": n_low, "expectedPods": n_low});
+    budgets.patch_status("protected", &PatchParams::default(), &Patch::Merge(json!({"status": status}))).await?;
+    world.create(share("high", 75, IMPORTANT)).await?;
+    let freed = until_one_gpu_has_changed_hands(world, &low, 3).await;
+    budgets.delete("protected", &DeleteParams::default()).await?;
+    freed?;
+    let high = places(world, &["high".to_owned()]).pop().and_then(|(_, place)| place);
+    ensure!(high == *free, "the pod is on {high:?}, and only on {free:?} could enough pods go");
+    Ok(())
 }
 
 /// Half of each GPU is held by pods that are as important: the sums of a node suffice when the others go, and no GPU does.
 fn nothing_helps(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        let snapshot = world.observer.now();
-        let n_gpus = invariants::accounts(&snapshot, &world.excused).gpus.len();
-        let halves = |prefix: &str| (0..n_gpus).map(|idx| format!("{prefix}-{idx}")).collect::<Vec<_>>();
-        // One of each kind on every GPU: a pod of sixty percent keeps the next of them off its GPU.
-        let (peers, low) = (halves("peer"), halves("low"));
-        futures::future::try_join_all(peers.iter().map(|name| world.create(share(name, 60, IMPORTANT)))).await?;
-        world.until_all_run(&peers).await?;
-        futures::future::try_join_all(low.iter().map(|name| world.create(share(name, 40, 0)))).await?;
-        world.until_all_run(&low).await?;
-        world.create(share("high", 70, IMPORTANT)).await?;
-        // Pods are evicted before the condition is written.
-        world.until_refused("high", "nodes are available").await?;
-        let snapshot = world.observer.now();
-        let stays = |name: &String| snapshot.pods.get(&world.key(name)).is_some_and(|pod| pod.metadata.deletion_timestamp.is_none());
-        ensure!(low.iter().all(stays), "a pod went although that helps nobody");
-        Ok(())
-    }
-    .boxed()
+    with_class(world, |world| try_nothing_helps(world).boxed()).boxed()
+}
+
+async fn try_nothing_helps(world: &mut World) -> Result<()> {
+    let snapshot = world.observer.now();
+    let n_gpus = invariants::accounts(&snapshot, &world.excused).gpus.len();
+    let halves = |prefix: &str| (0..n_gpus).map(|idx| format!("{prefix}-{idx}")).collect::<Vec<_>>();
+    // One of each kind on every GPU: a pod of sixty percent keeps the next of them off its GPU.
+    let (peers, low) = (halves("peer"), halves("low"));
+    futures::future::try_join_all(peers.iter().map(|name| world.create(share(name, 60, IMPORTANT)))).await?;
+    world.until_all_run(&peers).await?;
+    futures::future::try_join_all(low.iter().map(|name| world.create(share(name, 40, 0)))).await?;
+    world.until_all_run(&low).await?;
+    world.create(share("high", 70, IMPORTANT)).await?;
+    // Pods are evicted before the condition is written.
+    world.until_refused("high", "nodes are available").await?;
+    let snapshot = world.observer.now();
+    let stays = |name: &String| snapshot.pods.get(&world.key(name)).is_some_and(|pod| pod.metadata.deletion_timestamp.is_none());
+    ensure!(low.iter().all(stays), "a pod went although that helps nobody");
+    Ok(())
 }

@@ -1,6 +1,7 @@
 //! Records that no scheduler wrote, and pods that no scheduler placed: the room that they take, and the right to write them.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use futures::FutureExt;
@@ -8,11 +9,12 @@ use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::{Client, ResourceExt};
-use proto::record::{DEVICE_ALLOCATED, MEM_ASSIGNED, MEM_IDX};
+use proto::record::{BIND_TIMESTAMP, DEVICE_ALLOCATED, GPU_MINORS, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_DEV, MEM_IDX, MEM_POD};
 use proto::resource::{GPU_CORE, GPU_MEM};
 use proto::without_devices::PODS_WITHOUT_DEVICES;
 use serde_json::{Value, json};
 
+use super::all_devices::until_held;
 use super::{Body, World};
 use crate::cluster::user_client;
 use crate::manifests;
@@ -22,11 +24,18 @@ use crate::pods::PodSpec;
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
     ("records-forged", "records of pods that ask for nothing, and pods that nobody placed, take no GPU from anybody else", forged),
+    (
+        "records-removed",
+        "the record of a running pod is written again when somebody removes it, also by a plugin that has started since",
+        removed,
+    ),
     ("records-guarded", "records are written by the scheduler and the plugin, and pods that have some stay changeable", guarded),
 ];
 
 /// The policy, and where it lies in `deploy/`.
 const POLICY: (&str, &str) = ("gpushare-records", "base/record-admission.yaml");
+/// Longest time until a record that was removed is there again, on a busy machine.
+const AGAIN: Duration = Duration::from_secs(20);
 /// The `schedulerName` of pods that no scheduler places.
 const NOBODY: &str = "nobody";
 
@@ -105,6 +114,66 @@ async fn until_reported(world: &mut World, node: &str, uids: &[String]) -> Resul
         uids.iter().all(|uid| text.contains(uid.as_str())).then_some(())
     };
     world.until("the plugin to report pods without devices", reported).await
+}
+
+/// What a pod's annotations say of its devices.
+fn recorded(pod: &Pod) -> BTreeMap<String, String> {
+    let keys = [DEVICE_ALLOCATED, BIND_TIMESTAMP, GPU_MINORS, MEM_IDX, MEM_POD, MEM_DEV, MEM_ASSIGNED, MEM_ASSUME_TIME];
+    pod.annotations().iter().filter(|(key, _)| keys.contains(&key.as_str())).map(|(key, value)| (key.clone(), value.clone())).collect()
+}
+
+/// Removes annotations of a pod that say something of its devices; returns the version of the pod without them.
+async fn remove(world: &World, name: &str, prefix: &str) -> Result<u64> {
+    let record = recorded(&world.pod(name)?);
+    let none: BTreeMap<&String, Value> = record.keys().filter(|key| key.starts_with(prefix)).map(|key| (key, Value::Null)).collect();
+    let patch = Patch::Merge(json!({"metadata": {"annotations": none}}));
+    let removed = world.pods.api().patch(name, &PatchParams::default(), &patch).await.context("cannot remove annotations")?;
+    version(&removed).context("the pod has no version")
+}
+
+fn version(pod: &Pod) -> Option<u64> {
+    pod.resource_version()?.parse().ok()
+}
+
+/// Waits until a pod, in a later version than this, has as much of a record as before, on the same GPU; returns it.
+async fn until_whole(world: &World, name: &str, before: &BTreeMap<String, String>, removed: u64) -> Result<BTreeMap<String, String>> {
+    let key = world.key(name);
+    let is_whole = |snapshot: &Snapshot| {
+        let pod = snapshot.pods.get(&key).filter(|pod| version(pod) > Some(removed))?;
+        let again = recorded(pod);
+        let is_same = |key: &str| again.get(key) == before.get(key);
+        (again.len() == before.len() && is_same(MEM_IDX) && is_same(MEM_ASSIGNED)).then_some(again)
+    };
+    world.until_within(AGAIN, &format!("the record of {name} to be whole again"), is_whole).await
+}
+
+fn removed(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        let node = world.gpu_node(1)?.name;
+        world.start(PodSpec::new("held", &[(GPU_MEM, "2")]).on(&node)).await?;
+        let key = world.key("held");
+        let is_assigned = |snapshot: &Snapshot| (snapshot.pods.get(&key)?.annotations().get(MEM_ASSIGNED)? == "true").then_some(());
+        world.until("the plugin to mark the pod assigned", is_assigned).await?;
+        let before = recorded(&world.pod("held")?);
+        for prefix in ["", "scheduling.koordinator.sh/", "ALIYUN_COM_GPU_MEM_"] {
+            let version = remove(world, "held", prefix).await?;
+            let again = until_whole(world, "held", &before, version).await?;
+            ensure!(again == before, "without {prefix}* the record was {before:?}, and is {again:?}");
+        }
+        // A plugin that has never seen the record knows what the container sees.
+        world.cluster()?.node(&node)?.remove_plugin().await;
+        let version = remove(world, "held", "").await?;
+        world.cluster()?.node(&node)?.start_plugin(&[])?;
+        until_whole(world, "held", &before, version).await?;
+        put(world, PodSpec::new("placed-by-nobody", &[(GPU_MEM, "1")]), &node).await?;
+        until_held(world, "placed-by-nobody", "GPUNotPlaced", "was not placed by gpushare-scheduler").await?;
+        world.verify().await?;
+        ensure!(recorded(&world.pod("placed-by-nobody")?).is_empty(), "a pod that nobody placed has a record");
+        world.delete("placed-by-nobody").await?;
+        world.excused.clear();
+        Ok(())
+    }
+    .boxed()
 }
 
 fn guarded(world: &mut World) -> BoxFuture<'_, Result<()>> {

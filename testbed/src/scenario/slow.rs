@@ -10,7 +10,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::time::timeout;
 use tower::Service;
 
-use super::{Body, DEADLINE, World};
+use super::{Body, DEADLINE, World, breaking};
 use crate::pods::PodSpec;
 
 /// Name, promise, body.
@@ -30,7 +30,7 @@ const N_SLOW: usize = 256;
 
 fn hangs(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
-        world.cluster()?.scheduler.pause().await?;
+        breaking::pause_scheduler(world).await?;
         let mut waiting = Vec::new();
         for idx in 0..N_WAITING {
             let (name, began) = (format!("gpu-{idx}"), Instant::now());
@@ -42,7 +42,7 @@ fn hangs(world: &mut World) -> BoxFuture<'_, Result<()>> {
         world.create(PodSpec::new("plain", &[("cpu", "1m")])).await?;
         world.until_running(&["plain"]).await?;
         ensure!(began.elapsed() < PLACED, "a pod without GPUs took {:?} to run", began.elapsed());
-        world.cluster()?.scheduler.resume().await?;
+        breaking::resume_scheduler(world).await?;
         world.until_all_run(&waiting).await
     }
     .boxed()

@@ -1,0 +1,259 @@
+//! The parts of a real cluster that scenarios may break, and the commands that do it.
+//!
+//! A file names the commands, as only its author knows how to reach a node and what starts a part again there. Which parts
+//! there are is fixed; a file may leave out any of them.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+use tokio::process::Command;
+use tokio::time::timeout;
+
+/// Longest time of one command.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// Something that runs, and that everything else has to survive the end of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Part {
+    /// `gpushare-device-plugin` of a node.
+    Plugin,
+    /// `gpushare-scheduler`.
+    Scheduler,
+    /// The kube-scheduler that asks it.
+    KubeScheduler,
+    /// kubelet of a node.
+    Kubelet,
+    /// The container runtime of a node.
+    Containerd,
+    /// The API server.
+    Apiserver,
+}
+
+impl std::fmt::Display for Part {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Plugin => "plugin",
+            Self::Scheduler => "scheduler",
+            Self::KubeScheduler => "kube-scheduler",
+            Self::Kubelet => "kubelet",
+            Self::Containerd => "containerd",
+            Self::Apiserver => "apiserver",
+        })
+    }
+}
+
+/// A file of a node that scenarios remove.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NodeFile {
+    /// The sockets that the plugin serves.
+    PluginSockets,
+    /// The socket at which kubelet takes registrations of plugins.
+    KubeletSocket,
+    /// kubelet's checkpoint of devices.
+    KubeletCheckpoint,
+}
+
+impl std::fmt::Display for NodeFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::PluginSockets => "plugin-sockets",
+            Self::KubeletSocket => "kubelet-socket",
+            Self::KubeletCheckpoint => "kubelet-checkpoint",
+        })
+    }
+}
+
+/// The commands for one part.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PartCommands {
+    /// Ends its process at once, as SIGKILL does; of a part with replicas, all of them.
+    pub kill: String,
+    /// Starts it, and returns when it serves; none where something else starts it again.
+    pub start: Option<String>,
+    /// Stops its process, as SIGSTOP does.
+    pub pause: Option<String>,
+    /// Lets it go on.
+    pub resume: Option<String>,
+}
+
+/// The commands of a cluster, as its file says.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Commands {
+    /// The parts that may be broken.
+    #[serde(default)]
+    pub parts: BTreeMap<Part, PartCommands>,
+    /// The commands that remove files.
+    #[serde(default)]
+    pub remove: BTreeMap<NodeFile, String>,
+    /// Whether more important pods may take the place of any pods that hold GPUs.
+    #[serde(default)]
+    pub evict: bool,
+    /// The kubeconfig of the cluster; not in the file.
+    #[serde(skip)]
+    kubeconfig: PathBuf,
+}
+
+/// A thing that a scenario does to a cluster, and that a real cluster allows if its file has the command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// Kills a part, and starts it again.
+    Kill(Part),
+    /// Stops a part for a while.
+    Pause(Part),
+    /// Removes a file.
+    Remove(NodeFile),
+    /// Creates pods that are more important than others.
+    Evict,
+}
+
+impl std::fmt::Display for Need {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Kill(part) => write!(f, "parts.{part}.kill"),
+            Self::Pause(part) => write!(f, "parts.{part}.pause and resume"),
+            Self::Remove(file) => write!(f, "remove.{file}"),
+            Self::Evict => f.write_str("evict: true"),
+        }
+    }
+}
+
+impl Commands {
+    /// Reads the file of the cluster with this kubeconfig.
+    ///
+    /// # Errors
+    /// The file cannot be read, or something in it is not known.
+    pub fn read(path: &Path, kubeconfig: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        Self::parse(&text, kubeconfig).with_context(|| format!("{} does not say how to break a cluster", path.display()))
+    }
+
+    fn parse(text: &str, kubeconfig: &Path) -> Result<Self> {
+        let commands: Self = serde_yaml_ng::from_str(text)?;
+        for (part, of_part) in &commands.parts {
+            ensure!(!of_part.kill.trim().is_empty(), "parts.{part}.kill is empty");
+            ensure!(of_part.pause.is_some() == of_part.resume.is_some(), "parts.{part} has one of pause and resume");
+        }
+        Ok(Self { kubeconfig: kubeconfig.to_owned(), ..commands })
+    }
+
+    /// Whether the file has what a scenario needs.
+    pub fn allow(&self, need: Need) -> bool {
+        match need {
+            Need::Kill(part) => self.parts.contains_key(&part),
+            Need::Pause(part) => self.parts.get(&part).is_some_and(|commands| commands.pause.is_some()),
+            Need::Remove(file) => self.remove.contains_key(&file),
+            Need::Evict => self.evict,
+        }
+    }
+
+    fn of(&self, part: Part) -> Result<&PartCommands> {
+        self.parts.get(&part).with_context(|| format!("the file has no commands for parts.{part}"))
+    }
+
+    /// Kills a part; `node` is the node of a part that there is one of on each.
+    pub(crate) async fn kill(&self, part: Part, node: &str) -> Result<()> {
+        self.run(&format!("parts.{part}.kill"), &self.of(part)?.kill, node).await
+    }
+
+    /// Starts a part that was killed, unless something else does.
+    pub(crate) async fn start(&self, part: Part, node: &str) -> Result<()> {
+        match &self.of(part)?.start {
+            Some(command) => self.run(&format!("parts.{part}.start"), command, node).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Stops a part.
+    pub(crate) async fn pause(&self, part: Part, node: &str) -> Result<()> {
+        let command = self.of(part)?.pause.as_ref().with_context(|| format!("the file has no parts.{part}.pause"))?;
+        self.run(&format!("parts.{part}.pause"), command, node).await
+    }
+
+    /// Lets a part go on that was stopped.
+    pub(crate) async fn resume(&self, part: Part, node: &str) -> Result<()> {
+        let command = self.of(part)?.resume.as_ref().with_context(|| format!("the file has no parts.{part}.resume"))?;
+        self.run(&format!("parts.{part}.resume"), command, node).await
+    }
+
+    /// Removes a file of a node.
+    pub(crate) async fn remove(&self, file: NodeFile, node: &str) -> Result<()> {
+        let command = self.remove.get(&file).with_context(|| format!("the file has no remove.{file}"))?;
+        self.run(&format!("remove.{file}"), command, node).await
+    }
+
+    async fn run(&self, name: &str, command: &str, node: &str) -> Result<()> {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", command]).env("NODE", node).env("KUBECONFIG", &self.kubeconfig).stdin(Stdio::null()).kill_on_drop(true);
+        // A part that the command starts may keep its standard output open.
+        let status = shell.stdout(Stdio::null()).stderr(Stdio::inherit()).status();
+        let status = timeout(LIMIT, status).await.with_context(|| format!("{name} takes longer than {LIMIT:?}"))?;
+        match status.with_context(|| format!("cannot run {name}"))? {
+            status if status.success() => Ok(()),
+            status => bail!("{name} of node {node:?} failed ({status}): {command}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    const FILE: &str = r#"
+parts:
+  plugin: {kill: "kill -9 1", pause: "kill -STOP 1", resume: "kill -CONT 1"}
+  kube-scheduler: {kill: "kill -9 2", start: "true"}
+remove:
+  kubelet-socket: rm -f "$SOCKET"
+evict: true
+"#;
+
+    #[rstest]
+    #[case::killed(Need::Kill(Part::Plugin), true)]
+    #[case::stopped(Need::Pause(Part::Plugin), true)]
+    #[case::killed_only(Need::Pause(Part::KubeScheduler), false)]
+    #[case::left_alone(Need::Kill(Part::Kubelet), false)]
+    #[case::file(Need::Remove(NodeFile::KubeletSocket), true)]
+    #[case::another_file(Need::Remove(NodeFile::PluginSockets), false)]
+    #[case::eviction(Need::Evict, true)]
+    fn allowed(#[case] need: Need, #[case] expected: bool) {
+        assert_eq!(Commands::parse(FILE, Path::new("k")).unwrap().allow(need), expected);
+    }
+
+    #[rstest]
+    #[case::unknown_part("parts: {disk: {kill: x}}", "unknown variant `disk`")]
+    #[case::unknown_deed("parts: {plugin: {kill: x, halt: y}}", "unknown field `halt`")]
+    #[case::no_kill("parts: {plugin: {start: x}}", "missing field `kill`")]
+    #[case::empty_kill("parts: {plugin: {kill: ' '}}", "parts.plugin.kill is empty")]
+    #[case::pause_alone("parts: {plugin: {kill: x, pause: y}}", "has one of pause and resume")]
+    #[case::unknown_file("remove: {disk: x}", "unknown variant `disk`")]
+    fn refused(#[case] file: &str, #[case] expected: &str) {
+        let error = format!("{:#}", Commands::parse(file, Path::new("k")).unwrap_err());
+        assert!(error.contains(expected), "{error}");
+    }
+
+    #[tokio::test]
+    async fn commands_know_their_node_and_their_cluster() {
+        let file = r#"
+parts:
+  kubelet: {kill: test "$NODE $KUBECONFIG" = "n1 k", start: "false"}
+  plugin: {kill: "true"}
+"#;
+        let commands = Commands::parse(file, Path::new("k")).unwrap();
+        commands.kill(Part::Kubelet, "n1").await.unwrap();
+        commands.start(Part::Plugin, "n1").await.unwrap();
+        let error = commands.start(Part::Kubelet, "n1").await.unwrap_err().to_string();
+        assert!(error.contains("parts.kubelet.start of node \"n1\" failed"), "{error}");
+        assert!(commands.kill(Part::Scheduler, "").await.is_err(), "it is not in the file");
+    }
+}

@@ -1,0 +1,88 @@
+//! What scenarios need beside the API of their cluster: nothing, commands that break a part of it, or the testbed itself.
+
+use std::fmt;
+
+use crate::parts::{Commands, Need, NodeFile, Part};
+
+use Need::{Evict, Kill, Pause, Remove};
+
+/// What a scenario needs beside the API.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Needs {
+    /// These commands of a real cluster's file; it may be none.
+    Commands(&'static [Need]),
+    /// The testbed's own cluster, as it has this.
+    Testbed(&'static str),
+}
+
+impl Needs {
+    /// Why the scenario cannot run on a real cluster with these commands.
+    pub fn missing(self, commands: &Commands) -> Option<String> {
+        match self {
+            Self::Testbed(what) => Some(format!("it needs the testbed's own cluster: {what}")),
+            Self::Commands(needs) => {
+                let missing: Vec<String> = needs.iter().filter(|need| !commands.allow(**need)).map(Need::to_string).collect();
+                (!missing.is_empty()).then(|| format!("it needs {} in the file of --break-with", missing.join(", ")))
+            }
+        }
+    }
+}
+
+impl fmt::Display for Needs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Commands([]) => Ok(()),
+            Self::Commands(needs) => {
+                let needs: Vec<String> = needs.iter().map(Need::to_string).collect();
+                write!(f, " [on a real cluster: {}]", needs.join(", "))
+            }
+            Self::Testbed(what) => write!(f, " [testbed only: {what}]"),
+        }
+    }
+}
+
+/// Scenarios that run on a real cluster although others of their file do not.
+const ON_REAL_CLUSTERS: &[(&str, &[Need])] = &[
+    ("scheduler-killed", &[Kill(Part::Scheduler)]),
+    ("plugins-killed", &[Kill(Part::Plugin)]),
+    ("loop-restarted", &[Kill(Part::KubeScheduler)]),
+    ("kubelet-restarted", &[Kill(Part::Kubelet)]),
+    ("own-socket-deleted", &[Remove(NodeFile::PluginSockets)]),
+    ("kubelet-missing", &[Kill(Part::Plugin), Kill(Part::Kubelet), Remove(NodeFile::KubeletSocket)]),
+    ("checkpoint-lost", &[Kill(Part::Kubelet), Remove(NodeFile::KubeletCheckpoint)]),
+    ("runtime-killed", &[Kill(Part::Containerd)]),
+    ("apiserver-killed", &[Kill(Part::Apiserver)]),
+    ("scheduler-hangs", &[Pause(Part::Scheduler)]),
+    ("all-devices-off", &[]),
+    ("preemption", &[Evict]),
+    ("preemption-budget", &[Evict]),
+    ("preemption-in-vain", &[Evict]),
+];
+
+/// What a scenario of a file needs whose scenarios need `usually`.
+pub(super) fn of(scenario: &str, usually: Needs) -> Needs {
+    let found = ON_REAL_CLUSTERS.iter().find(|(name, _)| *name == scenario);
+    found.map_or(usually, |(_, needs)| Needs::Commands(needs))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scenario;
+
+    #[test]
+    fn every_name_is_that_of_a_scenario() {
+        for (name, needs) in ON_REAL_CLUSTERS {
+            let found = scenario::all().into_iter().find(|scenario| scenario.name == *name);
+            assert_eq!(found.map(|scenario| scenario.needs), Some(Needs::Commands(needs)), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_cluster_without_commands_has_the_harmless_ones() {
+        let commands = Commands::default();
+        let possible = scenario::all().into_iter().filter(|scenario| scenario.needs.missing(&commands).is_none());
+        assert!(possible.clone().count() >= 15);
+        assert!(possible.into_iter().all(|scenario| scenario.needs == Needs::Commands(&[])));
+    }
+}

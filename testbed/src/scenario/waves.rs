@@ -1,0 +1,123 @@
+//! One wave of equal pods, during which one part of the cluster is killed, and what became of the pods.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use k8s_openapi::api::core::v1::Pod;
+use proto::resource::GPU_MEM;
+use serde::Serialize;
+
+use super::{DEADLINE, World, breaking};
+use crate::invariants;
+use crate::observer::{Snapshot, is_running, phase};
+use crate::parts::Part;
+
+/// The longest wait for the pods of a wave, and for a part that was killed.
+const LIMIT: Duration = Duration::from_secs(240);
+
+/// A wave.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// First part of its pods' names.
+    pub prefix: String,
+    /// Number of its pods; each asks for one memory unit.
+    pub n_pods: usize,
+    /// The part that is killed.
+    pub kill: Option<Part>,
+    /// The number of pods that are bound when it is killed.
+    pub n_bound: usize,
+}
+
+/// What became of a wave.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Wave {
+    /// The part that was killed.
+    pub killed: Option<Part>,
+    /// Number of pods.
+    pub n_pods: usize,
+    /// Number of pods that ran.
+    pub n_ran: usize,
+    /// Pods that failed, by their reason.
+    pub lost: BTreeMap<String, usize>,
+    /// Pods that neither ran nor failed.
+    pub stuck: Vec<String>,
+    /// Containers that see other devices than are recorded for their pods.
+    pub wrong: Vec<String>,
+    /// Devices of which pods hold more than there is.
+    pub over: Vec<String>,
+    /// Seconds from the killing until the part served again.
+    pub seconds_away: f64,
+    /// Seconds from the first pod's creation until the last pod ran or had failed.
+    pub seconds: f64,
+}
+
+impl Wave {
+    /// Number of pods that failed.
+    pub fn n_lost(&self) -> usize {
+        self.lost.values().sum()
+    }
+}
+
+/// Runs a wave, and removes its pods.
+///
+/// # Errors
+/// The part cannot be killed, does not serve again, or the API server cannot be asked.
+pub async fn run(world: &mut World, plan: &Plan) -> Result<Wave> {
+    let began = Instant::now();
+    let names = world.create_many(&plan.prefix, plan.n_pods, &[(GPU_MEM, "1")]).await?;
+    let keys: Vec<String> = names.iter().map(|name| world.key(name)).collect();
+    let is_time = |snapshot: &Snapshot| (World::n_bound(snapshot, &keys) >= plan.n_bound).then_some(());
+    world.until_within(LIMIT, "the moment to kill", is_time).await?;
+    let killed_at = Instant::now();
+    if let Some(part) = plan.kill {
+        let node = world.gpu_node(1)?.name;
+        breaking::restart(world, part, &node).await?;
+    }
+    let killed = std::mem::take(&mut world.killed);
+    let settled = async {
+        let is_settled = |snapshot: &Snapshot| keys.iter().all(|key| snapshot.pods.get(key).is_some_and(is_settled)).then_some(());
+        // What has not settled by then is counted below.
+        let _ = world.until_within(LIMIT, "the pods to run or to fail", is_settled).await;
+        began.elapsed()
+    };
+    let back = async {
+        breaking::until_serving(world, &killed, LIMIT).await?;
+        anyhow::Ok(killed_at.elapsed())
+    };
+    let (settled, back) = futures::join!(settled, back);
+    let mut wave = judge(world, &keys).await?;
+    (wave.killed, wave.seconds_away, wave.seconds) = (plan.kill, back?.as_secs_f64(), settled.as_secs_f64());
+    world.clear_within(LIMIT).await?;
+    breaking::until_ready(world).await?;
+    Ok(wave)
+}
+
+fn is_settled(pod: &Pod) -> bool {
+    is_running(pod) || matches!(phase(pod), "Failed" | "Succeeded")
+}
+
+/// What can be said of the pods once they have settled.
+async fn judge(world: &World, keys: &[String]) -> Result<Wave> {
+    // Watches run ahead of each other: what another watch explains in a moment is not wrong.
+    let violations = |snapshot: &Snapshot| invariants::accounts(snapshot, &BTreeSet::new()).violations;
+    let agree = |snapshot: &Snapshot| violations(snapshot).is_empty().then_some(());
+    let _ = world.until_within(DEADLINE / 4, "the accounts to agree", agree).await;
+    let mut snapshot = world.observer.now();
+    let over = violations(&snapshot);
+    let mut wave = Wave { n_pods: keys.len(), over, ..Wave::default() };
+    for key in keys {
+        match snapshot.pods.get(key) {
+            Some(pod) if is_running(pod) => wave.n_ran += 1,
+            Some(pod) if is_settled(pod) => {
+                let reason = pod.status.as_ref().and_then(|status| status.reason.clone()).unwrap_or_else(|| phase(pod).to_owned());
+                *wave.lost.entry(reason).or_default() += 1;
+            }
+            _ => wave.stuck.push(key.clone()),
+        }
+    }
+    snapshot.pods.retain(|key, _| keys.contains(key));
+    let sights = invariants::sights(&world.client.0, &snapshot).await?;
+    wave.wrong = invariants::misfits(&sights).into_iter().chain(invariants::clashes(&snapshot, &sights)).collect();
+    Ok(wave)
+}

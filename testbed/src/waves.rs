@@ -1,0 +1,145 @@
+//! `testbed waves`: waves of pods on a cluster whose parts are killed in turn, and how many pods each kind of fault costs.
+//!
+//! The pods are bare, so that one that kubelet refuses for good stays lost. Parts are killed by SIGKILL: a rollout, which
+//! takes its leave, is not tried here.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+
+use crate::cluster::{Cluster, client_of, default_deploy};
+use crate::console::{Console, table};
+use crate::daemons::Binaries;
+use crate::parts::{Commands, Need, Part};
+use crate::scenario::waves::{Plan, Wave, run as run_wave};
+use crate::scenario::{Stage, World};
+
+/// The parts of the testbed that can be killed.
+const OF_TESTBED: [Part; 4] = [Part::Plugin, Part::Scheduler, Part::KubeScheduler, Part::Kubelet];
+
+/// `testbed waves`.
+#[derive(Clone, Debug, Args)]
+pub struct WavesArgs {
+    /// A real cluster on which gpushare is deployed with simulated GPUs; the testbed's own without it.
+    #[arg(long, value_name = "FILE", requires = "break_with")]
+    kubeconfig: Option<PathBuf>,
+    /// How to kill and start the parts of that cluster (docs/real-cluster.md).
+    #[arg(long, value_name = "FILE", requires = "kubeconfig")]
+    break_with: Option<PathBuf>,
+    /// Scheduler of the pods, where gpushare is attached to a second one.
+    #[arg(long, value_name = "NAME")]
+    scheduler_name: Option<String>,
+    /// Pods in all.
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    pods: usize,
+    /// Pods of a wave; the GPUs need a memory unit for each.
+    #[arg(long, value_name = "N", default_value_t = 25)]
+    wave: usize,
+    /// Parts that are killed, in turn, one in each wave; all that can be without it.
+    #[arg(long, value_name = "PART", value_delimiter = ',')]
+    kill: Vec<Part>,
+    /// Print every wave as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the waves; true if no pod was wrong, over or stuck.
+pub async fn run(args: WavesArgs) -> Result<bool> {
+    let console = Console::new(args.json);
+    ensure!(args.wave > 0, "--wave is 0");
+    let (mut world, parts) = if let (Some(kubeconfig), Some(file)) = (&args.kubeconfig, &args.break_with) {
+        let commands = Commands::read(file, kubeconfig)?;
+        let parts: Vec<Part> = commands.parts.keys().copied().collect();
+        let namespace = format!("gpushare-waves-{}", std::process::id());
+        let world = World::new(client_of(kubeconfig).await?, &namespace, args.scheduler_name.clone(), None).await?;
+        (world.broken_by(Some(commands)), parts)
+    } else {
+        Binaries::locate().await?;
+        let cluster = Cluster::start(Stage::Faults.spec(default_deploy())).await?;
+        (World::new(cluster.client().clone(), "waves", None, Some(cluster)).await?, OF_TESTBED.to_vec())
+    };
+    let unknown = args.kill.iter().find(|part| !parts.contains(part));
+    ensure!(unknown.is_none(), "there is no {}", unknown.map(|part| Need::Kill(*part).to_string()).unwrap_or_default());
+    let kill = if args.kill.is_empty() { parts } else { args.kill.clone() };
+    let waves = run_all(&console, &mut world, &args, &kill).await;
+    let cluster = world.end().await;
+    console.finish();
+    let waves = waves?;
+    console.result(&show(&waves));
+    console.json(&waves);
+    if let Some(cluster) = cluster? {
+        cluster.stop().await?;
+    }
+    Ok(waves.iter().all(|wave| wave.wrong.is_empty() && wave.over.is_empty() && wave.stuck.is_empty()))
+}
+
+async fn run_all(console: &Console, world: &mut World, args: &WavesArgs, kill: &[Part]) -> Result<Vec<Wave>> {
+    // Every part is killed in as many waves as no part is.
+    let faults: Vec<Option<Part>> = std::iter::once(None).chain(kill.iter().copied().map(Some)).collect();
+    let mut waves = Vec::new();
+    for nth in 0..args.pods.div_ceil(args.wave) {
+        let (round, turn) = (nth / faults.len(), nth % faults.len());
+        let kill = faults.get(turn).copied().flatten();
+        // Each killing of a part meets another moment of the wave.
+        let n_bound = args.wave * (round % 4) / 4;
+        let plan = Plan { prefix: format!("wave-{nth}"), n_pods: args.wave, kill, n_bound };
+        let what = kill.map_or("nothing".to_owned(), |part| part.to_string());
+        console.step(&format!("wave {nth}: {what} is killed with {n_bound} of {} pods bound", args.wave));
+        let wave = run_wave(world, &plan).await.with_context(|| format!("wave {nth}, in which {what} was killed"))?;
+        let Wave { n_ran, seconds, seconds_away, .. } = &wave;
+        console.step(&format!("wave {nth}: {n_ran} ran, {} lost, {seconds:.1} s, {what} away {seconds_away:.1} s", wave.n_lost()));
+        for problem in wave.wrong.iter().chain(&wave.over).chain(&wave.stuck) {
+            console.say(&format!("wave {nth}: {problem}"));
+        }
+        waves.push(wave);
+    }
+    Ok(waves)
+}
+
+/// One line per kind of fault.
+fn show(waves: &[Wave]) -> String {
+    let mut by_fault = BTreeMap::<Option<Part>, Vec<&Wave>>::new();
+    for wave in waves {
+        by_fault.entry(wave.killed).or_default().push(wave);
+    }
+    let mut lines = table(["KILLED", "WAVES", "PODS", "RAN", "LOST", "WRONG", "OVER", "STUCK", "AWAY", "LAST POD", ""]);
+    for (killed, waves) in by_fault {
+        let sum = |count: fn(&Wave) -> usize| waves.iter().map(|wave| count(wave)).sum::<usize>().to_string();
+        let longest = |seconds: fn(&Wave) -> f64| waves.iter().map(|wave| seconds(wave)).fold(0.0, f64::max);
+        let mut reasons = BTreeMap::<&str, usize>::new();
+        for (reason, n_pods) in waves.iter().flat_map(|wave| &wave.lost) {
+            *reasons.entry(reason).or_default() += n_pods;
+        }
+        let reasons: Vec<String> = reasons.into_iter().map(|(reason, n_pods)| format!("{n_pods} {reason}")).collect();
+        lines.add_row([
+            killed.map_or("nothing".to_owned(), |part| part.to_string()),
+            waves.len().to_string(),
+            sum(|wave| wave.n_pods),
+            sum(|wave| wave.n_ran),
+            sum(Wave::n_lost),
+            sum(|wave| wave.wrong.len()),
+            sum(|wave| wave.over.len()),
+            sum(|wave| wave.stuck.len()),
+            format!("{:.1} s", longest(|wave| wave.seconds_away)),
+            format!("{:.1} s", longest(|wave| wave.seconds)),
+            reasons.join(", "),
+        ]);
+    }
+    lines.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_line_for_each_kind_of_fault() {
+        let lost = BTreeMap::from([("UnexpectedAdmissionError".to_owned(), 3)]);
+        let plugin = Wave { killed: Some(Part::Plugin), n_pods: 25, n_ran: 22, lost, seconds_away: 3.2, ..Wave::default() };
+        let calm = Wave { n_pods: 25, n_ran: 25, seconds: 9.5, ..Wave::default() };
+        let waves = [calm.clone(), plugin.clone(), calm, Wave { seconds_away: 1.0, ..plugin }];
+        insta::assert_snapshot!(show(&waves));
+    }
+}
