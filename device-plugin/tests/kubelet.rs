@@ -83,6 +83,26 @@ async fn registers_again_when_its_socket_is_removed() {
     assert_eq!(kubelet.register().await, UNITS);
 }
 
+/// A kubelet goes on without the file of its socket, and loses all devices if the streams end. The next kubelet finds them ended.
+#[tokio::test]
+async fn streams_outlive_the_file_of_kubelet_s_socket() {
+    let node = Node::new(1);
+    let mut kubelet = node.kubelet().await;
+    for socket in ["kubelet.sock", "gpushare-memory.sock"] {
+        fs::remove_file(node.path().join(socket)).unwrap();
+    }
+    for resource in [UNITS, SHARES] {
+        let end = timeout(Duration::from_millis(200), kubelet.plugin(resource).stream.message()).await;
+        assert!(end.is_err(), "{resource}: {end:?}");
+    }
+    node.set_health(0, false);
+    assert!(kubelet.plugin(UNITS).next_list().await.iter().all(|device| device.health == "Unhealthy"));
+    node.kubelet().await;
+    for resource in [UNITS, SHARES] {
+        while matches!(kubelet.plugin(resource).stream.message().await, Ok(Some(_))) {}
+    }
+}
+
 /// The socket of a dead kubelet stays; the next one must not wait for the pauses that it caused.
 #[tokio::test]
 async fn registers_soon_after_a_long_absence_of_kubelet() {

@@ -2,9 +2,10 @@
 //!
 //! kubelet removes every plugin's socket when it starts, never dials a plugin again by itself, and
 //! forgets a resource whose device list has ended. So three things are watched: the file of
-//! kubelet's socket, the file of our own, and our open stream. When one of them goes, everything is
-//! closed first and then begun anew: kubelet finds plugins by resource name, and the late end of an
-//! old stream would disconnect a new one.
+//! kubelet's socket, the file of our own, and our open stream. Everything is closed when the stream has ended, or when one of
+//! the files is another or gone and kubelet takes connections, and only then begun anew: kubelet finds plugins by resource
+//! name, and the late end of an old stream would disconnect a new one. As long as no kubelet takes connections the open stream
+//! stays: a kubelet whose socket's file somebody has removed goes on with it, and would lose all devices without it.
 
 mod socket;
 
@@ -209,19 +210,29 @@ async fn follow(
     };
     tokio::select! {
         ended = registration => ended,
-        ended = until_moved(kubelet, kubelet_id, socket, dir.interval) => Ok(ended),
+        ended = until_moved((name, kubelet), kubelet_id, socket, dir.interval) => Ok(ended),
     }
 }
 
-/// Until one of the two sockets is no longer the file that it was.
-async fn until_moved(kubelet: &Path, kubelet_id: FileId, socket: &OwnSocket, interval: Duration) -> End {
+/// Returns when one of the two sockets is no longer the file that it was, and kubelet takes connections.
+async fn until_moved((name, kubelet): (&str, &Path), kubelet_id: FileId, socket: &OwnSocket, interval: Duration) -> End {
+    let mut is_told = false;
     loop {
         sleep(interval).await;
-        if FileId::of(kubelet) != Some(kubelet_id) {
-            return End::KubeletRestarted;
+        let end = match FileId::of(kubelet) {
+            Some(id) if id == kubelet_id && socket.is_in_place() => {
+                is_told = false;
+                continue;
+            }
+            Some(id) if id == kubelet_id => End::SocketRemoved,
+            Some(_) | None => End::KubeletRestarted,
+        };
+        if UnixStream::connect(kubelet).await.is_ok() {
+            return end;
         }
-        if !socket.is_in_place() {
-            return End::SocketRemoved;
+        if !is_told {
+            warn!(resource = name, socket = %kubelet.display(), "kubelet's socket is gone; what is registered stays until a kubelet takes connections");
+            is_told = true;
         }
     }
 }
