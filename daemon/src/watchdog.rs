@@ -1,6 +1,7 @@
 //! A thread that ends the process when it hangs: when the runtime runs no task, or a lock cannot be taken, for too long.
 //!
-//! A hung extender holds up every pod that kube-scheduler asks it about, so an end and a restart are better. It counts the
+//! A hung extender holds up every pod that kube-scheduler asks it about, and a hung device plugin every pod that kubelet admits
+//! on its node, so an end and a restart are better. The watchdog counts the
 //! times that it was itself awake and got no answer, and reads no clock: a process that was stopped (SIGSTOP, a suspended
 //! machine, a starved control group) has the whole time from when it goes on.
 

@@ -27,7 +27,9 @@ use crate::plugin::Settings;
 use crate::publish::additions::Files;
 use crate::served::ServedNames;
 
-use values::{DeviceKind, GpuMemory, Inject, InventoryKind, MemoryResource, PartitionPolicy, ReservedMemory, VariableName, duration};
+use values::{
+    DeviceKind, GpuMemory, Inject, InventoryKind, MemoryResource, PartitionPolicy, ReservedMemory, VariableName, duration, limit,
+};
 
 pub use dra_drivers::DraDrivers;
 pub use values::{Identity, InvalidValue, LogFormat, LogLevel, NoGpu, NodeName};
@@ -230,6 +232,11 @@ pub struct Args {
     #[arg(long, env = "GPUSHARE_HEALTH_LISTEN", value_name = "ADDRESS")]
     health_listen: Option<SocketAddr>,
 
+    /// Time for which the plugin may hang, running none of its tasks, before it ends itself; kubelet then starts it again. The time
+    /// that it is stopped does not count; 0s never ends it
+    #[arg(long, env = "GPUSHARE_HANG_TIMEOUT", default_value = "10s", value_parser = limit, value_name = "DURATION")]
+    hang_timeout: Duration,
+
     /// Form of the log
     #[arg(long, env = "GPUSHARE_LOG_FORMAT", default_value = "text", value_enum)]
     log_format: LogFormat,
@@ -290,6 +297,8 @@ pub struct Config {
     pub kubeconfig: Option<PathBuf>,
     /// Where to answer health requests.
     pub health_listen: Option<SocketAddr>,
+    /// Time for which the process may hang before it ends itself; zero for no limit.
+    pub hang_timeout: Duration,
     /// Form of the log.
     pub log_format: LogFormat,
     /// What is logged.
@@ -398,6 +407,7 @@ impl From<Args> for Config {
             numa_hints: args.numa_hints,
             kubeconfig: args.kubeconfig,
             health_listen: args.health_listen,
+            hang_timeout: args.hang_timeout,
             log_format: args.log_format,
             log_level: args.log_level,
         }

@@ -12,12 +12,14 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, ensure};
 use daemon::panics::{log_panics, named};
 use daemon::supervise::Tasks;
+use daemon::watchdog::{self, Probe};
 use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client};
 use prometheus_client::registry::Registry;
 use proto::checkpoints::DevicesCheckpoints;
 use tokio::net::TcpListener;
+use tokio::runtime::Handle;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Mutex, mpsc, watch};
 use tokio::task::{JoinError, JoinSet};
@@ -84,10 +86,22 @@ const ENDING: Duration = Duration::from_secs(5);
 pub fn start(config: Config) -> anyhow::Result<()> {
     log_panics();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the runtime")?;
+    watch_for_hangs(config.hang_timeout, runtime.handle().clone())?;
     let ended = runtime.block_on(run(config));
     // A driver that hangs must not keep the process from ending.
     runtime.shutdown_background();
     ended
+}
+
+/// Ends the process if it hangs for so long; never for zero.
+///
+/// Calls of the driver run on threads of their own, which may hang. The one thread of the runtime reads and writes small files
+/// of kubelet and of the CDI directory, and waits for nothing else.
+fn watch_for_hangs(limit: Duration, runtime: Handle) -> anyhow::Result<()> {
+    if limit.is_zero() {
+        return Ok(());
+    }
+    watchdog::watch(limit, vec![Probe::of_runtime(runtime)]).context("cannot start the thread that watches for hangs")
 }
 
 async fn run(config: Config) -> anyhow::Result<()> {

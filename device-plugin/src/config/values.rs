@@ -255,6 +255,11 @@ impl fmt::Display for NodeName {
     }
 }
 
+/// A duration, or `0s` for no limit.
+pub(super) fn limit(text: &str) -> Result<Duration, InvalidValue> {
+    if text == "0s" { Ok(Duration::ZERO) } else { duration(text) }
+}
+
 /// A duration such as `500ms`, `2s` or `1m`.
 pub(super) fn duration(text: &str) -> Result<Duration, InvalidValue> {
     /// Nothing here makes sense beyond an hour.
