@@ -13,9 +13,10 @@ use kube::{Api, Client};
 use proto::pod::Pod;
 use proto::record::MEM_ASSIGNED;
 use serde_json::json;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tracing::{info, warn};
 
+use crate::connection::Connection;
 use crate::identity::Ledger;
 use crate::plugin::NodeState;
 use crate::pods::{NodePod, PodUid, Pods, Stage};
@@ -55,11 +56,12 @@ fn observe(pods: &Pods, ledger: &mut Ledger) -> Vec<Due> {
 }
 
 /// Marks pods until the task is dropped.
-pub async fn mark_assigned(client: Client, node: Arc<NodeState>) {
+pub async fn mark_assigned(connection: Connection, node: Arc<NodeState>) {
+    let Connection { client, contact } = connection;
     let mut pods = node.pods.clone();
     // Marked here, and not yet seen marked in the watch.
     let mut marked = BTreeSet::new();
-    let mut pause = PAUSES.0;
+    let mut backoff = contact.backoff(PAUSES);
     loop {
         let due = observe(&pods.borrow_and_update(), &mut node.ledger());
         let (seen_late, due): (Vec<Due>, Vec<Due>) = due.into_iter().partition(|pod| marked.contains(&pod.uid));
@@ -80,11 +82,13 @@ pub async fn mark_assigned(client: Client, node: Arc<NodeState>) {
                 }
             }
         }
-        pause = if has_failed { (pause * 2).min(PAUSES.1) } else { PAUSES.0 };
+        if !has_failed {
+            backoff.reset();
+        }
         tokio::select! {
             () = node.answered.notified() => {}
             _ = pods.changed() => {}
-            () = sleep(pause), if has_failed => {}
+            () = backoff.pause(), if has_failed => {}
         }
     }
 }

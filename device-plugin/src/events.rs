@@ -9,10 +9,11 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 use tracing::{debug, warn};
 
 use crate::cdi::fnv1a;
+use crate::connection::{Backoff, Connection};
 use crate::pods::NodePod;
 use crate::watching::one_line;
 
@@ -76,12 +77,14 @@ pub struct Writer {
     node: String,
     events: mpsc::Receiver<Event>,
     waiting: VecDeque<Waiting>,
+    backoff: Backoff,
 }
 
 /// Both ends.
-pub fn recorder(client: Client, node: String) -> (Recorder, Writer) {
+pub fn recorder(connection: &Connection, node: String) -> (Recorder, Writer) {
     let (sender, events) = mpsc::channel(CAPACITY);
-    (Recorder { node: node.clone(), events: sender }, Writer { client, node, events, waiting: VecDeque::new() })
+    let (client, backoff) = (connection.client.clone(), connection.contact.backoff(PAUSES));
+    (Recorder { node: node.clone(), events: sender }, Writer { client, node, events, waiting: VecDeque::new(), backoff })
 }
 
 impl Recorder {
@@ -107,21 +110,20 @@ impl Recorder {
 impl Writer {
     /// Writes until the task is dropped.
     pub async fn run(mut self) {
-        let mut pause = PAUSES.0;
         loop {
             while let Ok(event) = self.events.try_recv() {
-                self.take_in(event);
+                take_in(&mut self.waiting, event);
             }
             let Some(waiting) = self.waiting.pop_front() else {
                 match self.events.recv().await {
-                    Some(event) => self.take_in(event),
+                    Some(event) => take_in(&mut self.waiting, event),
                     None => std::future::pending().await,
                 }
                 continue;
             };
             let problem = match timeout(REQUEST_LIMIT, self.write(&waiting)).await {
                 Ok(Ok(())) => {
-                    pause = PAUSES.0;
+                    self.backoff.reset();
                     continue;
                 }
                 Ok(Err(error)) => (one_line(&error), may_pass(&error)),
@@ -135,30 +137,18 @@ impl Writer {
             }
             debug!(object, reason, error, "an event is written later");
             self.waiting.push_front(waiting);
-            self.rest(pause).await;
-            pause = (pause * 2).min(PAUSES.1);
+            self.rest().await;
         }
     }
 
-    /// Takes events in for so long.
-    async fn rest(&mut self, pause: Duration) {
-        let mut rest = std::pin::pin!(sleep(pause));
+    /// Takes events in during the pause after a failure.
+    async fn rest(&mut self) {
+        let mut rest = std::pin::pin!(self.backoff.pause());
         loop {
             tokio::select! {
                 () = &mut rest => return,
-                Some(event) = self.events.recv() => self.take_in(event),
+                Some(event) = self.events.recv() => take_in(&mut self.waiting, event),
             }
-        }
-    }
-
-    fn take_in(&mut self, event: Event) {
-        let now = Utc::now();
-        if let Some(known) = self.waiting.iter_mut().find(|known| known.event == event) {
-            known.last_at = now;
-        } else if self.waiting.len() < CAPACITY {
-            self.waiting.push_back(Waiting { event, since: Instant::now(), first_at: now, last_at: now });
-        } else {
-            debug!(object = event.name, reason = event.reason, "an event is dropped");
         }
     }
 
@@ -206,6 +196,18 @@ impl Writer {
     }
 }
 
+/// Adds an event to those that are to be written; one that is there already happens again.
+fn take_in(waiting: &mut VecDeque<Waiting>, event: Event) {
+    let now = Utc::now();
+    if let Some(known) = waiting.iter_mut().find(|known| known.event == event) {
+        known.last_at = now;
+    } else if waiting.len() < CAPACITY {
+        waiting.push_back(Waiting { event, since: Instant::now(), first_at: now, last_at: now });
+    } else {
+        debug!(object = event.name, reason = event.reason, "an event is dropped");
+    }
+}
+
 fn text(at: DateTime<Utc>) -> String {
     at.to_rfc3339_opts(SecondsFormat::Secs, true)
 }
@@ -229,7 +231,7 @@ mod tests {
 
     fn start() -> (Recorder, Handle<Request<Body>, Response<Body>>) {
         let (service, requests) = pair::<Request<Body>, Response<Body>>();
-        let (recorder, writer) = recorder(Client::new(service, "default"), "n1".to_owned());
+        let (recorder, writer) = recorder(&Client::new(service, "default").into(), "n1".to_owned());
         tokio::spawn(writer.run());
         (recorder, requests)
     }

@@ -17,9 +17,10 @@ use proto::pod::Pod;
 use proto::record::{DeviceAllocations, GpushareRecord, MEM_ASSIGNED, Record};
 use serde_json::json;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
+use crate::connection::Connection;
 use crate::plugin::NodeState;
 use crate::pods::{NodePod, PodUid, Pods};
 use crate::watching::one_line;
@@ -87,13 +88,15 @@ pub struct Exchange {
     in_doubt: BTreeSet<PodUid>,
     /// Until when nothing is tried.
     rest_until: Option<Instant>,
+    /// Notified when the API server answers after an absence, which ends the rest.
+    regained: watch::Receiver<()>,
 }
 
 impl Exchange {
     /// Nothing has been read yet.
-    pub fn new(client: &Client, node_name: String, pods: watch::Sender<Pods>) -> Self {
-        let (in_doubt, rest_until) = (BTreeSet::new(), None);
-        Self { devices: Api::all(client.clone()), node_name, pods, version: None, is_loaded: false, in_doubt, rest_until }
+    pub fn new(connection: &Connection, node_name: String, pods: watch::Sender<Pods>) -> Self {
+        let (devices, regained) = (Api::all(connection.client.clone()), connection.contact.regained());
+        Self { devices, node_name, pods, version: None, is_loaded: false, in_doubt: BTreeSet::new(), rest_until: None, regained }
     }
 
     /// Reads what has been exchanged, unless it is known for this pod. What is not known of others is not read for it.
@@ -267,6 +270,10 @@ impl Exchange {
     }
 
     async fn limited<T>(&mut self, what: &'static str, request: impl Future<Output = kube::Result<T>>) -> Result<T, ExchangeFailed> {
+        if self.regained.has_changed().unwrap_or(false) {
+            self.regained.mark_unchanged();
+            self.rest_until = None;
+        }
         if self.rest_until.is_some_and(|until| Instant::now() < until) {
             return Err(ExchangeFailed::Resting(self.node_name.clone()));
         }
@@ -315,10 +322,11 @@ fn differing(known: Option<&BTreeMap<PodUid, DeviceAllocations>>, wanted: &BTree
 }
 
 /// Lets pods' annotations follow, and drops entries of pods that are long gone, until the task is dropped.
-pub async fn follow(client: Client, node: Arc<NodeState>, exchange: Arc<tokio::sync::Mutex<Exchange>>) {
+pub async fn follow(connection: Connection, node: Arc<NodeState>, exchange: Arc<tokio::sync::Mutex<Exchange>>) {
+    let Connection { client, contact } = connection;
     let mut pods = node.pods.clone();
     let mut gone_since = BTreeMap::new();
-    let mut pause = PAUSES.0;
+    let mut backoff = contact.backoff(PAUSES);
     loop {
         let followed = follow_once(&client, &node, &exchange, &mut gone_since).await;
         let wait = match followed {
@@ -326,12 +334,11 @@ pub async fn follow(client: Client, node: Arc<NodeState>, exchange: Arc<tokio::s
             Ok(()) => LINGER,
             Err(error) => {
                 warn!(error = %format!("{error:#}"), "the annotations of pods that have exchanged their records are written later");
-                pause = (pause * 2).min(PAUSES.1);
-                sleep(pause).await;
+                backoff.pause().await;
                 continue;
             }
         };
-        pause = PAUSES.0;
+        backoff.reset();
         let _ = timeout(wait, pods.changed()).await;
     }
 }

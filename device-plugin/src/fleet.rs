@@ -66,6 +66,8 @@ pub struct Fleet {
     pub driver_version: Option<String>,
     /// Who makes the devices.
     pub vendor: String,
+    /// False while the errors that an earlier process saw on the devices are not known yet.
+    pub is_recalled: bool,
 }
 
 /// What devices of a type are called before people.
@@ -144,7 +146,7 @@ impl Fleet {
         let other = |device| FleetDevice { device, is_healthy: true, reason: None, message: message() };
         let Inventory { gpus, others, links, partitions, partition_policy, needs_driver, driver_version, vendor, .. } = inventory;
         let (gpus, others) = (gpus.into_iter().map(gpu).collect(), others.into_iter().map(other).collect());
-        Self { gpus, others, ids, links, partitions, partition_policy, needs_driver, driver_version, vendor }
+        Self { gpus, others, ids, links, partitions, partition_policy, needs_driver, driver_version, vendor, is_recalled: true }
     }
 
     /// The devices of a type other than GPUs, such as `rdma`, by minor number.

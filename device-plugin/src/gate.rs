@@ -132,6 +132,9 @@ pub enum Held {
         #[source]
         source: SpecError,
     },
+    /// The errors that an earlier process saw on the devices are not known yet.
+    #[error("it is not known yet which devices were unhealthy before the plugin started: the API server does not answer")]
+    NotRecalled,
     /// No container of this node can get a device.
     #[error("pod {pod}: this node cannot inject devices: {problem}")]
     NoInjection {
@@ -214,7 +217,10 @@ impl Gate {
     }
 
     async fn try_open(&self, node: &NodeState, resource: Served, ids: &[String], until: Instant) -> Result<(), Held> {
-        let mut pods = node.pods.clone();
+        let (mut pods, mut fleet) = (node.pods.clone(), node.fleet.clone());
+        if !matches!(timeout_at(until, fleet.wait_for(|fleet| fleet.is_recalled)).await, Ok(Ok(_))) {
+            return Err(Held::NotRecalled);
+        }
         loop {
             let look = self.look(node).await;
             let found = owner::find(&look, &pods.borrow_and_update(), resource, ids);

@@ -3,6 +3,7 @@
 //! The file is kubelet's, and its form is not promised: device IDs are one list in files of old kubelets and lists by NUMA node
 //! since. Entries that cannot be understood are left out. Whose entries they are is the reader's business.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
@@ -67,18 +68,43 @@ struct Data<E> {
     entries: Option<Vec<E>>,
 }
 
+#[derive(Deserialize)]
+struct RegisteredCheckpoint {
+    #[serde(rename = "Data")]
+    data: RegisteredData,
+}
+
+#[derive(Deserialize)]
+struct RegisteredData {
+    #[serde(rename = "RegisteredDevices", default)]
+    devices: Option<BTreeMap<String, Option<Vec<String>>>>,
+}
+
 /// Reads the checkpoint in kubelet's device plugin directory.
 ///
 /// # Errors
 /// There is none, or it cannot be understood.
 pub fn read(dir: &Path) -> Result<Vec<Entry>, CheckpointError> {
+    parse(&text(dir)?)
+}
+
+fn text(dir: &Path) -> Result<Vec<u8>, CheckpointError> {
     let mut text = Vec::new();
     let file = File::open(dir.join(FILE)).map_err(CheckpointError::Read)?;
     let n_bytes = file.take(MAX_BYTES + 1).read_to_end(&mut text).map_err(CheckpointError::Read)?;
     if u64::try_from(n_bytes).is_ok_and(|n_bytes| n_bytes > MAX_BYTES) {
         return Err(CheckpointError::TooLong);
     }
-    parse(&text)
+    Ok(text)
+}
+
+/// The healthy devices of a resource that kubelet had from a plugin when it wrote the checkpoint; none if it had none.
+///
+/// # Errors
+/// There is no checkpoint, or it cannot be understood.
+pub fn registered(dir: &Path, resource: &str) -> Result<Vec<String>, CheckpointError> {
+    let mut checkpoint: RegisteredCheckpoint = serde_json::from_slice(&text(dir)?).map_err(CheckpointError::Form)?;
+    Ok(checkpoint.data.devices.as_mut().and_then(|devices| devices.remove(resource)).flatten().unwrap_or_default())
 }
 
 /// kubelet writes the file anew for each container, so it is read in one go; only where that fails, entry by entry.
@@ -179,6 +205,19 @@ mod tests {
         assert!(matches!(read(dir.path()), Err(CheckpointError::Read(_))));
         fs::write(dir.path().join(FILE), text).unwrap();
         assert!(matches!(read(dir.path()), Err(CheckpointError::Form(_))));
+    }
+
+    #[rstest]
+    #[case::registered(json!({"r": ["a", "b"], "s": ["c"]}), &["a", "b"])]
+    #[case::plugin_gone(json!({"r": []}), &[])]
+    #[case::plugin_gone_in_the_form_of_go(json!({"r": null}), &[])]
+    #[case::never_registered(json!({}), &[])]
+    #[case::nothing(json!(null), &[])]
+    fn devices_that_a_plugin_registered(#[case] devices: Value, #[case] expected: &[&str]) {
+        let dir = tempfile::tempdir().unwrap();
+        let text = json!({"Data": {"PodDeviceEntries": [{"PodUID": 7}], "RegisteredDevices": devices}, "Checksum": 1}).to_string();
+        fs::write(dir.path().join(FILE), text).unwrap();
+        assert_eq!(registered(dir.path(), "r").unwrap(), expected);
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod builders;
 pub mod casualties;
 pub mod cdi;
 pub mod config;
+pub mod connection;
 pub mod events;
 pub mod eviction;
 pub mod exchange;

@@ -19,6 +19,7 @@ use std::time::{Duration, SystemTime};
 use proto::memory_unit::MemoryUnit;
 use proto::resource::ResourceNames;
 use tokio::sync::{Notify, watch};
+use tokio::time::timeout;
 
 use crate::cdi::readers::Readers;
 use crate::fleet::Fleet;
@@ -28,6 +29,12 @@ use crate::identity::checkpoint::Checkpoint;
 use crate::injection::{Certainty, Injection, InjectionSettings, Mode};
 use crate::pods::Pods;
 use crate::served::{Served, ServedNames};
+
+/// Longest wait of a call for the decision on how containers get their devices.
+const DECISION_WAIT: Duration = Duration::from_secs(5);
+
+/// Longest wait of a call for its pod while no pod of this node is known yet, where the answer depends on the pod.
+const SYNC_WAIT: Duration = Duration::from_secs(5);
 
 /// A checkpoint up to this size is looked at while kubelet waits; a longer one only when nobody is found without it.
 const SHORT_CHECKPOINT: u64 = 256 << 10;
@@ -134,6 +141,20 @@ impl NodeState {
     pub fn mode(&self) -> Mode {
         let decided = self.injection.borrow().as_ref().map(|injection| injection.mode);
         decided.or(self.settings.injection.mode).unwrap_or(Mode::Cdi)
+    }
+
+    /// Returns when it is decided how containers get their devices, soon after the start of the process.
+    async fn until_decided(&self) {
+        if self.settings.injection.mode.is_none() {
+            // Without a decision an answer names a CDI device, which shows no GPU to the wrong container.
+            let _ = timeout(DECISION_WAIT, self.injection.clone().wait_for(Option::is_some)).await;
+        }
+    }
+
+    /// Longest wait of a call for its pod where the answer depends on the pod.
+    fn pod_wait(&self) -> Duration {
+        let wait = self.settings.allocate_wait;
+        if self.pods.borrow().is_synced() { wait } else { wait.max(SYNC_WAIT) }
     }
 
     /// The reason that no container of this node can get a device of this type, if that is so.

@@ -20,8 +20,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::Utc;
+use kube::Api;
 use kube::api::{Patch, PatchParams};
-use kube::{Api, Client};
 use proto::checkpoints::{DEVICES_CHECKPOINTS, DevicesCheckpoints};
 use proto::device::Device;
 use proto::memory_unit::MemoryUnit;
@@ -34,6 +34,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{info, warn};
 
+use crate::connection::{Backoff, Connection};
 use crate::fleet::Fleet;
 use crate::injection::Injection;
 use crate::pods::{Pods, Requests};
@@ -124,6 +125,7 @@ pub struct Sources {
 pub struct Publisher {
     nodes: Api<Node>,
     devices: Api<Device>,
+    backoff: Backoff,
     facts: Facts,
     sources: Sources,
     /// The Device object as it was last written.
@@ -134,53 +136,31 @@ pub struct Publisher {
 
 impl Publisher {
     /// Publishes what `sources` tell.
-    pub fn new(client: &Client, facts: Facts, sources: Sources) -> Self {
+    pub fn new(connection: &Connection, facts: Facts, sources: Sources) -> Self {
+        let Connection { client, contact } = connection;
         let (nodes, devices) = (Api::all(client.clone()), Api::all(client.clone()));
-        Self { nodes, devices, facts, sources, applied: None, undo_at: None }
+        Self { nodes, devices, backoff: contact.backoff(PAUSES), facts, sources, applied: None, undo_at: None }
     }
 
     /// Publishes until the task is dropped.
     pub async fn run(mut self) {
-        let mut pause = PAUSES.0;
         loop {
             match self.publish().await {
                 Ok(()) => {
-                    pause = PAUSES.0;
-                    self.changed().await;
+                    self.backoff.reset();
+                    changed(&mut self.sources, self.undo_at).await;
                     sleep(SETTLE).await;
                 }
                 Err(error) => {
                     warn!(error = one_line(&error), "publishing is tried again");
                     // What has changed since may be what kept it from succeeding, but is not worth a storm.
                     sleep(SETTLE).await;
-                    let _ = timeout(pause, self.changed()).await;
-                    pause = (pause * 2).min(PAUSES.1);
+                    tokio::select! {
+                        () = self.backoff.pause() => {}
+                        () = changed(&mut self.sources, self.undo_at) => {}
+                    }
                 }
             }
-        }
-    }
-
-    /// Returns when there may be something new to publish.
-    async fn changed(&mut self) {
-        let undo_at = self.undo_at;
-        let undo = async move {
-            match undo_at {
-                Some(moment) => sleep_until(moment).await,
-                None => std::future::pending().await,
-            }
-        };
-        let sources = &mut self.sources;
-        tokio::select! {
-            _ = sources.fleet.changed() => {}
-            _ = sources.pods.changed() => {}
-            _ = sources.node.changed() => {}
-            _ = sources.device.changed() => {}
-            _ = sources.checkpoints.changed() => {}
-            _ = sources.additions.changed() => {}
-            Ok(()) = sources.without_devices.changed() => {}
-            // Where nothing decides, as on a node without devices, there is nothing to wait for.
-            Ok(()) = sources.injection.changed() => {}
-            () = undo => {}
         }
     }
 
@@ -196,6 +176,10 @@ impl Publisher {
         let wanted = self.wanted(&fleet, &node, &held);
         // The unit comes first: nobody may have to guess it. What fails keeps nothing else from being written.
         let unit = self.publish_unit(&node).await;
+        if !fleet.is_recalled {
+            // The Device object may hold what an earlier process saw, and this one does not know yet.
+            return unit;
+        }
         let labels = self.publish_labels(&wanted, &node).await;
         let offers = node_status::offers(&wanted.spec.devices);
         let wake = self.wake_scheduler(&wanted, &held, &node).await;
@@ -307,6 +291,28 @@ impl Publisher {
         }
         self.applied = Some((wanted, Instant::now()));
         Ok(())
+    }
+}
+
+/// Returns when there may be something new to publish, or at `undo_at`.
+async fn changed(sources: &mut Sources, undo_at: Option<Instant>) {
+    let undo = async move {
+        match undo_at {
+            Some(moment) => sleep_until(moment).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        _ = sources.fleet.changed() => {}
+        _ = sources.pods.changed() => {}
+        _ = sources.node.changed() => {}
+        _ = sources.device.changed() => {}
+        _ = sources.checkpoints.changed() => {}
+        _ = sources.additions.changed() => {}
+        Ok(()) = sources.without_devices.changed() => {}
+        // Where nothing decides, as on a node without devices, there is nothing to wait for.
+        Ok(()) = sources.injection.changed() => {}
+        () = undo => {}
     }
 }
 

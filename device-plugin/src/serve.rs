@@ -13,9 +13,7 @@ use anyhow::{Context, anyhow, ensure};
 use daemon::panics::{log_panics, named};
 use daemon::supervise::Tasks;
 use daemon::watchdog::{self, Probe};
-use kube::client::ClientBuilder;
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Api, Client};
+use kube::Api;
 use prometheus_client::registry::Registry;
 use proto::checkpoints::DevicesCheckpoints;
 use tokio::net::TcpListener;
@@ -24,24 +22,24 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Mutex, mpsc, watch};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{sleep, timeout};
-use tower::timeout::TimeoutLayer;
 use tracing::{info, warn};
 
 use crate::assigned::mark_assigned;
 use crate::casualties::{self, look_after};
 use crate::cdi::readers::Readers;
 use crate::config::{Config, Identity, VendorServer};
+use crate::connection::Connection;
 use crate::events::{self, Recorder, Weight};
 use crate::exchange::{self, Exchange};
 use crate::fleet::Fleet;
 use crate::fleet::clear::watch_clearance;
-use crate::fleet::recall::recall;
-use crate::fleet::watch::{Channels, DriverReplaced, Number, discover, watch_devices};
+use crate::fleet::recall::{self, recall};
+use crate::fleet::watch::{Channels, Correction, DriverReplaced, Number, discover, watch_devices};
 use crate::gate::{Gate, keep_reconciled};
 use crate::health::{Fault, Health};
 use crate::injection::follow::{Listeners, NodeFacts, follow};
 use crate::injection::{Injection, Mode, OwnContainer};
-use crate::inventory::{GpuUuid, Inventory, InventoryError};
+use crate::inventory::{Inventory, InventoryError};
 use crate::metrics::Metrics;
 use crate::plugin::NodeState;
 use crate::plugin::ended_pods::keep_forgotten;
@@ -60,18 +58,14 @@ use crate::runtime_hook::{Hook, serve_runtime};
 use crate::served::Served;
 use crate::stop::{Stop, Stopper};
 use crate::vendor::{self, AdminAccess, watch_vendor};
-use crate::watching::ANSWER_LIMIT;
 
 use health_http::Readiness;
-use offer::Published;
+use offer::{Published, keeps_memory_units};
 
 pub use logging::init as init_logging;
 
 /// How often a node without devices is looked at again.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
-
-/// How long a connection to the API server may take.
-const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 
 /// How many faults of applications may wait to be told; more are dropped.
 const MOST_FAULTS: usize = 64;
@@ -104,12 +98,18 @@ fn watch_for_hangs(limit: Duration, runtime: Handle) -> anyhow::Result<()> {
     watchdog::watch(limit, vec![Probe::of_runtime(runtime)]).context("cannot start the thread that watches for hangs")
 }
 
-async fn run(config: Config) -> anyhow::Result<()> {
+/// Refuses flags that contradict each other.
+fn check(config: &Config) -> anyhow::Result<()> {
     let several = "--vendor-resource: this plugin serves the whole GPUs of one vendor, so only one resource can be ours";
     ensure!(config.served_by(VendorServer::Ours).count() <= 1, several);
     let unproven = "--numa-hints needs --inject=cdi: kubelet then offers only IDs of the NUMA node that it has chosen, which \
                     need not be those of the GPU that the scheduler has chosen, and only a CDI spec names the GPU whatever the IDs";
     ensure!(!config.numa_hints || config.settings.injection.mode == Some(Mode::Cdi), unproven);
+    Ok(())
+}
+
+async fn run(config: Config) -> anyhow::Result<()> {
+    check(&config)?;
     let additions = Arc::new(Additions::read(&config.additions).context("--device-labels, --gpu-partitions")?);
     let (stopper, mut stop) = Stopper::new();
     end_on_signal(stopper)?;
@@ -126,41 +126,43 @@ async fn run(config: Config) -> anyhow::Result<()> {
         ended = parts.watches.ended() => return Err(ended.into()),
         found = find_devices(&config) => found?,
     };
-    let client = client(&config).await?;
+    // From here to the end of this function nothing waits for the API server, and no task waits for another: kubelet has the
+    // resources first, then come the pods, and containers start once the Device object and the pods are known.
+    let connection = Connection::new(&config).await?;
     let excluded = inventory.excluded.clone();
-    let Devices { fleet, faults, clear } = parts.watch_devices(&config, &client, inventory).await?;
-    // Read before registration, after which kubelet writes down what this process answers.
+    let Devices { fleet, faults, corrections } = parts.watch_devices(&config, inventory)?;
+    // kubelet's checkpoint is read before registration, after which kubelet writes down what this process answers.
+    let keeps_units = keeps_memory_units(&config.device_plugin_dir, &config.settings, &fleet.borrow());
     let (tell_injection, injection) = watch::channel(None);
     let readers = parts.watch_readers(&config);
     let node = NodeState::beside_kubelet(config.settings.clone(), fleet, pods.subscribe(), &config.device_plugin_dir);
     let node = Arc::new(node.with_injection(injection.clone(), readers));
-    let recorder = parts.write_events(&config, &client);
+    let recorder = parts.write_events(&config, &connection);
     for gpu in &excluded {
         recorder.node(Weight::Warning, "GPUNotShared", gpu.to_string());
     }
     let listeners = Listeners { injection: tell_injection, recorder: recorder.clone(), metrics: metrics.clone() };
     parts.watches.spawn("way of injection", follow(Arc::clone(&node), node_facts(&config), listeners));
     if config.identity == Identity::Proof {
-        parts.guard_starts(&config, &client, &node, pods.clone(), recorder.clone(), metrics.clone());
+        parts.guard_starts(&config, &connection, &node, pods.clone(), recorder.clone(), metrics.clone());
     } else {
         warn!("containers start without proof of whose they are");
     }
-    parts.watch_pods(&config, &client, pods);
+    parts.watch_pods(&config, &connection, pods);
     let seen = parts.serve_runtime(&config, &node, metrics);
-    let published = parts.publish(&config, &client, (node.fleet.clone(), node.pods.clone(), injection), seen, additions, recorder.clone());
-    parts
-        .watches
-        .spawn("watch of cleared devices", watch_clearance(Api::all(client.clone()), published.device.clone(), node.fleet.clone(), clear));
+    let sources = (node.fleet.clone(), node.pods.clone(), injection);
+    let published = parts.publish(&config, &connection, sources, seen, additions, recorder.clone());
+    let published = Published { keeps_units, ..published };
+    let device = published.device.clone();
+    parts.watches.spawn(
+        "corrections of health",
+        correct_health(connection.clone(), config.node_name.to_string(), device, node.fleet.clone(), corrections),
+    );
     let sources = casualties::Sources { fleet: node.fleet.clone(), pods: node.pods.clone(), faults, recorder };
-    parts.watches.spawn("pods on unhealthy devices", look_after(client.clone(), sources, config.evicts_from_sick_devices));
+    parts.watches.spawn("pods on unhealthy devices", look_after(connection.client.clone(), sources, config.evicts_from_sick_devices));
     parts.follow_checkpoint(&config, &node);
-    parts.watches.spawn("marks of assigned pods", mark_assigned(client, Arc::clone(&node)));
-    for (resource, is_registered) in registered {
-        let dir = KubeletDir::new(config.device_plugin_dir.clone());
-        parts
-            .servers
-            .spawn(resource.socket(), offer::serve(dir, resource, Arc::clone(&node), published.clone(), stop.clone(), is_registered));
-    }
+    parts.watches.spawn("marks of assigned pods", mark_assigned(connection, Arc::clone(&node)));
+    parts.serve_kubelet(&config, &node, &published, &stop, registered);
     parts.run(stop).await?;
     info!("ended");
     Ok(())
@@ -181,40 +183,39 @@ struct Parts {
 struct Devices {
     fleet: watch::Receiver<Arc<Fleet>>,
     faults: mpsc::Receiver<Fault>,
-    /// Takes devices that an operator has cleared.
-    clear: mpsc::Sender<GpuUuid>,
+    /// Takes what others know of the devices' health.
+    corrections: mpsc::Sender<Correction>,
 }
 
 impl Parts {
-    async fn watch_devices(&mut self, config: &Config, client: &Client, inventory: Inventory) -> anyhow::Result<Devices> {
+    fn watch_devices(&mut self, config: &Config, inventory: Inventory) -> anyhow::Result<Devices> {
         let number = number(config);
-        let fleet = Fleet::new(inventory.clone(), number(&inventory)?);
+        let fleet = Fleet { is_recalled: false, ..Fleet::new(inventory.clone(), number(&inventory)?) };
         describe(config, &fleet);
-        let mut health = Health::new(config.health.clone(), inventory.ids().cloned());
-        let fleet = recall(&Api::all(client.clone()), config.node_name.as_str(), boot_id().as_deref(), &mut health, fleet).await;
+        let health = Health::new(config.health.clone(), inventory.ids().cloned());
         let (tell_fleet, fleet) = watch::channel(Arc::new(fleet));
         let (tell_fault, faults) = mpsc::channel(MOST_FAULTS);
-        let (clear, cleared) = mpsc::channel(MOST_FAULTS);
-        let channels = Channels { fleet: tell_fleet, faults: tell_fault, cleared };
+        let (correct, corrections) = mpsc::channel(MOST_FAULTS);
+        let channels = Channels { fleet: tell_fleet, faults: tell_fault, corrections };
         self.devices.spawn(named("watch of devices", watch_devices(config.source.clone(), inventory, health, number, channels)));
-        Ok(Devices { fleet, faults, clear })
+        Ok(Devices { fleet, faults, corrections: correct })
     }
 
-    fn watch_pods(&mut self, config: &Config, client: &Client, pods: watch::Sender<Pods>) {
-        self.watches
-            .spawn("watch of pods", watch_pods(client.clone(), config.node_name.to_string(), config.settings.names.cluster.clone(), pods));
+    fn watch_pods(&mut self, config: &Config, connection: &Connection, pods: watch::Sender<Pods>) {
+        let (node, names) = (config.node_name.to_string(), config.settings.names.cluster.clone());
+        self.watches.spawn("watch of pods", watch_pods(connection.clone(), node, names, pods));
     }
 
     /// Tells the cluster of a node whose devices are away, so that what was published of them before goes away too.
-    fn without_devices(config: &Config, client: &Client) -> anyhow::Result<Self> {
+    fn without_devices(config: &Config, connection: &Connection) -> anyhow::Result<Self> {
         let mut parts = Self::default();
         let nothing = Inventory::default();
         let (fleet, none) = watch::channel(Arc::new(Fleet::new(nothing.clone(), number(config)(&nothing)?)));
         let (pods, pods_seen) = watch::channel(Pods::default());
-        parts.watch_pods(config, client, pods);
-        let recorder = parts.write_events(config, client);
+        parts.watch_pods(config, connection, pods);
+        let recorder = parts.write_events(config, connection);
         let seen = watch::channel(Seen::default()).1;
-        parts.publish(config, client, (none, pods_seen, watch::channel(None).1), seen, Arc::default(), recorder);
+        parts.publish(config, connection, (none, pods_seen, watch::channel(None).1), seen, Arc::default(), recorder);
         parts.watches.spawn("absent devices", async move { fleet.closed().await });
         Ok(parts)
     }
@@ -222,20 +223,20 @@ impl Parts {
     fn publish(
         &mut self,
         config: &Config,
-        client: &Client,
+        connection: &Connection,
         (fleet, pods, injection): (watch::Receiver<Arc<Fleet>>, watch::Receiver<Pods>, watch::Receiver<Option<Injection>>),
         seen: watch::Receiver<Seen>,
         additions: Arc<Additions>,
         recorder: Recorder,
     ) -> Published {
         let (sender, node) = watch::channel(None);
-        self.watches.spawn("watch of the node", watch_node(client.clone(), config.node_name.to_string(), sender));
+        self.watches.spawn("watch of the node", watch_node(connection.clone(), config.node_name.to_string(), sender));
         let (sender, device) = watch::channel(Held::default());
-        self.watches.spawn("watch of the Device object", watch_device(client.clone(), config.node_name.to_string(), sender));
+        self.watches.spawn("watch of the Device object", watch_device(connection.clone(), config.node_name.to_string(), sender));
         let without_devices = self.watch_without_devices(config, pods.clone(), seen.clone());
         let sources = vendor::Sources { fleet: fleet.clone(), pods: pods.clone(), seen };
-        let checkpoints = self.watch_vendor(config, client, sources, recorder);
-        let published = Published { node: node.clone(), device: device.clone(), checkpoints: checkpoints.clone() };
+        let checkpoints = self.watch_vendor(config, connection, sources, recorder);
+        let published = Published { node: node.clone(), device: device.clone(), checkpoints: checkpoints.clone(), keeps_units: false };
         let additions = self.watch_additions(config, additions);
         let sources = Sources { fleet, pods, node, device, checkpoints, additions, injection, without_devices };
         let facts = Facts {
@@ -247,7 +248,7 @@ impl Parts {
             boot_id: boot_id(),
             guards_starts: config.identity == Identity::Proof,
         };
-        self.watches.spawn("publication", Publisher::new(client, facts, sources).run());
+        self.watches.spawn("publication", Publisher::new(connection, facts, sources).run());
         published
     }
 
@@ -271,7 +272,7 @@ impl Parts {
     fn watch_vendor(
         &mut self,
         config: &Config,
-        client: &Client,
+        connection: &Connection,
         sources: vendor::Sources,
         recorder: Recorder,
     ) -> watch::Receiver<Option<DevicesCheckpoints>> {
@@ -286,8 +287,24 @@ impl Parts {
         };
         let (sender, checkpoints) = watch::channel(None);
         let sinks = vendor::Sinks { checkpoints: sender, recorder };
-        self.watches.spawn("other plugins' devices", watch_vendor(settings, sources, AdminAccess::new(client.clone()), sinks));
+        self.watches.spawn("other plugins' devices", watch_vendor(settings, sources, AdminAccess::new(connection.client.clone()), sinks));
         checkpoints
+    }
+
+    /// Registers each resource with kubelet, and serves it.
+    fn serve_kubelet(
+        &mut self,
+        config: &Config,
+        node: &Arc<NodeState>,
+        published: &Published,
+        stop: &Stop,
+        registered: Vec<(Served, watch::Sender<bool>)>,
+    ) {
+        for (resource, is_registered) in registered {
+            let dir = KubeletDir::new(config.device_plugin_dir.clone());
+            let serving = offer::serve(dir, resource, Arc::clone(node), published.clone(), stop.clone(), is_registered);
+            self.servers.spawn(resource.socket(), serving);
+        }
     }
 
     /// Answers the container runtime, if its hook is wanted; which GPUs containers see, as it tells.
@@ -309,8 +326,8 @@ impl Parts {
         readers
     }
 
-    fn write_events(&mut self, config: &Config, client: &Client) -> Recorder {
-        let (recorder, writer) = events::recorder(client.clone(), config.node_name.to_string());
+    fn write_events(&mut self, config: &Config, connection: &Connection) -> Recorder {
+        let (recorder, writer) = events::recorder(connection, config.node_name.to_string());
         self.watches.spawn("events", writer.run());
         recorder
     }
@@ -319,16 +336,16 @@ impl Parts {
     fn guard_starts(
         &mut self,
         config: &Config,
-        client: &Client,
+        connection: &Connection,
         node: &Arc<NodeState>,
         pods: watch::Sender<Pods>,
         recorder: Recorder,
         metrics: Metrics,
     ) {
-        let exchange = Arc::new(Mutex::new(Exchange::new(client, config.node_name.to_string(), pods)));
-        let gate = Gate::new(client.clone(), config.starts.clone(), Arc::clone(&exchange), recorder, metrics);
+        let exchange = Arc::new(Mutex::new(Exchange::new(connection, config.node_name.to_string(), pods)));
+        let gate = Gate::new(connection.client.clone(), config.starts.clone(), Arc::clone(&exchange), recorder, metrics);
         node.gate.get_or_init(|| gate);
-        self.watches.spawn("exchanged records", exchange::follow(client.clone(), Arc::clone(node), exchange));
+        self.watches.spawn("exchanged records", exchange::follow(connection.clone(), Arc::clone(node), exchange));
         self.watches.spawn("comparison of running pods", keep_reconciled(Arc::clone(node)));
     }
 
@@ -372,6 +389,23 @@ impl Parts {
     }
 }
 
+/// Hands on what the Device object says of the devices' health: first the errors that an earlier process saw, then what an
+/// operator clears.
+async fn correct_health(
+    connection: Connection,
+    node_name: String,
+    device: watch::Receiver<Held>,
+    fleet: watch::Receiver<Arc<Fleet>>,
+    corrections: mpsc::Sender<Correction>,
+) {
+    let devices = Api::all(connection.client.clone());
+    let mut backoff = connection.contact.backoff(recall::PAUSES);
+    let recalled = recall(&devices, &node_name, boot_id().as_deref(), &mut backoff).await;
+    // The task that follows the devices has this channel's other end as long as the process lives.
+    let _ = corrections.send(Correction::Recalled(recalled)).await;
+    watch_clearance(devices, device, fleet, corrections).await;
+}
+
 fn devices_failed(error: JoinError) -> anyhow::Error {
     anyhow!(error).context("task \"watch of devices\" has failed, and the process with it")
 }
@@ -413,10 +447,10 @@ async fn find_devices(config: &Config) -> anyhow::Result<Inventory> {
         let parts = if let Some(parts) = &mut meanwhile {
             parts
         } else {
-            let client = client(config).await?;
-            let mut parts = Parts::without_devices(config, &client)?;
+            let connection = Connection::new(config).await?;
+            let mut parts = Parts::without_devices(config, &connection)?;
             if is_by_choice {
-                parts.write_events(config, &client).node(Weight::Warning, "GPUNotShared", format!("{error:#}"));
+                parts.write_events(config, &connection).node(Weight::Warning, "GPUNotShared", format!("{error:#}"));
             }
             meanwhile.insert(parts)
         };
@@ -425,23 +459,6 @@ async fn find_devices(config: &Config) -> anyhow::Result<Inventory> {
             ended = parts.watches.ended() => return Err(ended.into()),
         }
     }
-}
-
-async fn client(config: &Config) -> anyhow::Result<Client> {
-    let mut found = match &config.kubeconfig {
-        Some(path) => {
-            let unreadable = || format!("cannot use the kubeconfig {}", path.display());
-            let kubeconfig = Kubeconfig::read_from(path).with_context(unreadable)?;
-            kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.with_context(unreadable)?
-        }
-        None => kube::Config::incluster().context("this does not run in a pod with a service account; name a --kubeconfig")?,
-    };
-    // Each request has a limit and a retry of its own; watches must be allowed to stay silent.
-    found.default_retry = false;
-    found.connect_timeout = Some(CONNECT_LIMIT);
-    let builder = ClientBuilder::try_from(found).context("cannot make a client of the API server")?;
-    // Only the beginning of an answer is waited for: a watch may be silent after that.
-    Ok(builder.with_layer(&TimeoutLayer::new(ANSWER_LIMIT)).build())
 }
 
 /// The facts that show how this process got NVML, and so if the container runtime acts on the vendor's variable.

@@ -12,8 +12,10 @@ use kube::core::Status;
 use kube::runtime::watcher;
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 use tracing::warn;
+
+use crate::connection::Contact;
 
 /// The pause after the first failure, doubled after each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
@@ -38,14 +40,20 @@ pub enum News<K> {
     Restored,
 }
 
-/// Hands all news to `take_in` until the task is dropped. Pauses after failures are at most `longest_pause`.
-pub async fn follow<K>(what: &str, api: Api<K>, config: watcher::Config, longest_pause: Duration, mut take_in: impl FnMut(News<K>))
-where
+/// Hands all news to `take_in` until the task is dropped. Pauses after failures are at most `longest_pause`, and end when `contact`
+/// is regained.
+pub async fn follow<K>(
+    what: &str,
+    (api, contact): (Api<K>, &Contact),
+    config: watcher::Config,
+    longest_pause: Duration,
+    mut take_in: impl FnMut(News<K>),
+) where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
     let begin = || watcher(api.clone(), config.clone()).boxed();
     let mut events = begin();
-    let mut pause = FIRST_PAUSE;
+    let mut backoff = contact.backoff((FIRST_PAUSE, longest_pause));
     let mut failed_at: Option<Instant> = None;
     // Between its announcement and its end a list must make progress; a watch may be silent for long.
     let (mut is_listing, mut is_interrupted) = (true, false);
@@ -74,14 +82,13 @@ where
             }
         };
         if failed_at.is_none_or(|failed| failed.elapsed() >= STABLE) {
-            pause = FIRST_PAUSE;
+            backoff.reset();
         }
-        warn!(watch = what, error = problem, ?pause, "a watch is interrupted, trying again");
+        warn!(watch = what, error = problem, pause = ?backoff.next(), "a watch is interrupted, trying again");
         is_interrupted = true;
         take_in(News::Interrupted);
-        sleep(pause).await;
+        backoff.pause().await;
         failed_at = Some(Instant::now());
-        pause = (pause * 2).min(longest_pause);
     }
 }
 
@@ -141,7 +148,7 @@ mod tests {
                 let _ = sender.send(word.to_owned());
             };
             let api = Api::<Pod>::all(Client::new(service, "default"));
-            follow("pods", api, watcher::Config::default(), Duration::from_secs(2), tell).await;
+            follow("pods", (api, &Contact::default()), watcher::Config::default(), Duration::from_secs(2), tell).await;
         });
         (requests, news)
     }
@@ -210,7 +217,8 @@ mod tests {
             // The next list fails too, so that every second request is a list again.
             next.send_response(Response::builder().status(500).body(Body::empty()).unwrap());
         }
-        assert!(pauses.windows(2).all(|pair| pair[0] <= pair[1]), "{pauses:?}");
-        assert!(pauses.last().is_some_and(|last| (1900..2600).contains(last)), "{pauses:?}");
+        // Doubled after each failure, of which there are two in a round, and up to a quarter more.
+        let expected = [250, 1000, 2000, 2000, 2000, 2000];
+        assert!(pauses.iter().zip(expected).all(|(pause, least)| (least..=least * 5 / 4 + 10).contains(pause)), "{pauses:?}");
     }
 }

@@ -106,7 +106,7 @@ async fn pods_of_a_sick_device_are_evicted_as_the_api_server_allows() {
     let (_health, fleet) = watch::channel(Arc::new(with(&[(false, "XID 79"), (true, "fine")])));
     let (_pods, pods) = watch::channel(pods([pod("a", 1, [units(2)]), pod("well", 2, [units(2)]).on([1])]));
     let (_faults, faults) = mpsc::channel(1);
-    let (recorder, _writer) = crate::events::recorder(client.clone(), "n1".to_owned());
+    let (recorder, _writer) = crate::events::recorder(&client.clone().into(), "n1".to_owned());
     let began = Instant::now();
     let task = tokio::spawn(look_after(client, Sources { fleet, pods, faults, recorder }, true));
     for (answer, after) in [(429, GRACE), (201, GRACE + AGAIN)] {

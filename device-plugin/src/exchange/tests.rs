@@ -28,7 +28,7 @@ fn scene_of<N: AsRef<str>>(of: impl IntoIterator<Item = (N, u32)>) -> (NodeState
     let (_, fleet) = watch::channel(Arc::new(fleet(4)));
     let settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(2));
     let node = NodeState::new(settings, fleet, seen, Ledger::default());
-    (node, Exchange::new(&Client::new(service, "default"), "n1".to_owned(), sender), requests)
+    (node, Exchange::new(&Client::new(service, "default").into(), "n1".to_owned(), sender), requests)
 }
 
 async fn answer(requests: &mut Handle<Request<Body>, Response<Body>>, code: u16, body: &Value) -> String {
@@ -61,7 +61,7 @@ async fn a_write_without_an_answer_leaves_others_alone() {
     drop(unanswered);
     exchange.load_for(&c).await.unwrap();
     assert!(matches!(exchange.load_for(&a).await, Err(ExchangeFailed::Resting(_))), "nobody waits for it at once");
-    sleep(REST).await;
+    tokio::time::sleep(REST).await;
     // It was done.
     let record = |minor: u32| json!({"gpu": [{"minor": minor, "resources": {"koordinator.sh/gpu-memory": "2Gi"}}]});
     let mut done = device("2");

@@ -17,13 +17,14 @@ use crate::publish::device_watch::Held;
 use crate::watching::one_line;
 
 use super::Fleet;
+use super::watch::Correction;
 
 /// Acts on the annotation until the task is dropped.
 pub async fn watch_clearance(
     devices: Api<RawDevice>,
     mut held: watch::Receiver<Held>,
     fleet: watch::Receiver<Arc<Fleet>>,
-    cleared: mpsc::Sender<GpuUuid>,
+    corrections: mpsc::Sender<Correction>,
 ) {
     while held.changed().await.is_ok() {
         let Some((node, text)) = asked(&held.borrow_and_update()) else { continue };
@@ -33,7 +34,7 @@ pub async fn watch_clearance(
         }
         for device in named {
             info!(%device, "an operator clears a device");
-            if cleared.send(device).await.is_err() {
+            if corrections.send(Correction::Cleared(device)).await.is_err() {
                 return;
             }
         }
@@ -84,13 +85,13 @@ mod tests {
     #[tokio::test]
     async fn an_annotation_counts_once() {
         let (service, mut requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
-        let (sender, held) = watch::channel(Held::Unknown);
+        let (device, held) = watch::channel(Held::Unknown);
         let (_fleet, fleet) = watch::channel(Arc::new(builders::fleet(1)));
-        let (cleared, mut devices) = mpsc::channel(1);
-        tokio::spawn(watch_clearance(Api::all(Client::new(service, "default")), held, fleet, cleared));
+        let (sender, mut corrections) = mpsc::channel(1);
+        tokio::spawn(watch_clearance(Api::all(Client::new(service, "default")), held, fleet, sender));
         let object = json!({"metadata": {"name": "n1", "annotations": {CLEAR_UNHEALTHY: "all"}}, "spec": {}});
-        sender.send_replace(Held::Object(Box::new(serde_json::from_value(object.clone()).unwrap())));
-        assert_eq!(devices.recv().await, Some(builders::gpu(0).uuid));
+        device.send_replace(Held::Object(Box::new(serde_json::from_value(object.clone()).unwrap())));
+        assert_eq!(corrections.recv().await, Some(Correction::Cleared(builders::gpu(0).uuid)));
         let (request, response) = requests.next_request().await.unwrap();
         assert_eq!((request.method(), request.uri().path().rsplit('/').next()), (&Method::PATCH, Some("n1")));
         let body = request.into_body().collect_bytes().await.unwrap();

@@ -1,7 +1,7 @@
-//! Restores health from before this process: the XIDs in the node's Device object, which no probe finds.
+//! Recalls the health from before this process: the XIDs in the node's Device object, which no probe finds.
 //!
-//! Reads it once, when the process starts. Loss and failed probes are not taken over: probes find them again. A boot resets
-//! devices, so XIDs of an earlier boot are not taken over either.
+//! Reads the object once, when the process starts, and asks again until the API server answers. Loss and failed probes are not
+//! taken over: probes find them again. A boot resets devices, so XIDs of an earlier boot are not taken over either.
 
 use std::time::Duration;
 
@@ -10,46 +10,67 @@ use proto::device::{BOOT_ID, DeviceSpec, RawDevice};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-use crate::health::Health;
+use crate::connection::Backoff;
+use crate::inventory::GpuUuid;
 use crate::publish::device_object;
 use crate::watching::one_line;
 
-use super::Fleet;
-use super::watch::changed;
-
-/// How long the start waits for the object.
+/// Longest time that one request may take.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// `fleet` and its `health` with the XIDs that a predecessor of this process saw; as they are if nobody tells.
+/// Pauses after failures, doubled each time.
+pub const PAUSES: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
+
+/// A critical error that an earlier process saw on a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recalled {
+    /// The device.
+    pub device: GpuUuid,
+    /// The number of the error.
+    pub xid: u64,
+    /// The time since which the device is unhealthy, as the object has it.
+    pub since: String,
+}
+
+/// The XIDs that the node's Device object names; none if there is no such object, or it cannot be read.
 ///
-/// Asked before kubelet is told of any device and before the object is written again.
+/// kubelet hears of the devices before this is known. The Device object is not written again before, and no container starts.
 ///
 /// `boot_id` is the boot of this node, if the kernel names it.
-pub async fn recall(devices: &Api<RawDevice>, node: &str, boot_id: Option<&str>, health: &mut Health, fleet: Fleet) -> Fleet {
-    let device = match timeout(LIMIT, devices.get_opt(node)).await {
-        Ok(Ok(Some(device))) => device,
-        Ok(Ok(None)) => return fleet,
-        Ok(Err(error)) => {
-            warn!(error = one_line(&error), "the Device object of before cannot be read, so all devices begin as healthy");
-            return fleet;
-        }
-        Err(_) => {
-            warn!("no answer about the Device object of before, so all devices begin as healthy");
-            return fleet;
-        }
-    };
+pub async fn recall(devices: &Api<RawDevice>, node: &str, boot_id: Option<&str>, backoff: &mut Backoff) -> Vec<Recalled> {
+    let Some(device) = read(devices, node, backoff).await else { return Vec::new() };
     let written_in = device.metadata.annotations.as_ref().and_then(|annotations| annotations.get(BOOT_ID));
     if written_in.zip(boot_id).is_some_and(|(before, now)| before != now) {
         info!("this node has booted since its Device object was written, so its devices have been reset");
-        return fleet;
+        return Vec::new();
     }
     let spec = device.read().unwrap_or_else(|error| {
         warn!(%error, "the Device object of before says nothing that can be read, so all devices begin as healthy");
         DeviceSpec::default()
     });
     let sick = device_object::sick_by_xid(&spec);
-    let changes: Vec<_> = sick.filter_map(|(uuid, xid, since)| health.recall(Duration::ZERO, &uuid, xid, since)).collect();
-    changed(&fleet, &changes)
+    sick.map(|(device, xid, since)| Recalled { device, xid, since: since.to_owned() }).collect()
+}
+
+/// Reads the object, again and again while the API server is away or cannot answer.
+async fn read(devices: &Api<RawDevice>, node: &str, backoff: &mut Backoff) -> Option<RawDevice> {
+    let mut is_told = false;
+    loop {
+        let error = match timeout(LIMIT, devices.get_opt(node)).await {
+            Ok(Ok(found)) => return found,
+            Ok(Err(kube::Error::Api(status))) if status.code < 500 && status.code != 429 => {
+                warn!(error = one_line(&status), "the Device object of before cannot be read, so all devices begin as healthy");
+                return None;
+            }
+            Ok(Err(error)) => one_line(&error),
+            Err(_) => format!("no answer within {LIMIT:?}"),
+        };
+        if !is_told {
+            warn!(error, "the Device object of before cannot be read yet; containers start once it is");
+            is_told = true;
+        }
+        backoff.pause().await;
+    }
 }
 
 #[cfg(test)]
@@ -61,7 +82,7 @@ mod tests {
 
     use super::*;
     use crate::builders;
-    use crate::health::{Policy, Reason};
+    use crate::connection::Contact;
 
     fn device(minor: u32, kind: &str, status: &str, reason: &str) -> Value {
         let condition =
@@ -69,31 +90,31 @@ mod tests {
         json!({"type": kind, "id": builders::gpu(minor).uuid.to_string(), "health": status == "True", "conditions": [condition]})
     }
 
-    /// What becomes of three healthy devices, when the API server answers so or not at all.
-    async fn recalled(answer: Option<(u16, Value)>) -> Vec<Option<Reason>> {
+    /// The XIDs by minor number, when the API server gives these answers one after the other, and none in place of `None`.
+    async fn recalled(answers: Vec<Option<(u16, Value)>>) -> Vec<(u32, u64)> {
         let (service, mut requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
-        let fleet = builders::fleet(3);
-        let mut health = Health::new(Policy::default(), fleet.gpus.iter().map(|entry| entry.gpu.uuid.clone()));
         let devices = Api::all(Client::new(service, "default"));
         let server = tokio::spawn(async move {
-            let (request, response) = requests.next_request().await.unwrap();
-            assert!(request.uri().path().ends_with("/devices/n1"), "{}", request.uri());
-            match answer {
-                Some((code, body)) => {
-                    response.send_response(Response::builder().status(code).body(Body::from(body.to_string().into_bytes())).unwrap());
+            let mut unanswered = Vec::new();
+            for answer in answers {
+                let (request, response) = requests.next_request().await.unwrap();
+                assert!(request.uri().path().ends_with("/devices/n1"), "{}", request.uri());
+                match answer {
+                    Some((code, body)) => {
+                        response.send_response(Response::builder().status(code).body(Body::from(body.to_string().into_bytes())).unwrap());
+                    }
+                    None => unanswered.push(response),
                 }
-                None => std::future::pending().await,
             }
         });
-        let fleet = recall(&devices, "n1", Some("this-boot"), &mut health, fleet).await;
-        server.abort();
-        assert!(fleet.gpus.iter().all(|entry| entry.is_healthy == entry.reason.is_none()));
-        assert!(fleet.gpus.iter().all(|entry| health.illness(&entry.gpu.uuid) == entry.reason), "both tell the same");
-        fleet.gpus.iter().map(|entry| entry.reason).collect()
+        let recalled = recall(&devices, "n1", Some("this-boot"), &mut Contact::default().backoff(PAUSES)).await;
+        server.await.unwrap();
+        let minor = |device: &GpuUuid| (0..8).find(|minor| builders::gpu(*minor).uuid == *device).unwrap();
+        recalled.iter().map(|error| (minor(&error.device), error.xid)).collect()
     }
 
     #[tokio::test]
-    async fn only_xids_are_remembered() {
+    async fn only_xids_are_recalled() {
         let devices = [
             device(0, "gpu", "False", "Xid79"),
             device(1, "gpu", "False", "Lost"),
@@ -102,26 +123,36 @@ mod tests {
             device(7, "gpu", "False", "Xid79"),
         ];
         let object = json!({"metadata": {"name": "n1"}, "spec": {"devices": devices}});
-        assert_eq!(recalled(Some((200, object))).await, [Some(Reason::Xid(79)), None, None]);
+        assert_eq!(recalled(vec![Some((200, object))]).await, [(0, 79), (7, 79)]);
     }
 
     /// An object of an earlier boot was written before a reset.
     #[tokio::test]
     async fn a_boot_resets_devices() {
-        for (boot, expected) in [("this-boot", Some(Reason::Xid(48))), ("an-earlier-boot", None)] {
+        for (boot, expected) in [("this-boot", vec![(0, 48)]), ("an-earlier-boot", vec![])] {
             let devices = [device(0, "gpu", "False", "Xid48")];
             let object = json!({"metadata": {"name": "n1", "annotations": {BOOT_ID: boot}}, "spec": {"devices": devices}});
-            assert_eq!(recalled(Some((200, object))).await.first(), Some(&expected), "{boot}");
+            assert_eq!(recalled(vec![Some((200, object))]).await, expected, "{boot}");
         }
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn nothing_is_remembered_without_an_answer() {
-        let missing = json!({"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404, "message": "no"});
-        let broken = json!({"kind": "Status", "status": "Failure", "reason": "InternalError", "code": 500, "message": "no"});
+    fn failure(code: u16, reason: &str) -> (u16, Value) {
+        (code, json!({"kind": "Status", "status": "Failure", "reason": reason, "code": code, "message": "no"}))
+    }
+
+    #[tokio::test]
+    async fn an_answer_without_an_object_recalls_nothing() {
         let nonsense = json!({"metadata": {"name": "n1"}, "spec": {"devices": [{"health": "no"}]}});
-        for answer in [Some((404, missing)), Some((500, broken)), Some((200, nonsense)), None] {
-            assert_eq!(recalled(answer).await, [None; 3]);
+        for answer in [failure(404, "NotFound"), failure(403, "Forbidden"), (200, nonsense)] {
+            assert_eq!(recalled(vec![Some(answer)]).await, []);
         }
+    }
+
+    /// A sick device that begins as healthy because the API server is away gets pods again.
+    #[tokio::test(start_paused = true)]
+    async fn without_an_answer_the_object_is_read_again() {
+        let object = json!({"metadata": {"name": "n1"}, "spec": {"devices": [device(0, "gpu", "False", "Xid79")]}});
+        let answers = vec![None, Some(failure(500, "InternalError")), Some(failure(429, "TooManyRequests")), Some((200, object))];
+        assert_eq!(recalled(answers).await, [(0, 79)]);
     }
 }

@@ -22,6 +22,7 @@ use crate::inventory::{GpuUuid, Inventory, InventoryError, Source};
 use crate::plugin::ids::IdScheme;
 use crate::watching::one_line;
 
+use super::recall::Recalled;
 use super::{Fleet, FleetDevice, FleetGpu};
 
 /// How soon a watch that has ended is begun again.
@@ -47,8 +48,17 @@ pub struct Channels {
     pub fleet: watch::Sender<Arc<Fleet>>,
     /// Faults of applications; those for which there is no room are dropped.
     pub faults: mpsc::Sender<Fault>,
-    /// Devices that an operator has cleared.
-    pub cleared: mpsc::Receiver<GpuUuid>,
+    /// What others know of the devices' health.
+    pub corrections: mpsc::Receiver<Correction>,
+}
+
+/// A change of health that does not come from the source of the devices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Correction {
+    /// An operator has cleared a device.
+    Cleared(GpuUuid),
+    /// The critical errors that an earlier process saw: from now on they are known.
+    Recalled(Vec<Recalled>),
 }
 
 /// This process must end, so that its container is made again with the library of the driver that the node has now.
@@ -72,6 +82,9 @@ pub async fn watch_devices(source: Source, inventory: Inventory, health: Health,
             }
             Err(error) => {
                 warn!(error = one_line(&error), "cannot watch the devices, trying again");
+                while let Ok(correction) = follower.channels.corrections.try_recv() {
+                    follower.correct(correction);
+                }
                 follower.look_again().await;
             }
         }
@@ -102,8 +115,8 @@ impl Follower {
             let next = tokio::select! {
                 // What has been said counts before silence.
                 biased;
-                Some(device) = self.channels.cleared.recv() => {
-                    self.clear(&device);
+                Some(correction) = self.channels.corrections.recv() => {
+                    self.correct(correction);
                     Seen::Health
                 }
                 next = take_in(&mut seen, &mut self.health, &mut silence, self.began, &self.channels.fleet, &self.channels.faults) => next,
@@ -123,10 +136,16 @@ impl Follower {
         }
     }
 
-    /// An operator says that the device is well.
-    fn clear(&mut self, device: &GpuUuid) {
-        let change = self.health.clear(self.began.elapsed(), device);
-        tell(&self.channels.fleet, change.as_slice());
+    fn correct(&mut self, correction: Correction) {
+        let (now, health) = (self.began.elapsed(), &mut self.health);
+        match correction {
+            Correction::Cleared(device) => tell(&self.channels.fleet, health.clear(now, &device).as_slice()),
+            Correction::Recalled(errors) => {
+                let recalled = errors.iter().filter_map(|error| health.recall(now, &error.device, error.xid, &error.since));
+                let changes: Vec<_> = recalled.collect();
+                self.channels.fleet.send_modify(|fleet| *fleet = Arc::new(Fleet { is_recalled: true, ..changed(fleet, &changes) }));
+            }
+        }
     }
 
     /// The driver of these devices does not answer, so nothing is known of them.
@@ -310,7 +329,7 @@ fn adopt(found: Inventory, inventory: &mut Inventory, health: &mut Health, numbe
     health.retarget(found.ids().cloned());
     inventory.clone_from(&found);
     fleet.send_modify(|fleet| {
-        let mut new = Fleet::new(found, ids);
+        let mut new = Fleet { is_recalled: fleet.is_recalled, ..Fleet::new(found, ids) };
         for entry in &mut new.gpus {
             if let Some(before) = fleet.gpus.iter().find(|before| before.gpu.uuid == entry.gpu.uuid) {
                 *entry = FleetGpu { gpu: entry.gpu.clone(), is_shared: entry.is_shared, ..before.clone() };

@@ -27,6 +27,7 @@ use super::{NodeState, SHORT_CHECKPOINT};
 impl NodeState {
     /// Answers for one container.
     pub(super) async fn allocate(&self, resource: Served, request: &ContainerAllocateRequest) -> ContainerAllocateResponse {
+        self.until_decided().await;
         let ids = &request.device_ids;
         let devices = self.devices_of(resource, ids);
         let call = Call { resource, count: ids.len() as u64, devices: &devices };
@@ -43,7 +44,7 @@ impl NodeState {
     /// How long to wait for the pod of an Allocate.
     fn allocate_patience(&self) -> Duration {
         let has_waited = self.has_waited.swap(false, Ordering::Relaxed);
-        if has_waited || self.mode() == Mode::Cdi { Duration::ZERO } else { self.settings.allocate_wait }
+        if has_waited || self.mode() == Mode::Cdi { Duration::ZERO } else { self.pod_wait() }
     }
 
     /// Answers for the pod that `GetPreferredAllocation` was answered for just before, if there is one.

@@ -31,12 +31,13 @@ impl NodeState {
         resource: Served,
         request: &ContainerPreferredAllocationRequest,
     ) -> ContainerPreferredAllocationResponse {
+        self.until_decided().await;
         let devices = self.devices_of(resource, &request.must_include_device_ids);
         let count = u64::try_from(request.allocation_size).unwrap_or(0);
         let call = Call { resource, count, devices: &devices };
         self.ledger().prefer(None);
         // Mode cdi needs no pinning for the right device, only for those who read kubelet's books.
-        let patience = if self.mode() == Mode::Cdi { self.settings.allocate_wait.min(CDI_WAIT) } else { self.settings.allocate_wait };
+        let patience = if self.mode() == Mode::Cdi { self.settings.allocate_wait.min(CDI_WAIT) } else { self.pod_wait() };
         let wanted = self.when_identified(&call, patience, |pods, found| {
             let wanted = self.wanted(pods, &found, resource);
             self.ledger().prefer(Some(found));

@@ -5,13 +5,14 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use std::time::Duration;
 
+use kube::Api;
 use kube::runtime::watcher;
-use kube::{Api, Client};
 use proto::pod::Pod;
 use proto::resource::ResourceNames;
 use tokio::sync::watch;
 use tracing::{debug, info};
 
+use crate::connection::Connection;
 use crate::watching::{News, follow};
 
 use super::{Claimant, NodePod, PodUid, Pods, Stage};
@@ -20,7 +21,7 @@ use super::{Claimant, NodePod, PodUid, Pods, Stage};
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// Watches until the task is dropped.
-pub async fn watch_pods(client: Client, node: String, names: ResourceNames, pods: watch::Sender<Pods>) {
+pub async fn watch_pods(connection: Connection, node: String, names: ResourceNames, pods: watch::Sender<Pods>) {
     let config = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
     let mut listing = Listing::default();
     let take_in = |news| match news {
@@ -28,7 +29,8 @@ pub async fn watch_pods(client: Client, node: String, names: ResourceNames, pods
         News::Interrupted => pods.send_modify(|pods| pods.set_interrupted(true)),
         News::Restored => pods.send_modify(|pods| pods.set_interrupted(false)),
     };
-    follow("pods of this node", Api::<Pod>::all(client), config, LONGEST_PAUSE, take_in).await;
+    let Connection { client, contact } = connection;
+    follow("pods of this node", (Api::<Pod>::all(client), &contact), config, LONGEST_PAUSE, take_in).await;
 }
 
 /// Pods of a list that is not complete yet.
@@ -90,6 +92,7 @@ fn uid_of(pod: &Pod) -> PodUid {
 #[cfg(test)]
 mod tests {
     use http::{Request, Response};
+    use kube::Client;
     use kube::client::Body;
     use serde_json::{Value, json};
     use tokio::time::timeout;
@@ -114,7 +117,7 @@ mod tests {
         let (service, mut requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
         let client = Client::new(service, "default");
         let (sender, mut pods) = watch::channel(Pods::default());
-        tokio::spawn(watch_pods(client, "n1".to_owned(), ResourceNames::default(), sender));
+        tokio::spawn(watch_pods(client.into(), "n1".to_owned(), ResourceNames::default(), sender));
         let answer = |text: String| Response::builder().body(Body::from(text.into_bytes())).unwrap();
         let list =
             |items: Value| json!({"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": "5"}, "items": items}).to_string();

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use kube::Api;
 use kube::runtime::watcher;
-use kube::{Api, Client};
 use proto::device::RawDevice;
 use tokio::sync::watch;
 
+use crate::connection::Connection;
 use crate::watching::{News, follow};
 
 /// Nobody waits for this watch.
@@ -25,14 +26,15 @@ pub enum Held {
 }
 
 /// Watches until the task is dropped.
-pub async fn watch_device(client: Client, node_name: String, held: watch::Sender<Held>) {
+pub async fn watch_device(connection: Connection, node_name: String, held: watch::Sender<Held>) {
     let config = watcher::Config::default().fields(&format!("metadata.name={node_name}"));
     let mut listed = Held::Nothing;
     let take_in = |news| match news {
         News::Interrupted | News::Restored => {}
         News::Event(event) => take_in(event, &mut listed, &held),
     };
-    follow("this node's Device object", Api::<RawDevice>::all(client), config, LONGEST_PAUSE, take_in).await;
+    let Connection { client, contact } = connection;
+    follow("this node's Device object", (Api::<RawDevice>::all(client), &contact), config, LONGEST_PAUSE, take_in).await;
 }
 
 fn take_in(event: watcher::Event<RawDevice>, listed: &mut Held, held: &watch::Sender<Held>) {

@@ -2,26 +2,28 @@
 
 use std::time::Duration;
 
+use kube::Api;
 use kube::runtime::watcher;
-use kube::{Api, Client};
 use proto::node::Node;
 use tokio::sync::watch;
 use tracing::warn;
 
+use crate::connection::Connection;
 use crate::watching::{News, follow};
 
 /// Nobody waits for this watch.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// Watches until the task is dropped.
-pub async fn watch_node(client: Client, node_name: String, node: watch::Sender<Option<Node>>) {
+pub async fn watch_node(connection: Connection, node_name: String, node: watch::Sender<Option<Node>>) {
     let config = watcher::Config::default().fields(&format!("metadata.name={node_name}"));
     let mut is_listed = false;
     let take_in = |news| match news {
         News::Interrupted | News::Restored => {}
         News::Event(event) => take_in(event, &node_name, &mut is_listed, &node),
     };
-    follow("this node", Api::<Node>::all(client), config, LONGEST_PAUSE, take_in).await;
+    let Connection { client, contact } = connection;
+    follow("this node", (Api::<Node>::all(client), &contact), config, LONGEST_PAUSE, take_in).await;
 }
 
 fn take_in(event: watcher::Event<Node>, node_name: &str, is_listed: &mut bool, node: &watch::Sender<Option<Node>>) {

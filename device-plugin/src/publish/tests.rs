@@ -8,8 +8,8 @@ use std::time::Duration;
 use chrono::DateTime;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::BodyExt;
-use kube::ResourceExt;
 use kube::client::Body;
+use kube::{Client, ResourceExt};
 use serde_json::json;
 use tower_test::mock::{Handle, SendResponse};
 
@@ -119,7 +119,7 @@ impl Server {
             boot_id: None,
             guards_starts: true,
         };
-        tokio::spawn(Publisher::new(&client, facts, sources).run());
+        tokio::spawn(Publisher::new(&client.into(), facts, sources).run());
         Self { requests, fleet, pods, node, device, checkpoints, additions }
     }
 

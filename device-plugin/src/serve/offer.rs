@@ -1,30 +1,25 @@
-//! What is waited for before a resource is served to kubelet.
+//! The conditions under which a resource is served to kubelet.
 
+use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use kube::ResourceExt;
 use proto::checkpoints::{DEVICES_CHECKPOINTS, DevicesCheckpoints};
 use proto::device::SERVES_VENDOR_LABEL;
 use proto::node::Node;
 use tokio::sync::watch;
-use tokio::time::timeout;
-use tracing::{info, warn};
+use tracing::info;
 
+use crate::fleet::Fleet;
+use crate::kubelet_checkpoint;
 use crate::plugin::offer::keep_offered;
 use crate::plugin::registration::KubeletDir;
 use crate::plugin::{NodeState, Settings};
-use crate::pods::Pods;
 use crate::publish::device_watch::Held;
 use crate::publish::unit;
 use crate::served::Served;
 use crate::stop::Stop;
-
-/// How long the first registration waits for the pods of this node to be known.
-const SYNC_WAIT: Duration = Duration::from_secs(5);
-
-/// Longest wait of the first registration for the decision on how containers get their devices.
-const INJECTION_WAIT: Duration = Duration::from_secs(5);
 
 /// What the API server holds of this node, and which devices of others it is to be told of.
 #[derive(Clone, Debug)]
@@ -35,10 +30,15 @@ pub(super) struct Published {
     pub(super) device: watch::Receiver<Held>,
     /// Devices of pods that somebody else placed; none as long as that is not known.
     pub(super) checkpoints: watch::Receiver<Option<DevicesCheckpoints>>,
+    /// True if kubelet has the same memory units from an earlier process, which has published them.
+    pub(super) keeps_units: bool,
 }
 
-/// Serves a resource until the end is asked for: memory once the node says what a unit is, so that no unit is counted as
-/// another, and whole GPUs once the scheduler can know that it chooses them and which are taken.
+/// Serves a resource until the end is asked for.
+///
+/// kubelet fails every pod that it admits while a resource is not registered, so nothing waits for the API server but what
+/// would be counted wrongly: memory waits until the node says what a unit is, unless kubelet has the same units already, and
+/// whole GPUs wait until the scheduler can know that it chooses them and which are taken.
 pub(super) async fn serve(
     dir: KubeletDir,
     resource: Served,
@@ -55,17 +55,31 @@ pub(super) async fn serve(
 }
 
 async fn prepare(resource: Served, node: &NodeState, published: Published) {
-    let mut pods = node.pods.clone();
-    if timeout(SYNC_WAIT, pods.wait_for(Pods::is_synced)).await.is_err() {
-        warn!("the API server has not told the pods of this node yet; serving kubelet all the same");
-    }
-    // Without a decision an answer names a CDI device, which shows no GPU to the wrong container.
-    let _ = timeout(INJECTION_WAIT, node.injection.clone().wait_for(Option::is_some)).await;
     match resource {
+        Served::Memory if published.keeps_units => {}
         Served::Memory => unit_published(published.node, &node.settings).await,
         Served::Whole => whole_published(published.device, published.checkpoints).await,
         Served::Shared | Served::Rdma | Served::Fpga => {}
     }
+}
+
+/// Returns true if kubelet has memory units from an earlier process, and these devices have the same: an earlier process
+/// registered them after it had published their size.
+///
+/// A unit of another size passes for the same where no GPU has another number of them; the difference is less than one unit
+/// for each GPU, and is published as soon as the API server answers. A GPU without units in kubelet's checkpoint was unhealthy.
+pub(super) fn keeps_memory_units(dir: &Path, settings: &Settings, fleet: &Fleet) -> bool {
+    let Ok(registered) = kubelet_checkpoint::registered(dir, &settings.names.cluster.memory) else { return false };
+    let mut registered: BTreeSet<String> = registered.into_iter().collect();
+    let n_registered = registered.len();
+    for device in fleet.ids.numbered(Served::Memory) {
+        let ids: Vec<String> = device.ids.iter().collect();
+        let n_found = ids.iter().filter(|id| registered.remove(*id)).count();
+        if n_found != 0 && n_found != ids.len() {
+            return false;
+        }
+    }
+    n_registered > 0 && registered.is_empty()
 }
 
 /// Returns when the Device object has been seen to tell that this plugin serves whole GPUs, and which of them pods of the

@@ -7,6 +7,7 @@ use clap::Parser;
 use futures::poll;
 use http::{Request, Response};
 use http_body_util::BodyExt;
+use kube::Client;
 use kube::client::Body;
 use proto::memory_unit::MemoryUnit;
 use proto::node::Node;
@@ -14,7 +15,7 @@ use proto::resource::ResourceNames;
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::offer::{unit_published, whole_published};
+use super::offer::{keeps_memory_units, unit_published, whole_published};
 use super::*;
 use crate::config::Args;
 use crate::plugin::Settings;
@@ -34,6 +35,31 @@ async fn memory_waits_for_its_unit() {
     assert_eq!(poll!(&mut wait), Poll::Pending, "the unit of before");
     sender.send_replace(node("GiB"));
     assert_eq!(poll!(&mut wait), Poll::Ready(()));
+}
+
+/// kubelet has the units of an earlier process in its checkpoint: they need not be published again first.
+#[rstest]
+#[case::same_units("GiB", &[0, 1], true)]
+#[case::one_gpu_was_unhealthy("GiB", &[1], true)]
+#[case::smaller_units("MiB", &[0, 1], false)]
+#[case::larger_units("2Gi", &[0, 1], false)]
+#[case::another_gpu_besides("GiB", &[0, 1, 2], false)]
+#[case::none("GiB", &[], false)]
+fn units_that_kubelet_has_already(#[case] unit_before: &str, #[case] gpus_before: &[u32], #[case] expected: bool) {
+    let fleet = |unit: MemoryUnit, minors: &[u32]| {
+        let gpus: Vec<_> = minors.iter().map(|minor| crate::builders::gpu(*minor)).collect();
+        let ids = IdScheme::new(&gpus, 2, unit).unwrap();
+        Fleet::new(Inventory { gpus, ..Inventory::default() }, ids)
+    };
+    let before = fleet(unit_before.parse().unwrap(), gpus_before);
+    let ids: Vec<String> = before.ids.numbered(Served::Memory).flat_map(|device| device.ids.iter().collect::<Vec<_>>()).collect();
+    let dir = tempfile::tempdir().unwrap();
+    let settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(1));
+    let now = fleet(MemoryUnit::GIB, &[0, 1]);
+    assert!(!keeps_memory_units(dir.path(), &settings, &now), "there is no checkpoint");
+    let text = json!({"Data": {"PodDeviceEntries": null, "RegisteredDevices": {"aliyun.com/gpu-mem": ids}}, "Checksum": 1});
+    std::fs::write(dir.path().join(crate::kubelet_checkpoint::FILE), text.to_string()).unwrap();
+    assert_eq!(keeps_memory_units(dir.path(), &settings, &now), expected);
 }
 
 /// kubelet is told of whole GPUs when the scheduler can know of them: that it chooses, and which are taken.
@@ -71,7 +97,7 @@ async fn what_was_published_goes_away_with_the_devices() {
     let args = ["gpushare-device-plugin", "--node-name", "n1", "--vendor-resource", "nvidia.com/gpu=ignore"];
     let config = Config::from(Args::try_parse_from(args).unwrap());
     let (service, mut requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
-    let _parts = Parts::without_devices(&config, &Client::new(service, "default")).unwrap();
+    let _parts = Parts::without_devices(&config, &Client::new(service, "default").into()).unwrap();
     let amounts = json!({"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu": "100", "cpu": "4"});
     let node = json!({
         "metadata": {"name": "n1", "uid": "u", "labels": {"node.koordinator.sh/gpu-vendor": "nvidia"}, "annotations": {"aliyun.com/gpu-mem-unit": "GiB"}},

@@ -203,7 +203,7 @@ fn no_claims() -> AdminAccess {
 
 fn recorder() -> Recorder {
     let (service, _requests) = tower_test::mock::pair::<http::Request<kube::client::Body>, http::Response<kube::client::Body>>();
-    crate::events::recorder(kube::Client::new(service, "default"), "n1".to_owned()).0
+    crate::events::recorder(&kube::Client::new(service, "default").into(), "n1".to_owned()).0
 }
 
 fn sinks(checkpoints: watch::Sender<Option<DevicesCheckpoints>>) -> Sinks {

@@ -13,9 +13,9 @@ fn seen(minor: u32, kind: ObservationKind) -> Observation {
     Observation { device: Some(builders::gpu(minor).uuid), kind }
 }
 
-/// Without a reader of faults, and without an operator.
+/// Without a reader of faults, and without corrections.
 fn channels(fleet: watch::Sender<Arc<Fleet>>) -> Channels {
-    Channels { fleet, faults: mpsc::channel(1).0, cleared: mpsc::channel(1).1 }
+    Channels { fleet, faults: mpsc::channel(1).0, corrections: mpsc::channel(1).1 }
 }
 
 /// What is seen at once makes one new value.
@@ -212,13 +212,28 @@ async fn another_driver_ends_the_follower() {
 #[tokio::test(start_paused = true)]
 async fn a_cleared_device_is_healthy() {
     let (mut follower, mut fleet) = follower(Discovery { source: no_file(), running: None });
-    let (clear, cleared) = mpsc::channel(1);
-    follower.channels.cleared = cleared;
+    let (correct, corrections) = mpsc::channel(1);
+    follower.channels.corrections = corrections;
     let (sender, receiver) = mpsc::channel(8);
     tokio::spawn(async move { follower.follow(receiver, Duration::from_secs(70)).await });
     sender.send(seen(0, ObservationKind::Xid(48))).await.unwrap();
     fleet.wait_for(|fleet| !fleet.gpus[0].is_healthy).await.unwrap();
-    clear.send(builders::gpu(0).uuid).await.unwrap();
+    correct.send(Correction::Cleared(builders::gpu(0).uuid)).await.unwrap();
     let well = fleet.wait_for(|fleet| fleet.gpus[0].is_healthy).await.unwrap();
     assert_eq!(well.gpus[0].reason, Some(Reason::Cleared));
+}
+
+/// Until the errors that an earlier process saw are known, neither is the Device object written nor does a container start.
+#[tokio::test(start_paused = true)]
+async fn errors_of_an_earlier_process_are_part_of_the_fleet() {
+    let (mut follower, mut fleet) = follower(Discovery { source: no_file(), running: None });
+    follower.channels.fleet.send_modify(|fleet| Arc::make_mut(fleet).is_recalled = false);
+    let (correct, corrections) = mpsc::channel(1);
+    follower.channels.corrections = corrections;
+    let (_sender, receiver) = mpsc::channel(8);
+    tokio::spawn(async move { follower.follow(receiver, Duration::from_secs(70)).await });
+    let error = Recalled { device: builders::gpu(0).uuid, xid: 48, since: "then".to_owned() };
+    correct.send(Correction::Recalled(vec![error])).await.unwrap();
+    let sick = fleet.wait_for(|fleet| fleet.is_recalled).await.unwrap();
+    assert_eq!((sick.gpus[0].is_healthy, sick.gpus[0].reason), (false, Some(Reason::Xid(48))));
 }

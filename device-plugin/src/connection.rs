@@ -1,0 +1,246 @@
+//! The connection to the API server: its client, and the pauses after requests that failed.
+//!
+//! Each task has requests of its own, and pauses of its own that grow while the API server is away. The first answer after an
+//! absence ends the pauses of all tasks, whichever of them got it.
+
+use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::Context;
+use http::{Response, StatusCode};
+use kube::Client;
+use kube::client::ClientBuilder;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use tokio::sync::watch;
+use tokio::time::sleep;
+use tower::BoxError;
+use tower::timeout::TimeoutLayer;
+use tower::util::MapResultLayer;
+
+use crate::config::Config;
+use crate::watching::ANSWER_LIMIT;
+
+/// Longest time that opening a connection to the API server may take.
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+
+/// Longest time between the first answer after an absence and the end of the pauses. Each pause draws its own part of it, so
+/// that the plugins of a cluster do not send all their requests in the same moment.
+const SPREAD: Duration = Duration::from_secs(1);
+
+/// The parts of a pause that chance may add to it.
+const JITTER: f64 = 0.25;
+
+/// A client of the API server, with the contact that its requests have. Cheap to clone.
+#[derive(Clone)]
+pub struct Connection {
+    /// The client.
+    pub client: Client,
+    /// The contact.
+    pub contact: Contact,
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection").field("contact", &self.contact).finish_non_exhaustive()
+    }
+}
+
+/// A client whose answers end no pauses.
+impl From<Client> for Connection {
+    fn from(client: Client) -> Self {
+        Self { client, contact: Contact::default() }
+    }
+}
+
+impl Connection {
+    /// Reads the kubeconfig, or the pod's service account. Sends no request.
+    ///
+    /// # Errors
+    /// If neither can be read.
+    pub async fn new(config: &Config) -> anyhow::Result<Self> {
+        let mut found = match &config.kubeconfig {
+            Some(path) => {
+                let unreadable = || format!("cannot use the kubeconfig {}", path.display());
+                let kubeconfig = Kubeconfig::read_from(path).with_context(unreadable)?;
+                kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.with_context(unreadable)?
+            }
+            None => kube::Config::incluster().context("this does not run in a pod with a service account; name a --kubeconfig")?,
+        };
+        // Each request has a limit and a retry of its own; watches must be allowed to stay silent.
+        found.default_retry = false;
+        found.connect_timeout = Some(CONNECT_LIMIT);
+        let builder = ClientBuilder::try_from(found).context("cannot make a client of the API server")?;
+        let contact = Contact::default();
+        let noted = contact.clone();
+        // Only the beginning of an answer is waited for: a watch may be silent after that.
+        let builder = builder.with_layer(&TimeoutLayer::new(ANSWER_LIMIT));
+        let builder = builder.with_layer(&MapResultLayer::new(move |result: Result<Response<_>, BoxError>| noted.observe(result)));
+        Ok(Self { client: builder.build(), contact })
+    }
+}
+
+/// Whether the API server answers. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Contact(Arc<State>);
+
+#[derive(Debug)]
+struct State {
+    is_lost: AtomicBool,
+    /// Notified by the first answer after an absence.
+    regained: watch::Sender<()>,
+}
+
+impl Default for Contact {
+    fn default() -> Self {
+        Self(Arc::new(State { is_lost: AtomicBool::new(false), regained: watch::Sender::new(()) }))
+    }
+}
+
+impl Contact {
+    /// Takes in the result of a request.
+    ///
+    /// An error of the API server itself (500) is an answer; those of a load balancer without an API server behind it are none.
+    fn observe<B, E>(&self, result: Result<Response<B>, E>) -> Result<Response<B>, E> {
+        const NO_SERVER: [StatusCode; 3] = [StatusCode::BAD_GATEWAY, StatusCode::SERVICE_UNAVAILABLE, StatusCode::GATEWAY_TIMEOUT];
+        self.note(result.as_ref().is_ok_and(|response| !NO_SERVER.contains(&response.status())));
+        result
+    }
+
+    fn note(&self, is_answer: bool) {
+        let was_lost = self.0.is_lost.swap(!is_answer, Ordering::Relaxed);
+        if was_lost && is_answer {
+            self.0.regained.send_replace(());
+        }
+    }
+
+    /// Notified by the first answer after each absence.
+    pub fn regained(&self) -> watch::Receiver<()> {
+        self.0.regained.subscribe()
+    }
+
+    /// Pauses from `shortest`, doubled after each failure, to `longest`.
+    pub fn backoff(&self, (shortest, longest): (Duration, Duration)) -> Backoff {
+        Backoff { shortest, longest, next: shortest, regained: self.regained() }
+    }
+}
+
+/// The pauses of one task between tries of a request that fails.
+#[derive(Debug)]
+pub struct Backoff {
+    shortest: Duration,
+    longest: Duration,
+    next: Duration,
+    regained: watch::Receiver<()>,
+}
+
+impl Backoff {
+    /// The next pause, without what chance adds to it.
+    pub fn next(&self) -> Duration {
+        self.next
+    }
+
+    /// Begins with the shortest pause again.
+    pub fn reset(&mut self) {
+        self.next = self.shortest;
+    }
+
+    /// Pauses after a failure; ends early when the API server answers any request after an absence.
+    pub async fn pause(&mut self) {
+        let pause = self.next.mul_f64(1.0 + JITTER * chance());
+        self.next = (self.next * 2).min(self.longest);
+        let early = async {
+            if self.regained.changed().await.is_err() {
+                // Without a contact nothing ends the pause.
+                std::future::pending::<()>().await;
+            }
+            sleep(SPREAD.mul_f64(chance())).await;
+        };
+        tokio::select! {
+            () = sleep(pause) => {}
+            () = early => {}
+        }
+    }
+}
+
+/// A number from 0 to 1, another one each time.
+fn chance() -> f64 {
+    let drawn = u32::try_from(RandomState::new().hash_one(()) >> 32).unwrap_or(u32::MAX);
+    f64::from(drawn) / f64::from(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+    use rstest::rstest;
+    use tokio::time::Instant;
+
+    use super::*;
+
+    const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+
+    #[rstest]
+    #[case::after_an_absence(&[None, None, Some(200)], true)]
+    #[case::after_an_absence_with_an_error(&[None, Some(403)], true)]
+    #[case::behind_a_load_balancer(&[Some(503), Some(200)], true)]
+    #[case::no_absence(&[Some(200), Some(500), Some(200)], false)]
+    #[case::still_away(&[Some(200), None, Some(502)], false)]
+    fn the_first_answer_after_an_absence_is_noticed(#[case] codes: &[Option<u16>], #[case] expected: bool) {
+        let contact = Contact::default();
+        let regained = contact.regained();
+        for code in codes {
+            let response = code.map(|code| Response::builder().status(code).body(()).unwrap());
+            let _ = contact.observe(response.ok_or("no connection"));
+        }
+        assert_eq!(regained.has_changed().unwrap(), expected);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pauses_grow_and_begin_again() {
+        let mut backoff = Contact::default().backoff(PAUSES);
+        let mut pauses = Vec::new();
+        for _ in 0..9 {
+            let began = Instant::now();
+            backoff.pause().await;
+            pauses.push(began.elapsed().as_secs_f64());
+        }
+        for (pause, expected) in pauses.iter().zip([0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]) {
+            assert!((expected..=expected * (1.0 + JITTER) + 0.002).contains(pause), "{pauses:?}");
+        }
+        backoff.reset();
+        assert_eq!(backoff.next(), PAUSES.0);
+    }
+
+    /// Two tasks pause for half a minute when a third one gets an answer.
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_ends_all_pauses_within_a_second() {
+        let contact = Contact::default();
+        let mut backoffs = [contact.backoff((PAUSES.1, PAUSES.1)), contact.backoff((PAUSES.1, PAUSES.1))];
+        let [one, other] = &mut backoffs;
+        let pauses = async { tokio::join!(one.pause(), other.pause()) };
+        let mut pauses = std::pin::pin!(pauses);
+        contact.note(false);
+        assert!((&mut pauses).now_or_never().is_none());
+        sleep(Duration::from_secs(3)).await;
+        let began = Instant::now();
+        contact.note(true);
+        pauses.await;
+        assert!(began.elapsed() <= SPREAD + Duration::from_millis(2), "{:?}", began.elapsed());
+    }
+
+    /// An answer that came between the failure and the pause is not missed.
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_before_the_pause_ends_it() {
+        let contact = Contact::default();
+        let mut backoff = contact.backoff((PAUSES.1, PAUSES.1));
+        contact.note(false);
+        contact.note(true);
+        let began = Instant::now();
+        backoff.pause().await;
+        assert!(began.elapsed() <= SPREAD + Duration::from_millis(2), "{:?}", began.elapsed());
+        backoff.pause().await;
+        assert!(began.elapsed() >= PAUSES.1, "it ends one pause");
+    }
+}
