@@ -88,6 +88,11 @@ pub fn recorder(connection: &Connection, node: String) -> (Recorder, Writer) {
 }
 
 impl Recorder {
+    /// The node of the events.
+    pub fn node_name(&self) -> &str {
+        &self.node
+    }
+
     /// Something about a pod that a person should look at.
     pub fn warn(&self, pod: &NodePod, reason: &'static str, message: String) {
         let (name, uid) = (pod.name.clone(), pod.uid.as_str().to_owned());

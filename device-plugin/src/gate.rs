@@ -4,6 +4,7 @@
 //! is tried again by kubelet, with the reason in the pod's events.
 
 mod adopt;
+mod held;
 mod reconcile;
 mod restore;
 mod specs;
@@ -41,6 +42,7 @@ use crate::watching::one_line;
 
 use specs::{Files, prepare, until_resolved};
 
+pub use held::{HeldContainers, HeldReason};
 pub use reconcile::keep_reconciled;
 
 /// Least time between two questions to kubelet, which answers a hundred a second in all.
@@ -163,6 +165,7 @@ pub struct Gate {
     exchange: Arc<Mutex<Exchange>>,
     recorder: Recorder,
     metrics: Metrics,
+    held: HeldContainers,
     /// When the pods of this node were known first.
     told: OnceLock<Instant>,
 }
@@ -192,12 +195,27 @@ impl Gate {
     /// A gate that has let nobody start yet.
     pub fn new(client: Client, policy: Policy, exchange: Arc<Mutex<Exchange>>, recorder: Recorder, metrics: Metrics) -> Self {
         let lister = Lister::new(policy.pod_resources.clone());
-        Self { client, policy, lister, looks: SharedLook::new(PACE), exchange, recorder, metrics, told: OnceLock::new() }
+        Self {
+            client,
+            policy,
+            lister,
+            looks: SharedLook::new(PACE),
+            exchange,
+            recorder,
+            metrics,
+            held: HeldContainers::default(),
+            told: OnceLock::new(),
+        }
     }
 
     /// What is counted.
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
+    }
+
+    /// The containers that do not start at present.
+    pub fn held(&self) -> &HeldContainers {
+        &self.held
     }
 
     /// Returns when the container that holds these device IDs may start.
@@ -209,9 +227,14 @@ impl Gate {
         let began = Instant::now();
         let opened = self.try_open(node, resource, &ids, began + PATIENCE).await;
         self.metrics.pre_started(began.elapsed());
-        if let Err(held) = &opened {
-            self.metrics.count(Outcome::Refused);
-            warn!(resource = node.settings.names.of(resource), reason = one_line(held), "a container is held");
+        match &opened {
+            Ok(()) => self.held.release(resource, &ids),
+            Err(held) => {
+                self.held.hold(resource, &ids, HeldReason::from(held));
+                self.metrics.count(Outcome::Refused);
+                let (node_name, resource) = (self.recorder.node_name(), node.settings.names.of(resource));
+                warn!(node = node_name, resource, count = ids.len(), reason = one_line(held), "a container is held");
+            }
         }
         opened
     }
@@ -288,6 +311,7 @@ impl Gate {
                     node.ledger().confirm(&pod.uid);
                     node.ledger().start(start.resource, start.ids);
                     node.answered.notify_one();
+                    self.log_start(node, &pod, written, start);
                     return Ok(Decision::Start(files));
                 }
                 Verdict::LookAgain(other) => return Ok(Decision::LookAgain(other)),
@@ -318,6 +342,22 @@ impl Gate {
             }
         }
         Ok(Decision::LookAgain(start.uid.clone()))
+    }
+
+    /// Logs a start that the pod's record and kubelet agree on: pod, container, and the devices with their amounts.
+    fn log_start(&self, node: &NodeState, pod: &NodePod, written: &[Allocated], start: &Start<'_>) {
+        let record = pod.placement.as_ref().map(|placement| placement.to_allocations(node.settings.memory_unit));
+        let devices = record.ok().and_then(|record| serde_json::to_string(record.get(start.resource.device_type())?).ok());
+        let is_own = |entry: &&Allocated| entry.pod == start.uid && entry.resource == start.resource && entry.ids == start.ids;
+        info!(
+            pod = pod.display_name(),
+            container = written.iter().find(is_own).map(|entry| entry.container.as_str()),
+            node = self.recorder.node_name(),
+            resource = node.settings.names.of(start.resource),
+            count = start.ids.len(),
+            devices,
+            "a container starts"
+        );
     }
 
     /// Tells the pod's owner, and evicts the pod if it is past help and the policy says so.

@@ -20,6 +20,7 @@ pub mod injection;
 pub mod inventory;
 pub mod kubelet_checkpoint;
 pub mod metrics;
+pub mod node_gauges;
 pub mod plugin;
 pub mod pods;
 pub mod proof;

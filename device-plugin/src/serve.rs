@@ -41,6 +41,7 @@ use crate::injection::follow::{Listeners, NodeFacts, follow};
 use crate::injection::{Injection, Mode, OwnContainer};
 use crate::inventory::{Inventory, InventoryError};
 use crate::metrics::Metrics;
+use crate::node_gauges::NodeGauges;
 use crate::plugin::NodeState;
 use crate::plugin::ended_pods::keep_forgotten;
 use crate::plugin::ids::IdScheme;
@@ -120,6 +121,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let mut parts = Parts::default();
     let mut registry = Registry::default();
     let metrics = Metrics::register(&mut registry);
+    let gauges = NodeGauges::register(&mut registry);
     parts.serve_health(&config, readiness, Arc::new(registry)).await?;
     let inventory = tokio::select! {
         () = stop.requested() => return Ok(()),
@@ -137,6 +139,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let readers = parts.watch_readers(&config);
     let node = NodeState::beside_kubelet(config.settings.clone(), fleet, pods.subscribe(), &config.device_plugin_dir);
     let node = Arc::new(node.with_injection(injection.clone(), readers));
+    gauges.show(Arc::clone(&node), registered.iter().map(|(resource, sender)| (*resource, sender.subscribe())).collect());
     let recorder = parts.write_events(&config, &connection);
     for gpu in &excluded {
         recorder.node(Weight::Warning, "GPUNotShared", gpu.to_string());

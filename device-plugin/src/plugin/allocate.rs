@@ -12,8 +12,9 @@ use std::time::Duration;
 use proto::kubelet::deviceplugin::{ContainerAllocateRequest, ContainerAllocateResponse};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
-use tracing::{info, warn};
+use tracing::{debug, info};
 
+use crate::cdi::name_of;
 use crate::fleet::{DeviceKey, Fleet};
 use crate::identity::{self, Call, Found, Patience, Unidentified};
 use crate::inject::{self, Given, Known};
@@ -103,14 +104,7 @@ impl NodeState {
         let fleet = self.fleet.borrow().clone();
         let given = given(&fleet, found.placement.as_ref(), call);
         let response = self.respond(known.as_ref(), call.resource, ids, &given);
-        info!(
-            pod = pod.map(crate::pods::NodePod::display_name),
-            container = known.map(|known| known.container.name.as_str()),
-            resource = self.settings.names.of(call.resource),
-            count = call.count,
-            devices = given.ids(),
-            "allocated"
-        );
+        self.log(call, &response);
         let mut ledger = self.ledger();
         ledger.keep(call.resource, ids, Some(found.pod.clone()), response.clone());
         ledger.record(found, pods);
@@ -120,10 +114,18 @@ impl NodeState {
     fn answer_by_ids(&self, call: &Call<'_>, ids: &[String], reason: &Unidentified) -> ContainerAllocateResponse {
         let fleet = self.fleet.borrow().clone();
         let response = self.respond(None, call.resource, ids, &given(&fleet, None, call));
-        let resource = self.settings.names.of(call.resource);
-        warn!(resource, count = call.count, ?reason, "allocated to a pod that is not known yet");
+        debug!(resource = self.settings.names.of(call.resource), ?reason, "allocated before the pod is known");
+        self.log(call, &response);
         self.ledger().keep(call.resource, ids, None, response.clone());
         response
+    }
+
+    /// Logs what is known of an answer. kubelet does not name the pod; the log of the container's start does.
+    fn log(&self, call: &Call<'_>, response: &ContainerAllocateResponse) {
+        let (resource, count) = (self.settings.names.of(call.resource), call.count);
+        let cdi_device = response.cdi_devices.iter().find_map(|device| name_of(&device.name));
+        let devices = response.envs.get(inject::own_variable(call.resource));
+        info!(resource, count, cdi_device, devices, "allocated");
     }
 
     fn respond(&self, known: Option<&Known<'_>>, resource: Served, ids: &[String], given: &Given<'_>) -> ContainerAllocateResponse {

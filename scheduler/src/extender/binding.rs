@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use daemon::panics::named;
 use proto::extender::{ExtenderBindingArgs, ExtenderBindingResult};
+use proto::record::DEVICE_ALLOCATED;
 use rustc_hash::FxHashSet;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::{debug, info, warn};
@@ -88,10 +89,10 @@ pub async fn answer(extender: &Arc<Extender>, body: &[u8], deadline: Instant, ti
     let bound = tokio::spawn(named("bind", Arc::clone(extender).bind_pod(args, deadline))).await;
     let bound = bound.unwrap_or_else(|error| Err(BindFailure::Broken(error.to_string())));
     let error = match bound {
-        Ok(()) => {
+        Ok(devices) => {
             extender.retries().end(&uid);
             extender.waiting().end(&uid);
-            info!(pod = shown.0, node = shown.1, "bound");
+            info!(pod = shown.0, node = shown.1, devices, "bound");
             String::new()
         }
         Err(failure) => {
@@ -166,7 +167,8 @@ impl BindFailure {
 }
 
 impl Extender {
-    async fn bind_pod(self: Arc<Self>, args: ExtenderBindingArgs, deadline: Instant) -> Result<(), BindFailure> {
+    /// Binds a pod. Returns the record of its devices and amounts, if this bind chose them.
+    async fn bind_pod(self: Arc<Self>, args: ExtenderBindingArgs, deadline: Instant) -> Result<Option<String>, BindFailure> {
         let ExtenderBindingArgs { pod_name, pod_namespace, pod_uid, node } = args;
         let pod = PodId { namespace: pod_namespace, name: pod_name, uid: pod_uid };
         pod.check().map_err(BindFailure::NoIdentity)?;
@@ -179,7 +181,7 @@ impl Extender {
         let Some(facts) = facts.filter(|facts| self.index.read().concerns(facts)) else {
             let order = Order { pod, node, annotations: BTreeMap::new(), labels: BTreeMap::new() };
             let _leave = in_time(deadline, self.sending.anywhere()).await?;
-            return judge(self.binder.bind(&order, deadline).await);
+            return judge(self.binder.bind(&order, deadline).await).map(|()| None);
         };
         // The API server, and so kubelet, sees the pods of a node in the order in which they were assumed.
         let _leave = in_time(deadline, self.sending.to(&node)).await?;
@@ -187,10 +189,10 @@ impl Extender {
     }
 
     /// Decides, writes, and keeps or takes back the decision.
-    async fn decide(self: &Arc<Self>, pod: PodId, facts: &PodFacts, node: &str, deadline: Instant) -> Result<(), BindFailure> {
+    async fn decide(self: &Arc<Self>, pod: PodId, facts: &PodFacts, node: &str, deadline: Instant) -> Result<Option<String>, BindFailure> {
         let nanos = u64::try_from(chrono::Utc::now().timestamp_nanos_opt().unwrap_or_default()).unwrap_or_default();
         let assumed = self.index.write().assume(&pod, facts, node, nanos, now())?;
-        let Assumed::Write { order, stamp, repeated } = assumed else { return Ok(()) };
+        let Assumed::Write { order, stamp, repeated } = assumed else { return Ok(None) };
         let outcome = self.binder.bind(&order, deadline).await;
         match &outcome {
             Outcome::Bound => self.index.write().confirm(&pod.uid, stamp, now()),
@@ -204,7 +206,7 @@ impl Extender {
                 }
             }
         }
-        judge(outcome)
+        judge(outcome).map(|()| order.annotations.get(DEVICE_ALLOCATED).cloned())
     }
 
     fn resolving(&self) -> MutexGuard<'_, FxHashSet<(Box<str>, u64)>> {

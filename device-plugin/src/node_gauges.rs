@@ -1,0 +1,136 @@
+//! Gauges of the node's state: devices, registration, held containers. They are read when metrics are collected, so that they
+//! cannot differ from the state.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+use proto::device::TYPE_GPU;
+use tokio::sync::watch;
+
+use crate::fleet::Fleet;
+use crate::plugin::NodeState;
+use crate::served::Served;
+
+/// The source of the gauges; there are none before the devices of the node are found. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct NodeGauges(Arc<OnceLock<Sources>>);
+
+/// The state that the gauges show.
+#[derive(Debug)]
+struct Sources {
+    node: Arc<NodeState>,
+    registered: Vec<(Served, watch::Receiver<bool>)>,
+}
+
+impl NodeGauges {
+    /// Gauges that the registry shows.
+    pub fn register(registry: &mut Registry) -> Self {
+        let gauges = Self::default();
+        registry.register_collector(Box::new(gauges.clone()));
+        gauges
+    }
+
+    /// Shows this node from now on, and which resources kubelet has registered.
+    pub fn show(&self, node: Arc<NodeState>, registered: Vec<(Served, watch::Receiver<bool>)>) {
+        self.0.get_or_init(|| Sources { node, registered });
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct DeviceLabels {
+    r#type: String,
+    device: String,
+    minor: u32,
+    reason: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ResourceLabels {
+    resource: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabels {
+    reason: &'static str,
+}
+
+impl Collector for NodeGauges {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let Some(Sources { node, registered }) = self.0.get() else { return Ok(()) };
+        let fleet = node.fleet.borrow().clone();
+        encode_devices(&mut encoder, &fleet)?;
+        let help = "1 while kubelet has the resource registered";
+        let mut family = encoder.encode_descriptor("gpushare_device_plugin_registered", help, None, MetricType::Gauge)?;
+        for (resource, is_registered) in registered.iter().filter(|(resource, _)| fleet.offers(*resource, &node.settings.names)) {
+            let labels = ResourceLabels { resource: node.settings.names.of(*resource).unwrap_or_default().to_owned() };
+            ConstGauge::new(i64::from(*is_registered.borrow())).encode(family.encode_family(&labels)?)?;
+        }
+        let help = "Containers whose start the plugin holds at present, by the reason";
+        let mut family = encoder.encode_descriptor("gpushare_device_plugin_held_containers", help, None, MetricType::Gauge)?;
+        for (reason, n_held) in node.gate.get().map(|gate| gate.held().count()).into_iter().flatten() {
+            let gauge = ConstGauge::new(i64::try_from(n_held).unwrap_or(i64::MAX));
+            gauge.encode(family.encode_family(&ReasonLabels { reason: reason.as_str() })?)?;
+        }
+        Ok(())
+    }
+}
+
+fn encode_devices(encoder: &mut DescriptorEncoder<'_>, fleet: &Fleet) -> Result<(), fmt::Error> {
+    let help = "1 while pods may be placed on the device; the reason is that of its condition in the Device object";
+    let mut family = encoder.encode_descriptor("gpushare_device_plugin_device_healthy", help, None, MetricType::Gauge)?;
+    let gpus = fleet.gpus.iter().map(|entry| (TYPE_GPU, &entry.gpu.uuid, entry.gpu.minor, entry.is_healthy, entry.reason));
+    let others = fleet.others.iter().map(|entry| {
+        let device = &entry.device;
+        (device.device_type.as_str(), &device.id, device.minor, entry.is_healthy, entry.reason)
+    });
+    for (device_type, id, minor, is_healthy, reason) in gpus.chain(others) {
+        let reason = reason.map(|reason| reason.to_string()).unwrap_or_default();
+        let labels = DeviceLabels { r#type: device_type.to_owned(), device: id.to_string(), minor, reason };
+        ConstGauge::new(i64::from(is_healthy)).encode(family.encode_family(&labels)?)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proto::memory_unit::MemoryUnit;
+    use proto::resource::ResourceNames;
+
+    use super::*;
+    use crate::builders;
+    use crate::health::Reason;
+    use crate::identity::Ledger;
+    use crate::plugin::Settings;
+    use crate::pods::Pods;
+
+    fn text(registry: &Registry) -> String {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
+        text
+    }
+
+    #[test]
+    fn devices_and_registration() {
+        let mut registry = Registry::default();
+        let gauges = NodeGauges::register(&mut registry);
+        assert_eq!(text(&registry), "# EOF\n", "nothing is known before the devices are found");
+        let mut fleet = builders::fleet(2);
+        fleet.gpus[1].is_healthy = false;
+        fleet.gpus[1].reason = Some(Reason::Xid(79));
+        let (_fleet, fleet) = watch::channel(Arc::new(fleet));
+        let (_pods, pods) = watch::channel(Pods::default());
+        let settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(1));
+        let node = Arc::new(NodeState::new(settings, fleet, pods, Ledger::default()));
+        let (_registered, registered) = watch::channel(true);
+        let (_missing, missing) = watch::channel(false);
+        gauges.show(node, vec![(Served::Shared, registered.clone()), (Served::Memory, missing), (Served::Rdma, registered)]);
+        insta::assert_snapshot!(text(&registry));
+    }
+}
