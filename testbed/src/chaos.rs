@@ -11,7 +11,6 @@ mod runner;
 mod schedule;
 
 use std::fmt;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
@@ -87,16 +86,15 @@ impl Mode {
         }
     }
 
-    /// Further flags of the plugin, which serves its metrics at this address.
-    pub(crate) fn plugin_args(self, metrics: SocketAddr) -> Vec<String> {
+    /// Further flags of the plugin.
+    pub(crate) fn plugin_args(self) -> Vec<String> {
         let more: &[&str] = match self {
             Self::Cdi | Self::Kinds => &[],
             // A pod whose environment is fixed and wrong would be held for ever.
             Self::Envvar => &["--on-mismatch", "evict"],
             Self::Timestamp => &["--identity", "timestamp"],
         };
-        let metrics = ["--health-listen".to_owned(), metrics.to_string()];
-        metrics.into_iter().chain(more.iter().map(|arg| (*arg).to_owned())).collect()
+        more.iter().map(|arg| (*arg).to_owned()).collect()
     }
 }
 

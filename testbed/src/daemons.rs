@@ -251,6 +251,13 @@ impl Daemon {
         let _ = ended.wait_for(Option::is_some).await;
     }
 
+    /// Waits for its end, which is no crash from now on; false if it goes on until the deadline.
+    pub async fn until_ended(&self, deadline: Duration) -> bool {
+        self.is_ending.store(true, Ordering::Release);
+        let mut ended = self.ended.clone();
+        tokio::time::timeout(deadline, ended.wait_for(Option::is_some)).await.is_ok_and(|ended| ended.is_ok())
+    }
+
     /// Kills it and starts it anew with the same arguments.
     pub async fn restart(&mut self) -> Result<(), DaemonError> {
         self.restart_as(self.invocation.clone()).await

@@ -40,6 +40,7 @@ mod nonsense;
 mod old_nodes;
 mod openings;
 mod other_types;
+mod plugin_alone;
 mod policies;
 mod preemption;
 mod records;
@@ -109,6 +110,7 @@ pub fn all() -> Vec<Scenario> {
         group(&[preemption::SCENARIOS], Needs::Testbed("a watch that is late when told to"), &[Stage::Faults]),
         group(&[gangs::SCENARIOS], Needs::Testbed("two nodes, with five GPUs"), &[Stage::Faults]),
         group(&[webhooks::SCENARIOS, slow::SCENARIOS], Needs::Testbed("the port of the webhooks"), &[Stage::Webhooks]),
+        group(&[plugin_alone::SCENARIOS], Needs::Testbed("an API server that fails when told to"), &[Stage::Faults]),
         group(&[replicas::SCENARIOS], Needs::Testbed("replicas that it starts itself"), &[Stage::Replicas]),
         group(&[second_scheduler::SCENARIOS], Needs::Testbed("replicas that it starts itself"), &[Stage::Second]),
         group(&[sampling::SCENARIOS], Needs::Testbed("nodes that are objects only"), &[Stage::Second]),

@@ -1,7 +1,6 @@
 //! Takes the steps of a schedule on a cluster of real daemons, and looks at everything after each.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +14,7 @@ use super::Mode;
 use super::book::Book;
 use super::ledger;
 use super::schedule::{N_GPUS, Step, UNITS_PER_GPU};
-use crate::cluster::{CdiDir, Cluster, NodeSpec, SimulatedNode, Spec, free_address};
+use crate::cluster::{CdiDir, Cluster, NodeSpec, SimulatedNode, Spec};
 use crate::daemons::Crashes;
 use crate::http_client::HttpClient;
 use crate::invariants::{self, Sight};
@@ -36,8 +35,6 @@ pub(super) struct Runner {
     cluster: Cluster,
     pods: Pods,
     book: Arc<Book>,
-    /// Where each node's plugin serves its metrics.
-    metrics: Vec<SocketAddr>,
     /// Outcomes counted by plugins that have been killed since.
     heals: BTreeMap<String, u64>,
     cdi: Vec<CdiDir>,
@@ -58,15 +55,14 @@ fn pod_name(number: usize) -> String {
 impl Runner {
     /// Starts the cluster.
     pub(super) async fn start(mode: Mode, seed: u64, deploy: std::path::PathBuf, book: &Arc<Book>) -> Result<Self> {
-        let metrics = (0..mode.n_nodes()).map(|_| free_address()).collect::<Result<Vec<_>>>()?;
         let gpus: Vec<u64> = (0..N_GPUS).map(|_| UNITS_PER_GPU * 1024).collect();
-        let nodes = metrics.iter().enumerate().map(|(idx, address)| {
+        let nodes = (0..mode.n_nodes()).map(|idx| {
             let (name, book) = (node_name(idx), Arc::clone(book));
             let node = mode.node(idx, &name, &gpus);
             NodeSpec {
                 started: StartHook::new(move |start| book.started(&name, start)),
                 inject: mode.inject(),
-                plugin_args: node.plugin_args.iter().cloned().chain(mode.plugin_args(*address)).collect(),
+                plugin_args: node.plugin_args.iter().cloned().chain(mode.plugin_args()).collect(),
                 disk_may_be_full: true,
                 // A real kubelet waits ten seconds; the book counts them in.
                 delays: Delays { start_retry: Duration::from_millis(100), ..node.delays },
@@ -83,7 +79,6 @@ impl Runner {
             cluster,
             pods,
             book: Arc::clone(book),
-            metrics,
             heals: BTreeMap::new(),
             cdi,
             n_admissions_seen: vec![0; mode.n_nodes()],
@@ -282,9 +277,9 @@ impl Runner {
 
     /// Adds up the outcomes that a plugin has counted and is about to forget.
     async fn count_heals(&mut self, node: usize) {
-        let Some(address) = self.metrics.get(node) else { return };
-        let Ok((_, text)) = HttpClient::new().get(&format!("http://{address}/metrics")).await else { return };
-        for (outcome, count) in outcomes(&String::from_utf8_lossy(&text)) {
+        let Ok(node) = self.cluster.node(&node_name(node)) else { return };
+        let Ok(text) = node.plugin_metrics().await else { return };
+        for (outcome, count) in outcomes(&text) {
             *self.heals.entry(outcome).or_default() += count;
         }
     }

@@ -1,6 +1,7 @@
 //! One simulated node: a kubelet, a file of GPUs, and the real device plugin as a process.
 
 use std::collections::{BTreeMap, HashSet};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,9 +10,10 @@ use anyhow::{Context, Result};
 use proto::resource::{GPU_MEM, GPU_SHARED};
 use serde_json::{Map, Value, json};
 
-use super::{NodeKind, PLUGIN_USER, user_client, user_kubeconfig};
+use super::{NodeKind, PLUGIN_USER, free_address, user_client, user_kubeconfig};
 use crate::apiserver::ApiServer;
 use crate::daemons::{Binaries, Crashes, Daemon, Invocation};
+use crate::http_client::HttpClient;
 use crate::kubelet::nvidia_runtime::{NvidiaRuntime, RuntimeMode, VISIBLE_DEVICES};
 use crate::kubelet::{Delays, Kubelet, KubeletConfig, MachineGpus, RefreshDelay, RuntimeConfig, StartHook};
 use crate::observer::Snapshot;
@@ -190,6 +192,8 @@ pub struct SimulatedNode {
     invocation: Invocation,
     crashes: Crashes,
     plugin: Option<Daemon>,
+    /// Address at which the plugin serves its metrics.
+    metrics: SocketAddr,
     vendor: Option<VendorPlugin>,
     vendor_minors: Vec<u32>,
     kubelet: Kubelet,
@@ -237,7 +241,8 @@ impl SimulatedNode {
         let kubelet = Kubelet::start(config).with_context(|| format!("cannot start the kubelet of {}", spec.name))?;
         let inventory = machine.inventory();
         let kubeconfig = user_kubeconfig(api, &node_dir, PLUGIN_USER, &[])?;
-        let mut invocation = plugin_invocation(&spec, binaries, &plugin_dir, &inventory, &kubeconfig, &node_dir);
+        let metrics = free_address()?;
+        let mut invocation = plugin_invocation(&spec, binaries, &plugin_dir, &inventory, [&kubeconfig, &node_dir], metrics);
         if let Some(program) = &spec.plugin {
             invocation = of_another_version(invocation, program).await?;
         }
@@ -248,6 +253,7 @@ impl SimulatedNode {
             invocation,
             crashes: crashes.clone(),
             plugin,
+            metrics,
             vendor: None,
             vendor_minors: Vec::new(),
             kubelet,
@@ -302,6 +308,12 @@ impl SimulatedNode {
     /// Its device plugin, if one was started.
     pub fn plugin(&self) -> Option<&Daemon> {
         self.plugin.as_ref()
+    }
+
+    /// The metrics of its plugin.
+    pub async fn plugin_metrics(&self) -> Result<String> {
+        let (_, text) = HttpClient::new().get(&format!("http://{}/metrics", self.metrics)).await?;
+        Ok(String::from_utf8_lossy(&text).into_owned())
     }
 
     /// Kills its plugin and starts it again.
@@ -412,8 +424,8 @@ fn plugin_invocation(
     binaries: &Binaries,
     plugin_dir: &Path,
     inventory: &Path,
-    kubeconfig: &Path,
-    node_dir: &Path,
+    [kubeconfig, node_dir]: [&Path; 2],
+    metrics: SocketAddr,
 ) -> Invocation {
     let cdi_dir = node_dir.join("cdi").display().to_string();
     let flags = [
@@ -426,6 +438,7 @@ fn plugin_invocation(
         ("--cdi-spec-dirs", format!("{},{cdi_dir}", node_dir.join("etc-cdi").display())),
         ("--host-root", node_dir.join("root").display().to_string()),
         ("--kubeconfig", kubeconfig.display().to_string()),
+        ("--health-listen", metrics.to_string()),
         // A simulated GPU should fall sick and recover while somebody watches.
         ("--probe-interval", "200ms".to_owned()),
         ("--recovery-quiet", "1s".to_owned()),

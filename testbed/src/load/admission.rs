@@ -97,7 +97,7 @@ pub async fn admission(console: &Console, args: &AdmissionArgs) -> Result<Admitt
             entered.lock().unwrap_or_else(PoisonError::into_inner).push((start.spent, start.refusals.len()));
         }),
         inject: args.mode.inject(),
-        plugin_args: args.mode.plugin_args(crate::cluster::free_address()?),
+        plugin_args: args.mode.plugin_args(),
         max_pods: args.pods + 10,
         ..NodeSpec::new("n1", &gpus)
     };

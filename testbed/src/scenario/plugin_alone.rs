@@ -1,0 +1,266 @@
+//! The device plugin without those that it works with: no API server, no file of kubelet's socket, a disk that does not answer.
+//! And what its metrics and log lines say.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use kube::api::PostParams;
+use proto::device::CONDITION_INJECTABLE;
+use proto::record::DEVICE_ALLOCATED;
+use proto::resource::{GPU_MEM, GPU_SHARED};
+use tokio::time::sleep;
+
+use super::{Body, DEADLINE, World};
+use crate::apiserver::{Fault, Matching};
+use crate::cluster::{CdiDir, Health, SimulatedNode};
+use crate::kubelet::Kubelet;
+use crate::observer::{Snapshot, phase};
+use crate::pods::PodSpec;
+
+/// Name, promise, body.
+pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
+    ("plugin-without-api-server", "a plugin that starts without the API server registers; all follows once it is back", without_api_server),
+    ("mode-without-api-server", "without the API server the plugin finds the mode again when CDI works, and a metric says it", mode),
+    ("kubelet-socket-removed", "without the file of kubelet's socket the node keeps its devices", kubelet_socket_removed),
+    ("plugin-hangs", "a plugin that hangs ends itself within seconds, and pods are admitted again", plugin_hangs),
+    ("plugin-metrics", "metrics and log lines name devices, registration, mode, held containers and pods", metrics),
+];
+
+/// Time without the API server: a pause of 16 s between tries has begun by its end.
+const AWAY: Duration = Duration::from_secs(20);
+
+/// Time without CDI after the start of the plugin: an earlier version kept the mode that it had by then.
+const UNDECIDED: Duration = Duration::from_secs(16);
+
+/// Longest time until kubelet has all resources from a plugin that has just been started.
+const REGISTERED: Duration = Duration::from_secs(5);
+
+/// Longest time until everything that waits for the API server is done after its return.
+const FOLLOWED: Duration = Duration::from_secs(8);
+
+/// Time for which nothing must change.
+const QUIET: Duration = Duration::from_secs(5);
+
+/// Longest time until a plugin that hangs has ended: `--hang-timeout`, and what a slow machine adds.
+const HUNG: Duration = Duration::from_secs(20);
+
+fn offers_all(kubelet: &Kubelet) -> bool {
+    let capacity = kubelet.capacity();
+    [GPU_SHARED, GPU_MEM].iter().all(|resource| capacity.get(*resource).is_some_and(|(_, healthy)| *healthy > 0))
+}
+
+/// The healthy devices of each resource.
+fn healthy(kubelet: &Kubelet) -> Vec<usize> {
+    kubelet.capacity().values().map(|(_, healthy)| *healthy).collect()
+}
+
+/// The GPU that a pod's record names.
+fn gpu_of(world: &World, pod: &str) -> Result<String> {
+    let annotations = world.pod(pod)?.metadata.annotations.unwrap_or_default();
+    let record = annotations.get(DEVICE_ALLOCATED).with_context(|| format!("pod {pod} has no record"))?;
+    let gpu = record.split('"').find(|word| word.starts_with("GPU-"));
+    gpu.map(str::to_owned).with_context(|| format!("the record of pod {pod} names no GPU: {record}"))
+}
+
+fn starts(kubelet: &Kubelet, namespace: &str, pod: &str) -> u32 {
+    kubelet.container(namespace, pod, "main").map_or(0, |container| container.starts)
+}
+
+fn without_api_server(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        let (node, namespace) = (world.gpu_node(2)?.name, world.namespace.clone());
+        world.start(PodSpec::new("before", &[(GPU_MEM, "1")]).on(&node)).await?;
+        let idle = u32::from(gpu_of(world, "before")?.ends_with("-0"));
+        let faults = world.cluster()?.api().faults().clone();
+        let away = faults.inject(Matching::anything(), Fault::DropConnection);
+        faults.drop_watches("");
+        let began = Instant::now();
+        let found = world.cluster()?.node(&node)?;
+        found.restart_plugin().await?;
+        ensure!(found.kubelet().until(REGISTERED, |kubelet| !offers_all(kubelet)).await, "kubelet has not noticed the end of the plugin");
+        ensure!(
+            found.kubelet().until(REGISTERED, offers_all).await,
+            "after {REGISTERED:?} without the API server kubelet has {:?}",
+            found.kubelet().capacity()
+        );
+        let n_starts = starts(found.kubelet(), &namespace, "before");
+        found.kubelet().restart_container(&namespace, "before", "main")?;
+        found.set_health(idle, Health::Xid(79))?;
+        sleep(AWAY.saturating_sub(began.elapsed())).await;
+        let found = world.cluster()?.node(&node)?;
+        ensure!(starts(found.kubelet(), &namespace, "before") == n_starts, "a container starts without proof");
+        away.remove();
+        let back = Instant::now();
+        let starts_again = found.kubelet().until(FOLLOWED, |kubelet| starts(kubelet, &namespace, "before") > n_starts).await;
+        ensure!(starts_again, "{FOLLOWED:?} after the return of the API server the container has not started");
+        let is_sick = |snapshot: &Snapshot| {
+            let mut devices = snapshot.devices.get(&node).into_iter().flat_map(|device| &device.spec.devices);
+            devices.any(|device| device.minor == i32::try_from(idle).ok() && !device.health)
+        };
+        // The testbed's own watches have pauses too, so what the API server holds is looked at.
+        let objects = world.cluster()?.api().cluster().clone();
+        while !is_sick(&Snapshot::of(&objects)) {
+            ensure!(back.elapsed() < FOLLOWED, "{FOLLOWED:?} after the return of the API server the sick GPU is not published");
+            sleep(Duration::from_millis(50)).await;
+        }
+        world.cluster()?.node(&node)?.set_health(idle, Health::Healthy)?;
+        world.cluster()?.until_ready(DEADLINE).await?;
+        world.until_running(&["before"]).await
+    }
+    .boxed()
+}
+
+fn mode(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        let node = world.gpu_node(1)?.name;
+        // A runtime that was there before the directory of CDI specs watches it from its first container on.
+        world.start(PodSpec::new("before", &[(GPU_MEM, "1")]).on(&node)).await?;
+        let faults = world.cluster()?.api().faults().clone();
+        let away = faults.inject(Matching::anything(), Fault::DropConnection);
+        faults.drop_watches("");
+        let began = Instant::now();
+        let found = world.cluster()?.node(&node)?;
+        let specs = CdiDir::of(found.kubelet().config())?;
+        specs.block()?;
+        found.restart_plugin().await?;
+        until_metrics(found, r#"gpushare_device_plugin_injection{mode="envvar",certainty="proven","#, true).await?;
+        sleep(UNDECIDED.saturating_sub(began.elapsed())).await;
+        specs.unblock()?;
+        until_metrics(found, r#"gpushare_device_plugin_injection{mode="cdi",certainty="proven",reason="Cdi"} 1"#, true).await?;
+        away.remove();
+        let is_published = |snapshot: &Snapshot| {
+            let device = snapshot.devices.get(&node)?.spec.devices.first()?;
+            let condition = device.conditions.iter().find(|condition| condition.condition_type == CONDITION_INJECTABLE)?;
+            (condition.status == "True" && condition.reason == "Cdi").then_some(())
+        };
+        world.until("the mode in the Device object", is_published).await?;
+        world.cluster()?.until_ready(DEADLINE).await
+    }
+    .boxed()
+}
+
+fn kubelet_socket_removed(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        let node = world.gpu_node(1)?.name;
+        let found = world.cluster()?.node(&node)?;
+        let socket = found.kubelet().config().plugin_socket();
+        let (before, n_registrations) = (healthy(found.kubelet()), found.kubelet().n_registrations());
+        std::fs::remove_file(&socket).with_context(|| format!("cannot remove {}", socket.display()))?;
+        let has_lost = found.kubelet().until(QUIET, |kubelet| healthy(kubelet) != before).await;
+        ensure!(!has_lost, "the node has {:?} of its devices {before:?}", healthy(found.kubelet()));
+        world.start(PodSpec::new("meanwhile", &[(GPU_MEM, "1")]).on(&node)).await?;
+        let found = world.cluster()?.node(&node)?;
+        ensure!(found.kubelet().n_registrations() == n_registrations, "the plugin has registered again");
+        found.restart_kubelet().await?;
+        super::node_faults::until_registered(world, &node).await?;
+        world.start(PodSpec::new("after", &[(GPU_MEM, "1")]).on(&node)).await?;
+        world.until_running(&["meanwhile", "after"]).await
+    }
+    .boxed()
+}
+
+/// Puts a pipe without a writer in the place of a file: whoever reads it waits for ever, as on a disk that does not answer.
+async fn replace_by_pipe(file: &Path) -> Result<()> {
+    let aside = file.with_extension("aside");
+    std::fs::rename(file, &aside).with_context(|| format!("cannot rename {}", file.display()))?;
+    let made = tokio::process::Command::new("mkfifo").arg(file).status().await?;
+    ensure!(made.success(), "mkfifo {}: {made}", file.display());
+    Ok(())
+}
+
+fn plugin_hangs(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        let node = world.gpu_node(1)?.name;
+        world.start(PodSpec::new("before", &[(GPU_MEM, "1")]).on(&node)).await?;
+        let found = world.cluster()?.node(&node)?;
+        let checkpoint = found.kubelet().config().checkpoint();
+        replace_by_pipe(&checkpoint).await?;
+        let began = Instant::now();
+        world.create(PodSpec::new("caught", &[(GPU_MEM, "1")]).on(&node)).await?;
+        let found = world.cluster()?.node(&node)?;
+        let has_ended = match found.plugin() {
+            Some(plugin) => plugin.until_ended(HUNG).await,
+            None => false,
+        };
+        std::fs::rename(checkpoint.with_extension("aside"), &checkpoint)?;
+        ensure!(has_ended, "{:?} after the disk has stopped to answer the plugin hangs", began.elapsed());
+        found.restart_plugin().await?;
+        world.cluster()?.until_ready(DEADLINE).await?;
+        // kubelet fails the pod whose call was under way.
+        let key = world.key("caught");
+        let is_settled = |snapshot: &Snapshot| {
+            let phase = snapshot.pods.get(&key).map(phase)?;
+            ["Failed", "Running"].contains(&phase).then_some(())
+        };
+        world.until("the pod that was being admitted to run or to fail", is_settled).await?;
+        world.delete("caught").await?;
+        world.start(PodSpec::new("after", &[(GPU_MEM, "1")]).on(&node)).await?;
+        world.until_running(&["before", "after"]).await
+    }
+    .boxed()
+}
+
+/// Waits until a line of the plugin's metrics begins so, or until none does.
+async fn until_metrics(node: &SimulatedNode, line: &str, is_there: bool) -> Result<()> {
+    let began = Instant::now();
+    loop {
+        let text = node.plugin_metrics().await.unwrap_or_default();
+        if text.lines().any(|found| found.starts_with(line)) == is_there {
+            return Ok(());
+        }
+        let state = if is_there { "missing" } else { "there" };
+        ensure!(began.elapsed() < DEADLINE, "{line} is {state} in the plugin's metrics: {text}");
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// The line of a log that holds all of these.
+fn line_with(log: &Path, words: &[&str]) -> Result<String> {
+    let text = std::fs::read_to_string(log).with_context(|| format!("cannot read {}", log.display()))?;
+    let found = text.lines().find(|line| words.iter().all(|word| line.contains(word)));
+    found.map(str::to_owned).with_context(|| format!("no line of {} says {words:?}", log.display()))
+}
+
+fn metrics(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        let node = world.gpu_node(2)?.name;
+        world.start(PodSpec::new("placed", &[(GPU_MEM, "2")]).on(&node)).await?;
+        let found = world.cluster()?.node(&node)?;
+        for line in [
+            format!(r#"gpushare_device_plugin_device_healthy{{type="gpu",device="GPU-{node}-0",minor="0","#),
+            format!(r#"gpushare_device_plugin_registered{{resource="{GPU_MEM}"}} 1"#),
+            format!(r#"gpushare_device_plugin_registered{{resource="{GPU_SHARED}"}} 1"#),
+            r#"gpushare_device_plugin_injection{mode="cdi","#.to_owned(),
+            r#"gpushare_device_plugin_held_containers{reason="unplaced"} 0"#.to_owned(),
+        ] {
+            until_metrics(found, &line, true).await?;
+        }
+        let sick = format!(r#"gpushare_device_plugin_device_healthy{{type="gpu",device="GPU-{node}-1",minor="1",reason="Xid79"}} 0"#);
+        found.set_health(1, Health::Xid(79))?;
+        until_metrics(found, &sick, true).await?;
+        found.set_health(1, Health::Healthy)?;
+        until_metrics(found, &sick, false).await?;
+
+        let device = gpu_of(world, "placed")?;
+        let key = world.key("placed");
+        let cluster = world.cluster()?;
+        line_with(cluster.scheduler.log(), &["bound", &key, &node, &device, "gpu-memory"])?;
+        let log = cluster.node(&node)?.plugin().context("no plugin runs there")?.log().to_owned();
+        line_with(&log, &["a container starts", &key, "main", &node, &device, "gpu-memory"])?;
+        let allocated = line_with(&log, &["allocated"])?;
+        ensure!(!allocated.contains("pod="), "the answer to Allocate names a pod: {allocated}");
+
+        let mut stray = PodSpec::new("stray", &[(GPU_MEM, "1")]).pod()?;
+        if let Some(spec) = &mut stray.spec {
+            spec.node_name = Some(node.clone());
+        }
+        world.pods.api().create(&PostParams::default(), &stray).await?;
+        let held = r#"gpushare_device_plugin_held_containers{reason="unplaced"} 1"#;
+        until_metrics(world.cluster()?.node(&node)?, held, true).await?;
+        world.delete("stray").await
+    }
+    .boxed()
+}
