@@ -15,6 +15,7 @@ pub mod memory_unit;
 pub mod node;
 #[cfg(feature = "nri")]
 pub mod nri;
+pub mod plugin_state;
 pub mod pod;
 pub mod quantity;
 pub mod record;

@@ -199,6 +199,37 @@ pub struct PodStatus {
     /// The conditions that components have written.
     #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<PodCondition>,
+    /// The state of its app containers, by kubelet.
+    #[serde(default, deserialize_with = "null_as_default", skip_serializing)]
+    pub container_statuses: Vec<ContainerStatus>,
+}
+
+/// The state of one container.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct ContainerStatus {
+    /// True if it runs and its readiness probe succeeds.
+    #[serde(default)]
+    pub ready: bool,
+    /// Its state; empty until kubelet has reported one.
+    #[serde(default, deserialize_with = "null_as_default")]
+    pub state: ContainerState,
+}
+
+/// What a container does.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct ContainerState {
+    /// Set while its process runs.
+    #[serde(default)]
+    pub running: Option<ContainerRunning>,
+}
+
+/// A container whose process runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ContainerRunning {
+    /// The time of the start, in whole seconds by the clock of the node.
+    #[serde(default)]
+    pub started_at: Option<String>,
 }
 
 /// A claim for extended resources.

@@ -15,6 +15,7 @@ mod hints;
 mod hosts;
 mod nodes;
 mod openings;
+mod plugins;
 mod pods;
 mod stamp;
 
@@ -43,6 +44,7 @@ use failing::FailingNodes;
 use hints::HintQueue;
 use hosts::PlainPods;
 use nodes::NodeState;
+use plugins::Plugins;
 use pods::PodEntry;
 use proto::node::Node;
 use proto::pod::{Pod, Taint};
@@ -109,6 +111,7 @@ pub struct Index {
     /// The number of times room has opened without an event that kube-scheduler sees.
     n_silent_openings: u64,
     failing: FailingNodes,
+    plugins: Plugins,
     stamps: Stamps,
     node_list: List,
     device_list: List,
@@ -160,6 +163,7 @@ impl Index {
             hints: HintQueue::new(HintTimes::all(hint_ttl)),
             n_silent_openings: 0,
             failing: FailingNodes::default(),
+            plugins: Plugins::default(),
             stamps: Stamps::default(),
             node_list: first,
             device_list: first,
@@ -181,6 +185,12 @@ impl Index {
     #[must_use]
     pub fn rehearsing(self) -> Self {
         Self { rehearses: true, ..self }
+    }
+
+    /// The same index, which takes pods of this namespace for those of device plugins, if they look like it.
+    #[must_use]
+    pub fn watching_plugins_in(self, namespace: &str) -> Self {
+        Self { plugins: Plugins::of_namespace(namespace), ..self }
     }
 
     /// The same index with weights for the policies that weigh resources.

@@ -296,6 +296,11 @@ impl Collector for State {
         gauge("conservative_pods", "Pods whose devices are not known for sure", census.n_conservative)?;
         gauge("hints", "Pods that room is kept for until they are bound", census.n_hints)?;
         gauge("failing_nodes", "Nodes that rank behind all others because kubelet refused several pods there", census.n_failing)?;
+        gauge(
+            "plugin_away_nodes",
+            "Nodes that no pod is sent to because their device plugin does not serve kubelet",
+            census.n_plugin_away,
+        )?;
         per_kind(&mut encoder, &census)?;
         per_gpu(&mut encoder, &census, "gpu_memory_total_bytes", "Memory of a GPU", |gpu| gpu.total)?;
         per_gpu(&mut encoder, &census, "gpu_memory_allocated_bytes", "Memory of a GPU that pods hold", |gpu| gpu.used)

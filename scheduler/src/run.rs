@@ -61,11 +61,11 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         return obey(command, client, config.admission.authority, namespace).await;
     }
     let stop: Stop = stop_signal()?.boxed().shared();
-    let index = Shared::new(index(&config).rehearsing());
-    let mut registry = Registry::with_prefix("gpushare_scheduler");
-    let metrics = Metrics::register(&mut registry, index.clone());
     let part = Part::of(&config, &namespace);
     let home = part.namespace().unwrap_or(&namespace).to_owned();
+    let index = Shared::new(index(&config).watching_plugins_in(&home).rehearsing());
+    let mut registry = Registry::with_prefix("gpushare_scheduler");
+    let metrics = Metrics::register(&mut registry, index.clone());
     part.leadership.register(&mut registry);
     let hangups = part.leadership.hangups();
     let binder = Binder::new(client.clone(), config.scheduling.bind_timeout, part.leadership.clone());

@@ -1,4 +1,4 @@
-//! The reasons for refusing a request, in ten texts that may reach a scheduler besides the rule that a request itself breaks;
+//! The reasons for refusing a request, in eleven texts that may reach a scheduler besides the rule that a request itself breaks;
 //! some reasons share one.
 
 use std::fmt;
@@ -34,13 +34,15 @@ pub enum Reason {
     Together,
     /// Exclusive use, or labels, leave too few GPUs.
     Selected,
+    /// The device plugin of the node does not serve kubelet, or came back so lately that few pods are tried there.
+    PluginAway,
     /// The request breaks a rule wherever it goes; the rule is told instead of a text of this list.
     InvalidRequest,
 }
 
 impl Reason {
     /// Every reason, in order.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::NoDevice,
         Self::Unhealthy,
         Self::Memory,
@@ -54,6 +56,7 @@ impl Reason {
         Self::Partition,
         Self::Together,
         Self::Selected,
+        Self::PluginAway,
         Self::InvalidRequest,
     ];
 
@@ -74,6 +77,7 @@ impl Reason {
             Self::Partition | Self::Together => {
                 "devices that belong together are not free as a partition, or as close to one another, as the pod or the node demands"
             }
+            Self::PluginAway => "node's device plugin does not serve kubelet now, or is tried again with few pods at a time",
             Self::InvalidRequest => "pod's GPU request breaks a rule and fits nowhere",
         }
     }
@@ -90,7 +94,7 @@ impl Reason {
             | Self::Partition
             | Self::Together
             | Self::Selected => true,
-            Self::NoDevice | Self::Unhealthy | Self::TooLarge | Self::NotServed | Self::InvalidRequest => false,
+            Self::NoDevice | Self::Unhealthy | Self::TooLarge | Self::NotServed | Self::PluginAway | Self::InvalidRequest => false,
         }
     }
 
@@ -110,6 +114,7 @@ impl Reason {
             Self::Partition => "partition",
             Self::Together => "together",
             Self::Selected => "selected",
+            Self::PluginAway => "plugin_away",
             Self::InvalidRequest => "invalid_request",
         }
     }

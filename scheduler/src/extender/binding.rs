@@ -7,6 +7,7 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use daemon::panics::named;
+use placement::Reason;
 use proto::extender::{ExtenderBindingArgs, ExtenderBindingResult};
 use proto::record::DEVICE_ALLOCATED;
 use rustc_hash::FxHashSet;
@@ -131,6 +132,7 @@ impl BindFailure {
             Self::NoIdentity(_) | Self::NoPod { .. } => "no_pod",
             Self::Late(_) => "late",
             Self::Unreadable(_) => "unreadable",
+            Self::Undecided(AssumeError::NoRoom { reason: Reason::PluginAway, .. }) => "plugin_away",
             Self::Undecided(AssumeError::NoRoom { .. } | AssumeError::Reserve { .. }) => "no_room",
             Self::Undecided(AssumeError::Invalid { .. }) => "invalid",
             Self::Undecided(_) => "bound_before",
@@ -143,6 +145,8 @@ impl BindFailure {
     /// Whether the pod had better be tried on another node.
     fn blame(&self) -> Blame {
         match self {
+            // The filter does not offer the node while its plugin is away, so that the pod need not avoid it for longer.
+            Self::Undecided(AssumeError::NoRoom { reason: Reason::PluginAway, .. }) => Blame::Elsewhere,
             Self::Undecided(AssumeError::NoRoom { .. } | AssumeError::Reserve { .. }) => Blame::Node,
             // A webhook may refuse bindings to this very node.
             Self::Refused(_) => Blame::Unclear,

@@ -149,7 +149,7 @@ impl Index {
     #[inline]
     fn to_be_asked(&self, name: &str, node: Option<NodeId>, ask: &NodeAsk<'_>) -> Result<Option<NodeId>, Reason> {
         match node {
-            Some(node) => self.refuse_unserved(name, ask).map(|()| Some(node)),
+            Some(node) => self.refuse_unserved(name, ask).and_then(|()| self.refuse_crowd(name, ask)).map(|()| Some(node)),
             None if ask.needs_known_devices() => Err(Reason::NoDevice),
             // What kubelet offers of the rest, kube-scheduler knows.
             None => Ok(None),
@@ -166,10 +166,11 @@ impl Index {
     /// Whether no node is refused for what it does not tell of itself.
     #[inline]
     pub fn serves_all(&self, ask: &NodeAsk<'_>) -> bool {
-        (self.n_opaque == 0 || ask.in_units) && ask.isolation.is_none()
+        (self.n_opaque == 0 || ask.in_units) && ask.isolation.is_none() && (self.plugins.is_calm() || !ask.asks_for_devices())
     }
 
-    /// Refuses amounts that cannot be compared with units of unknown size, and nodes without the pod's isolation.
+    /// Refuses amounts that cannot be compared with units of unknown size, nodes without the pod's isolation, and nodes whose device
+    /// plugin is away.
     #[inline]
     pub(super) fn refuse_unserved(&self, name: &str, ask: &NodeAsk<'_>) -> Result<(), Reason> {
         if self.serves_all(ask) {
@@ -178,11 +179,14 @@ impl Index {
         let state = self.nodes.get(name);
         let is_unclear = !ask.in_units && state.is_some_and(NodeState::is_opaque);
         let lacks_isolation = ask.isolation.as_deref().is_some_and(|wanted| state.and_then(NodeState::isolation) != Some(wanted));
-        if is_unclear || lacks_isolation { Err(Reason::NotServed) } else { Ok(()) }
+        if is_unclear || lacks_isolation { Err(Reason::NotServed) } else { self.refuse_without_plugin(name, ask) }
     }
 
     /// The rule by which a node refuses what is asked, and how near it comes, if there is more to say than the reason does.
     pub fn detail(&self, name: &str, ask: &NodeAsk<'_>, reason: Reason) -> Option<String> {
+        if reason == Reason::PluginAway {
+            return self.plugin_problem(name);
+        }
         let node = self.fleet.node_id(name)?;
         let detail = self.fleet.miss(node, ask.devices(), Hints::RespectOthers(ask.uid))?.to_string();
         (reason != Reason::NotServed && detail != reason.as_str()).then_some(detail)

@@ -29,6 +29,8 @@ pub struct Census {
     pub n_hints: u64,
     /// Nodes that are left out because pods failed there.
     pub n_failing: u64,
+    /// Nodes that no pod is sent to because their device plugin is away.
+    pub n_plugin_away: u64,
     /// Each kind of object and whether all of it has been seen.
     pub synced: [(&'static str, bool); 3],
     /// Every GPU.
@@ -143,6 +145,7 @@ impl Index {
             n_contradicting: count(pods().filter(|entry| entry.contradicts).count()),
             n_hints: count(self.fleet.n_hints()),
             n_failing: count(self.failing.n_last()),
+            n_plugin_away: count(self.plugins.n_out()),
             synced: self.synced(),
             gpus: self.gpu_census(),
         }
@@ -182,7 +185,7 @@ impl Index {
             name: name.to_owned(),
             unit_bytes,
             unit: unit_name(state, unit_bytes),
-            problems: state.problems.clone(),
+            problems: state.problems.iter().cloned().chain(self.plugin_problem(name)).collect(),
             gpus: view.map(|view| view.gpus().iter().map(|gpu| self.show_gpu(gpu)).collect()).unwrap_or_default(),
             others: view.map(show_others).unwrap_or_default(),
         })

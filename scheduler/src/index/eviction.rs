@@ -13,6 +13,7 @@ use proto::pod::Pod;
 use proto::requests::NamedRequests;
 use proto::resource::is_gpu_resource;
 
+use super::plugins::Standing;
 use super::pods::PodEntry;
 use super::{Index, NodeAsk};
 
@@ -62,6 +63,11 @@ impl Eviction {
             requests: NamedRequests::of_pod(pod),
             nominated: pod.nominated_node().map(Into::into),
         }
+    }
+
+    /// Returns true if kubelet has taken the pod on.
+    pub(super) fn is_admitted(&self) -> bool {
+        self.rank.started != Rank::default().started
     }
 }
 
@@ -120,8 +126,12 @@ impl Index {
         } else {
             self.nominated.remove(&owner);
         }
-        if let Some(entry) = self.pods.get_mut(&owner) {
-            entry.eviction = eviction;
+        let Some(entry) = self.pods.get_mut(&owner) else { return };
+        let is_admitted = !entry.eviction.is_admitted() && eviction.is_admitted();
+        entry.eviction = eviction;
+        let node = entry.facts.bound.as_ref().filter(|_| is_admitted).map(|bound| bound.node.clone());
+        if node.is_some_and(|node| self.plugins.standing(&node) == Standing::Tried) {
+            self.note_silent_opening();
         }
     }
 

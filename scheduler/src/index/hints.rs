@@ -324,14 +324,18 @@ impl Index {
         self
     }
 
-    /// Returns true if a deadline has passed: hints have ended, or nodes are to be left out or come back.
+    /// Returns true if a deadline has passed: hints have ended, or nodes are to be left out or come
+    /// back.
     pub fn is_due(&self, now: Instant) -> bool {
-        self.hints.is_due(now) || self.failing.is_due(now)
+        self.hints.is_due(now) || self.failing.is_due(now) || self.plugins.is_due(now)
     }
 
     /// Does what has to happen by now.
     pub fn tick(&mut self, now: Instant) {
         self.failing.advance(now);
+        if self.plugins.advance(now) {
+            self.note_silent_opening();
+        }
         self.hints.stamp(now);
         while let Some(owner) = self.hints.pop(now) {
             self.fleet.unhint(owner.as_str());

@@ -87,6 +87,7 @@ impl Follow<Node> for Index {
     fn apply(&mut self, node: Node) {
         let Some(name) = node.metadata.name.as_deref() else { return };
         self.see_host(name, &node);
+        self.see_plugin_state(name, &node);
         let state = self.nodes.entry(name.into()).or_default();
         state.node_list = self.node_list.number;
         let ours = node.status.allocatable.iter().filter(|(resource, _)| is_gpu_resource(resource, &self.names));
@@ -189,6 +190,7 @@ impl Index {
     fn forget_node(&mut self, name: &str) {
         self.note_taints(name, &[]);
         self.failing.remove(name);
+        self.plugins.forget_node(name);
         self.fleet.set_host(name, None);
         if let Some(state) = self.nodes.get_mut(name) {
             state.node = None;

@@ -40,6 +40,9 @@ impl Follow<Pod> for Index {
         if uid.is_empty() {
             return;
         }
+        if self.plugins.see_pod(&pod, self.pod_list.number) {
+            self.note_silent_opening();
+        }
         let facts = PodFacts::of(&pod, &self.names);
         let asked = facts.as_ref().map(|facts| facts.host);
         match facts {
@@ -55,6 +58,7 @@ impl Follow<Pod> for Index {
             Some(facts) => {
                 if let Some(bound) = facts.bound.as_deref().filter(|_| self.pods.contains_key(uid) && is_refused_by_kubelet(&pod)) {
                     self.failing.note(&bound.node, uid);
+                    self.note_failure(&bound.node, &pod);
                 }
                 self.remove_pod(uid);
                 self.ended.insert(OwnerId::from(uid), self.pod_list.number);
@@ -68,6 +72,9 @@ impl Follow<Pod> for Index {
     }
 
     fn delete(&mut self, pod: &Pod) {
+        if self.plugins.remove_pod(pod.uid()) {
+            self.note_silent_opening();
+        }
         self.remove_pod(pod.uid());
         self.see_no_use(pod.uid());
         self.learn_if_news();
@@ -97,6 +104,9 @@ impl Follow<Pod> for Index {
             self.account_given(uid.as_str());
         }
         self.end_plain_list();
+        if self.plugins.end_list(number) {
+            self.note_silent_opening();
+        }
         let forgotten = self.ended.extract_if(|_, list| *list != number).map(|(uid, _)| uid);
         for uid in forgotten.collect::<Vec<_>>() {
             self.account_given(uid.as_str());

@@ -1,0 +1,413 @@
+//! The nodes whose device plugin is away, so that kubelet would fail the pods that ask for its resources.
+//!
+//! kubelet fails such a pod for good (`UnexpectedAdmissionError`); its controller creates another, and the node is the best one
+//! again. The scheduler knows by three signs that a plugin is away: its pod is being deleted, is gone or does not run; its
+//! annotation of the Node says so ([`proto::plugin_state`]); a pod has failed on the node. After a failure the node is left out
+//! for a while, or until the plugin shows that it serves. A plugin that has died is tried with few pods at a time until it has
+//! served for a while.
+//!
+//! A node of which neither a plugin's pod nor the annotation was seen is never left out: its plugin may be one of another project.
+//!
+//! Watches bring no time: what they show counts at once, and its deadline from the next [`Plugins::advance`] on.
+
+mod evidence;
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::jiff::Timestamp;
+use placement::{NodeView, OwnerId, Reason};
+use proto::node::Node;
+use proto::plugin_state::{self, PluginState};
+use proto::pod::Pod;
+use rustc_hash::{FxHashMap, FxHashSet};
+use tracing::{info, warn};
+
+use super::{Index, NodeAsk};
+use evidence::{Evidence, PluginPod};
+
+/// The most pods that are on their way to a node whose plugin is tried: as many are lost if it dies again.
+pub(super) const TRIED_AT_ONCE: usize = 3;
+
+/// The time for which a plugin that has died must have served before its node is like others.
+const TRIAL: Duration = Duration::from_secs(60);
+
+/// The time for which a node is left out after pods have failed there, doubled while they go on failing.
+const FIRST_PAUSE: Duration = Duration::from_secs(5);
+
+/// The longest time for which a node is left out after a failure.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// A node without failures for as long starts from the first pause.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(10 * 60);
+
+/// The time after which a plugin that is gone says nothing any more: kubelet takes its resources from the node after five minutes,
+/// and whatever offers them later is another plugin.
+const GONE_COUNTS: Duration = Duration::from_secs(6 * 60);
+
+/// The reason for which the plugin of a node counts as away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Away {
+    /// Its pod is being deleted.
+    Ending,
+    /// Its pod does not run, or the plugin is not registered with kubelet.
+    NotServing,
+    /// It has ended, and no other has begun.
+    Gone,
+    /// kubelet has failed a pod there.
+    Refusing,
+}
+
+/// What a node's plugin allows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// Any pods.
+    #[default]
+    Offered,
+    /// [Few](TRIED_AT_ONCE) pods at a time.
+    Tried,
+    /// None.
+    Out(Away),
+}
+
+/// The plugins of all nodes.
+#[derive(Debug, Default)]
+pub(super) struct Plugins {
+    /// The namespace of the plugins' pods; pods of other namespaces are none, whoever creates them.
+    namespace: Option<Box<str>>,
+    nodes: FxHashMap<Box<str>, OnNode>,
+    /// The nodes of the plugins' pods, by UID.
+    by_pod: FxHashMap<Box<str>, Box<str>>,
+    /// The nodes whose deadlines begin at the next look at the clock.
+    unstamped: FxHashSet<Box<str>>,
+    /// The first of all deadlines.
+    next: Option<Instant>,
+    /// Number of nodes that are not [offered](Standing::Offered) without limit.
+    n_limited: usize,
+}
+
+/// What is known of one node's plugin.
+#[derive(Debug, Default)]
+struct OnNode {
+    evidence: Evidence,
+    standing: Standing,
+    /// Set while the node is left out because pods have failed there.
+    pause: Option<Deadline>,
+    /// The length of the last pause, and its beginning.
+    paused: Option<(Duration, Instant)>,
+    /// Set from the death of a plugin until it has served for long.
+    trial: Option<Deadline>,
+    /// Set while the node has a word of a plugin that is away and no pod of one.
+    gone: Option<Deadline>,
+}
+
+/// A time that lasts from when a watch has shown something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Deadline {
+    /// The clock has not been looked at since.
+    Unstamped,
+    At(Instant),
+}
+
+impl Deadline {
+    fn stamp(deadline: &mut Option<Self>, now: Instant, lasts: Duration) {
+        if *deadline == Some(Self::Unstamped) {
+            *deadline = now.checked_add(lasts).map(Self::At);
+        }
+    }
+
+    fn end(deadline: &mut Option<Self>, now: Instant) -> bool {
+        deadline.take_if(|deadline| matches!(deadline, Self::At(at) if *at <= now)).is_some()
+    }
+
+    fn at(deadline: Option<Self>) -> Option<Instant> {
+        match deadline? {
+            Self::At(at) => Some(at),
+            Self::Unstamped => None,
+        }
+    }
+}
+
+impl Plugins {
+    /// Takes pods of this namespace for those of plugins.
+    pub(super) fn of_namespace(namespace: &str) -> Self {
+        Self { namespace: Some(namespace.into()), ..Self::default() }
+    }
+
+    /// Returns true if no node is left out or tried.
+    #[inline]
+    pub(super) const fn is_calm(&self) -> bool {
+        self.n_limited == 0
+    }
+
+    /// What a node's plugin allows.
+    #[inline]
+    pub(super) fn standing(&self, node: &str) -> Standing {
+        self.nodes.get(node).map(|on| on.standing).unwrap_or_default()
+    }
+
+    /// Number of nodes that are left out.
+    pub(super) fn n_out(&self) -> usize {
+        self.nodes.values().filter(|on| matches!(on.standing, Standing::Out(_))).count()
+    }
+
+    /// Takes in a pod that a list of this number, or a watch after it, shows. Returns true if a node takes more pods than before.
+    pub(super) fn see_pod(&mut self, pod: &Pod, list: u32) -> bool {
+        if self.namespace.is_none() || pod.metadata.namespace.as_deref() != self.namespace.as_deref() {
+            return false;
+        }
+        let Some((node, seen)) = PluginPod::of(pod, list) else { return self.remove_pod(pod.uid()) };
+        self.by_pod.insert(seen.uid.clone(), node.into());
+        let on = self.nodes.entry(node.into()).or_default();
+        if on.evidence.see(seen) {
+            on.trial = Some(Deadline::Unstamped);
+        }
+        self.settle(node)
+    }
+
+    /// A pod is gone. Returns true if a node takes more pods than before.
+    pub(super) fn remove_pod(&mut self, uid: &str) -> bool {
+        let Some(node) = self.by_pod.remove(uid) else { return false };
+        if let Some(on) = self.nodes.get_mut(&node) {
+            on.evidence.lose(uid);
+        }
+        self.settle(&node)
+    }
+
+    /// A list is complete: pods that it did not name are gone. Returns true if a node takes more pods than before.
+    pub(super) fn end_list(&mut self, list: u32) -> bool {
+        let unlisted = self.nodes.values().flat_map(|on| on.evidence.unlisted(list));
+        let unlisted: Vec<Box<str>> = unlisted.map(Into::into).collect();
+        unlisted.iter().map(|uid| usize::from(self.remove_pod(uid))).sum::<usize>() > 0
+    }
+
+    /// Takes in the annotation of a node. Returns true if the node takes more pods than before.
+    pub(super) fn see_state(&mut self, node: &str, state: Option<PluginState>) -> bool {
+        match self.nodes.get_mut(node) {
+            Some(on) => on.evidence.tell(state),
+            None if state.is_none() => return false,
+            None => self.nodes.entry(node.into()).or_default().evidence.tell(state),
+        }
+        self.settle(node)
+    }
+
+    /// A node is gone.
+    pub(super) fn forget_node(&mut self, node: &str) {
+        if let Some(on) = self.nodes.remove(node) {
+            self.n_limited -= usize::from(on.standing != Standing::Offered);
+            self.by_pod.retain(|_, of_pod| **of_pod != *node);
+        }
+    }
+
+    /// kubelet has failed a pod on a node, at this time by the clock of the node.
+    pub(super) fn fail(&mut self, node: &str, at: Option<Timestamp>) {
+        let Some(on) = self.nodes.get_mut(node).filter(|on| on.evidence.is_any()) else { return };
+        if at.is_some_and(|at| on.evidence.has_served_after(at)) {
+            return;
+        }
+        on.pause.get_or_insert(Deadline::Unstamped);
+        on.trial = Some(Deadline::Unstamped);
+        self.settle(node);
+    }
+
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        !self.unstamped.is_empty() || self.next.is_some_and(|next| next <= now)
+    }
+
+    /// Ends what has lasted long enough. Returns true if a node takes more pods than before.
+    pub(super) fn advance(&mut self, now: Instant) -> bool {
+        let mut changed: Vec<Box<str>> = self.unstamped.drain().collect();
+        for node in &changed {
+            if let Some(on) = self.nodes.get_mut(node) {
+                on.stamp(now);
+            }
+        }
+        if self.next.is_some_and(|next| next <= now) {
+            let ended = self.nodes.iter_mut().filter_map(|(node, on)| on.end(now).then(|| node.clone()));
+            changed.extend(ended);
+        }
+        let mut n_opened = 0;
+        for node in &changed {
+            n_opened += usize::from(self.settle(node));
+        }
+        self.next = self.nodes.values().filter_map(OnNode::next).min();
+        n_opened > 0
+    }
+
+    /// Works out what a node's plugin allows now. Returns true if that is more than before.
+    fn settle(&mut self, node: &str) -> bool {
+        let Some(on) = self.nodes.get_mut(node) else { return false };
+        let before = on.standing;
+        on.settle();
+        let after = on.standing;
+        if on.has_unstamped() {
+            self.unstamped.insert(node.into());
+        }
+        if on.is_void() {
+            self.nodes.remove(node);
+        }
+        self.n_limited += usize::from(after != Standing::Offered);
+        self.n_limited -= usize::from(before != Standing::Offered);
+        match (before, after) {
+            (Standing::Out(_), Standing::Offered | Standing::Tried) => info!(node, "the node's device plugin serves, pods are sent there"),
+            (Standing::Offered | Standing::Tried, Standing::Out(away)) => info!(node, reason = %away, "no pods are sent to the node"),
+            _ => {}
+        }
+        before.is_stricter_than(after)
+    }
+}
+
+impl OnNode {
+    /// Works out what the plugin allows.
+    fn settle(&mut self) {
+        if std::mem::take(&mut self.evidence.shows_life) {
+            self.pause = None;
+        }
+        let away = self.evidence.away();
+        let is_gone = away.is_some() && self.evidence.has_no_pod();
+        if !is_gone {
+            self.gone = None;
+        } else if self.gone.is_none() {
+            self.gone = Some(Deadline::Unstamped);
+        }
+        self.standing = match away.or(self.pause.map(|_| Away::Refusing)) {
+            Some(away) => Standing::Out(away),
+            None if self.trial.is_some() => Standing::Tried,
+            None => Standing::Offered,
+        };
+        // The trial lasts from when the plugin serves again.
+        if self.trial.is_some() && self.standing != Standing::Tried {
+            self.trial = Some(Deadline::Unstamped);
+        }
+    }
+
+    fn has_unstamped(&self) -> bool {
+        let is_trial_running = self.standing == Standing::Tried && self.trial == Some(Deadline::Unstamped);
+        is_trial_running || [self.pause, self.gone].contains(&Some(Deadline::Unstamped))
+    }
+
+    fn stamp(&mut self, now: Instant) {
+        if self.pause == Some(Deadline::Unstamped) {
+            let before = self.paused.filter(|(_, began)| now.saturating_duration_since(*began) < FORGOTTEN_AFTER);
+            let lasts = before.map_or(FIRST_PAUSE, |(lasted, _)| (lasted * 2).min(LONGEST_PAUSE));
+            self.paused = Some((lasts, now));
+            Deadline::stamp(&mut self.pause, now, lasts);
+        }
+        Deadline::stamp(&mut self.gone, now, GONE_COUNTS);
+        if self.standing == Standing::Tried {
+            Deadline::stamp(&mut self.trial, now, TRIAL);
+        }
+    }
+
+    /// Ends what is over, and returns true if anything is.
+    fn end(&mut self, now: Instant) -> bool {
+        let is_gone_for_good = Deadline::end(&mut self.gone, now);
+        if is_gone_for_good {
+            self.evidence.forget_absent();
+        }
+        let has_ended = [Deadline::end(&mut self.pause, now), Deadline::end(&mut self.trial, now)];
+        is_gone_for_good || has_ended.contains(&true)
+    }
+
+    fn next(&self) -> Option<Instant> {
+        [self.pause, self.trial, self.gone].into_iter().filter_map(Deadline::at).min()
+    }
+
+    /// Returns true if nothing is known any more.
+    fn is_void(&self) -> bool {
+        self.evidence.is_void() && self.standing == Standing::Offered
+    }
+}
+
+impl Standing {
+    const fn strictness(self) -> u8 {
+        match self {
+            Self::Offered => 0,
+            Self::Tried => 1,
+            Self::Out(_) => 2,
+        }
+    }
+
+    const fn is_stricter_than(self, other: Self) -> bool {
+        self.strictness() > other.strictness()
+    }
+}
+
+impl fmt::Display for Away {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ending => "the device plugin's pod is being deleted",
+            Self::NotServing => "the device plugin is not registered with kubelet",
+            Self::Gone => "the device plugin has ended",
+            Self::Refusing => "kubelet has just failed a pod there (UnexpectedAdmissionError)",
+        })
+    }
+}
+
+impl Index {
+    /// Takes in what a node's annotation says of its plugin.
+    pub(super) fn see_plugin_state(&mut self, name: &str, node: &Node) {
+        match plugin_state::read(node.metadata.annotations.as_ref()) {
+            Ok(state) => {
+                if self.plugins.see_state(name, state) {
+                    self.note_silent_opening();
+                }
+            }
+            Err(error) => warn!(node = name, %error, "the state of the device plugin is taken to be as it was before"),
+        }
+    }
+
+    /// Takes note of a pod that kubelet has failed, if that may be because the plugin is away.
+    pub(super) fn note_failure(&mut self, node: &str, pod: &Pod) {
+        if pod.status.reason.as_deref() == Some("UnexpectedAdmissionError") {
+            let at = pod.status.start_time.as_deref().and_then(|time| time.parse().ok());
+            self.plugins.fail(node, at);
+        }
+    }
+
+    /// Refuses devices of a node whose plugin is away, or is tried and has as many pods on their way as may be lost.
+    pub(super) fn refuse_without_plugin(&self, name: &str, ask: &NodeAsk<'_>) -> Result<(), Reason> {
+        let is_refused = ask.asks_for_devices()
+            && match self.plugins.standing(name) {
+                Standing::Offered => false,
+                Standing::Tried => self.view(name).is_some_and(|view| self.n_on_their_way(view, ask.uid) >= TRIED_AT_ONCE),
+                Standing::Out(_) => true,
+            };
+        if is_refused { Err(Reason::PluginAway) } else { Ok(()) }
+    }
+
+    /// The same with the pods for which room is kept on the node: they will be bound before this one.
+    #[inline]
+    pub(super) fn refuse_crowd(&self, name: &str, ask: &NodeAsk<'_>) -> Result<(), Reason> {
+        if self.plugins.is_calm() || !ask.asks_for_devices() || self.plugins.standing(name) != Standing::Tried {
+            return Ok(());
+        }
+        let n_pods = |view: NodeView<'_>| {
+            let n_hinted = view.hinted().filter(|owner| owner.as_str() != ask.uid).count();
+            n_hinted + self.n_on_their_way(view, ask.uid)
+        };
+        if self.view(name).map_or(0, n_pods) >= TRIED_AT_ONCE { Err(Reason::PluginAway) } else { Ok(()) }
+    }
+
+    fn view(&self, name: &str) -> Option<NodeView<'_>> {
+        self.fleet.view(self.fleet.node_id(name)?)
+    }
+
+    /// Number of pods besides this one that are bound, or about to be, and that kubelet has not taken on.
+    fn n_on_their_way(&self, view: NodeView<'_>, uid: &str) -> usize {
+        let is_on_its_way = |owner: &OwnerId| self.pods.get(owner).is_some_and(|entry| !entry.eviction.is_admitted());
+        view.held().filter(|held| held.owner.as_str() != uid && is_on_its_way(held.owner)).count()
+    }
+
+    /// The reason for which no pod is sent to a node, or few, on account of its plugin.
+    pub(super) fn plugin_problem(&self, name: &str) -> Option<String> {
+        match self.plugins.standing(name) {
+            Standing::Offered => None,
+            Standing::Tried => Some(format!("the device plugin has come back: {TRIED_AT_ONCE} pods are tried at a time")),
+            Standing::Out(away) => Some(format!("no pods are sent here: {away}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,223 @@
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use proto::plugin_state::PluginState;
+use proto::pod::Pod;
+use rstest::rstest;
+use serde_json::{Value, json};
+
+use super::{Away, FIRST_PAUSE, GONE_COUNTS, Plugins, Standing, TRIAL};
+
+const NAMESPACE: &str = "gpushare-system";
+
+fn at(second: u32) -> String {
+    format!("2026-11-23T05:44:{second:02}Z")
+}
+
+/// A pod of the plugin on node `n`, whose process started at this second and is ready or not.
+fn plugin(uid: &str, process: Option<(u32, bool)>) -> Value {
+    let state = process.map_or_else(|| json!({"waiting": {}}), |(second, _)| json!({"running": {"startedAt": at(second)}}));
+    let is_ready = process.is_some_and(|(_, is_ready)| is_ready);
+    json!({
+        "metadata": {
+            "name": uid, "namespace": NAMESPACE, "uid": uid, "labels": {"app.kubernetes.io/name": "gpushare-device-plugin"},
+            "ownerReferences": [{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "p", "uid": "d", "controller": true}],
+        },
+        "spec": {"nodeName": "n", "containers": []},
+        "status": {"phase": "Running", "containerStatuses": [{"name": "p", "ready": is_ready, "state": state}]},
+    })
+}
+
+fn leaving(uid: &str) -> Value {
+    let mut pod = plugin(uid, Some((1, true)));
+    pod["metadata"]["deletionTimestamp"] = json!(at(30));
+    pod
+}
+
+fn pod(value: Value) -> Pod {
+    serde_json::from_value(value).unwrap()
+}
+
+fn word(serving: bool, second: u32, pod: Option<&str>) -> Option<PluginState> {
+    Some(PluginState { serving, since: at(second).parse().unwrap(), pod: pod.map(str::to_owned) })
+}
+
+fn plugins() -> Plugins {
+    Plugins::of_namespace(NAMESPACE)
+}
+
+#[rstest]
+#[case::nothing_is_known(&[], None, None)]
+#[case::no_pod_and_a_word_that_it_serves(&[], word(true, 1, None), None)]
+#[case::the_word_of_a_pod_that_is_not_seen(&[], word(true, 1, Some("a")), None)]
+#[case::no_pod_and_a_word_that_it_ends(&[], word(false, 1, None), Some(Away::Gone))]
+#[case::ready(&[plugin("a", Some((1, true)))], None, None)]
+#[case::does_not_run(&[plugin("a", None)], None, Some(Away::NotServing))]
+#[case::runs_and_is_not_ready(&[plugin("a", Some((1, false)))], None, Some(Away::NotServing))]
+#[case::registered_before_the_probe(&[plugin("a", Some((1, false)))], word(true, 2, Some("a")), None)]
+#[case::registered_in_the_second_of_the_start(&[plugin("a", Some((1, false)))], word(true, 1, Some("a")), None)]
+#[case::a_word_of_the_process_before(&[plugin("a", Some((3, false)))], word(true, 2, Some("a")), Some(Away::NotServing))]
+#[case::a_word_of_another_pod(&[plugin("b", Some((1, false)))], word(true, 2, Some("a")), Some(Away::NotServing))]
+#[case::a_word_of_no_pod(&[plugin("a", Some((1, false)))], word(true, 2, None), None)]
+#[case::kubelet_has_closed_a_list(&[plugin("a", Some((1, true)))], word(false, 2, Some("a")), Some(Away::NotServing))]
+#[case::a_new_pod_after_the_word_of_the_old(&[plugin("b", Some((5, true)))], word(false, 4, Some("a")), None)]
+#[case::being_deleted(&[leaving("a")], word(true, 2, Some("a")), Some(Away::Ending))]
+#[case::the_old_pod_is_stuck(&[leaving("a"), plugin("b", Some((5, true)))], word(false, 4, Some("a")), None)]
+#[case::the_new_pod_is_not_there_yet(&[leaving("a"), plugin("b", None)], word(false, 4, Some("a")), Some(Away::NotServing))]
+fn what_pods_and_the_annotation_say(#[case] pods: &[Value], #[case] state: Option<PluginState>, #[case] expected: Option<Away>) {
+    let expected = expected.map_or(Standing::Offered, Standing::Out);
+    let (mut plugins, mut later) = (plugins(), plugins());
+    for value in pods {
+        plugins.see_pod(&pod(value.clone()), 1);
+    }
+    plugins.see_state("n", state.clone());
+    later.see_state("n", state);
+    for value in pods {
+        later.see_pod(&pod(value.clone()), 1);
+    }
+    assert_eq!((plugins.standing("n"), later.standing("n")), (expected, expected), "in either order");
+    assert_eq!(plugins.is_calm(), expected == Standing::Offered);
+}
+
+#[rstest]
+#[case::another_namespace(&["metadata", "namespace"], json!("tenant"))]
+#[case::no_label(&["metadata", "labels"], json!({}))]
+#[case::no_daemon_set(&["metadata", "ownerReferences"], json!([]))]
+fn pods_that_are_no_plugins(#[case] path: &[&str], #[case] value: Value) {
+    let mut forged = leaving("a");
+    let target = path.iter().fold(&mut forged, |at, key| &mut at[*key]);
+    *target = value;
+    let mut plugins = plugins();
+    plugins.see_pod(&pod(forged), 1);
+    assert_eq!(plugins.standing("n"), Standing::Offered);
+}
+
+#[test]
+fn a_rollout_of_the_daemon_set() {
+    let (mut plugins, now) = (plugins(), Instant::now());
+    plugins.see_pod(&pod(plugin("a", Some((1, true)))), 1);
+    plugins.see_state("n", word(true, 1, Some("a")));
+    assert!(!plugins.see_pod(&pod(leaving("a")), 1));
+    assert_eq!(plugins.standing("n"), Standing::Out(Away::Ending));
+    plugins.see_state("n", word(false, 30, Some("a")));
+    assert!(!plugins.remove_pod("a"));
+    assert_eq!(plugins.standing("n"), Standing::Out(Away::Gone), "its pod is gone, and no other is there yet");
+    plugins.advance(now);
+    plugins.see_pod(&pod(plugin("b", None)), 1);
+    plugins.see_pod(&pod(plugin("b", Some((33, false)))), 1);
+    assert_eq!(plugins.standing("n"), Standing::Out(Away::NotServing));
+    assert!(plugins.see_state("n", word(true, 34, Some("b"))), "room has opened");
+    assert_eq!(plugins.standing("n"), Standing::Offered, "a plugin that was replaced is not tried");
+    assert!(!plugins.advance(now + GONE_COUNTS) && plugins.is_calm());
+}
+
+/// A version that writes no annotation.
+#[test]
+fn a_pod_that_is_gone_counts_until_another_is_ready() {
+    let (mut plugins, now) = (plugins(), Instant::now());
+    plugins.see_pod(&pod(plugin("a", Some((1, true)))), 1);
+    plugins.end_list(2);
+    assert_eq!(plugins.standing("n"), Standing::Out(Away::Gone));
+    plugins.advance(now);
+    assert!(!plugins.advance(now + GONE_COUNTS / 2));
+    assert!(plugins.advance(now + GONE_COUNTS), "kubelet has taken the resources from the node by now");
+    assert_eq!(plugins.standing("n"), Standing::Offered);
+}
+
+#[test]
+fn a_word_that_is_old_is_not_heard_again() {
+    let (mut plugins, now) = (plugins(), Instant::now());
+    plugins.see_state("n", word(false, 1, None));
+    plugins.advance(now);
+    assert!(plugins.advance(now + GONE_COUNTS));
+    plugins.see_state("n", word(false, 1, None));
+    assert_eq!(plugins.standing("n"), Standing::Offered, "the Node is shown again and again");
+    plugins.see_state("n", word(false, 2, None));
+    assert_eq!(plugins.standing("n"), Standing::Out(Away::Gone));
+    plugins.forget_node("n");
+    assert!(plugins.is_calm() && plugins.nodes.is_empty());
+}
+
+#[test]
+fn a_plugin_that_has_died_is_tried() {
+    let (mut plugins, now) = (plugins(), Instant::now());
+    plugins.see_pod(&pod(plugin("a", Some((1, true)))), 1);
+    plugins.see_pod(&pod(plugin("a", None)), 1);
+    assert_eq!(plugins.standing("n"), Standing::Out(Away::NotServing));
+    plugins.see_pod(&pod(plugin("a", Some((10, false)))), 1);
+    plugins.advance(now);
+    assert!(plugins.see_state("n", word(true, 11, Some("a"))));
+    assert_eq!(plugins.standing("n"), Standing::Tried);
+    assert!(!plugins.is_calm() && plugins.is_due(now));
+    plugins.advance(now);
+    assert!(plugins.advance(now + TRIAL));
+    assert_eq!(plugins.standing("n"), Standing::Offered);
+}
+
+#[test]
+fn a_node_on_which_a_pod_has_failed_is_left_out() {
+    let (mut plugins, now) = (plugins(), Instant::now());
+    plugins.see_state("n", word(true, 1, None));
+    plugins.fail("n", Some(at(0).parse().unwrap()));
+    assert_eq!(plugins.standing("n"), Standing::Offered, "the pod failed before the plugin served");
+    plugins.fail("n", Some(at(5).parse().unwrap()));
+    plugins.fail("n", None);
+    assert_eq!(plugins.standing("n"), Standing::Out(Away::Refusing));
+    assert_eq!(plugins.n_out(), 1);
+    plugins.advance(now);
+    assert!(plugins.advance(now + FIRST_PAUSE));
+    assert_eq!(plugins.standing("n"), Standing::Tried);
+    plugins.fail("n", None);
+    plugins.advance(now + FIRST_PAUSE);
+    assert!(!plugins.advance(now + FIRST_PAUSE * 2), "twice as long");
+    assert!(plugins.see_state("n", word(true, 20, None)), "a sign of life");
+    assert_eq!(plugins.standing("n"), Standing::Tried);
+}
+
+/// An event of one node, told to the state.
+#[derive(Clone, Debug)]
+enum Event {
+    Fail(u32),
+    Wait(u16),
+    Other(u8),
+    List,
+}
+
+fn events() -> impl Strategy<Value = Vec<Event>> {
+    let event = prop_oneof![
+        (0..60_u32).prop_map(Event::Fail),
+        (0..1000_u16).prop_map(Event::Wait),
+        (0..4_u8).prop_map(Event::Other),
+        Just(Event::List)
+    ];
+    proptest::collection::vec(event, 0..40)
+}
+
+proptest! {
+    #[test]
+    fn a_node_without_sign_of_a_plugin_is_never_left_out(events in events()) {
+        let (mut plugins, mut now) = (plugins(), Instant::now());
+        for (nth, event) in (1..).zip(events) {
+            match event {
+                Event::Fail(second) => plugins.fail("n", Some(at(second).parse().unwrap())),
+                Event::Wait(seconds) => {
+                    now += Duration::from_secs(seconds.into());
+                    plugins.advance(now);
+                }
+                Event::Other(which) => {
+                    let mut elsewhere = leaving(&which.to_string());
+                    elsewhere["spec"]["nodeName"] = json!("m");
+                    plugins.see_pod(&pod(elsewhere), nth);
+                    plugins.see_state("m", word(which == 0, 7, None));
+                }
+                Event::List => {
+                    plugins.end_list(nth);
+                    plugins.see_state("n", None);
+                }
+            }
+            prop_assert_eq!(plugins.standing("n"), Standing::Offered);
+            let n_limited = plugins.nodes.values().filter(|on| on.standing != Standing::Offered).count();
+            prop_assert_eq!(plugins.n_limited, n_limited);
+        }
+    }
+}
