@@ -47,6 +47,10 @@ pub struct Args {
     #[arg(long, env = "NODE_NAME")]
     node_name: NodeName,
 
+    /// UID of the pod this runs in, by which the scheduler knows whose word on the node it reads
+    #[arg(long, env = "POD_UID", value_name = "UID")]
+    pod_uid: Option<String>,
+
     /// kubelet's device plugin directory
     #[arg(long, env = "GPUSHARE_DEVICE_PLUGIN_DIR", default_value = "/var/lib/kubelet/device-plugins", value_name = "DIR")]
     device_plugin_dir: PathBuf,
@@ -251,6 +255,8 @@ pub struct Args {
 pub struct Config {
     /// The node this runs on.
     pub node_name: NodeName,
+    /// UID of the pod this runs in, if in any.
+    pub pod_uid: Option<String>,
     /// kubelet's device plugin directory.
     pub device_plugin_dir: PathBuf,
     /// Where the devices come from.
@@ -384,6 +390,7 @@ impl From<Args> for Config {
             pod_resources_socket,
             nri_socket: args.nri_socket,
             node_name: args.node_name,
+            pod_uid: args.pod_uid.filter(|uid| !uid.is_empty()),
             device_plugin_dir: args.device_plugin_dir,
             source,
             additions: Files { labels: args.device_labels, partitions: args.gpu_partitions },

@@ -11,6 +11,7 @@ pub mod labels;
 pub mod node_status;
 pub mod node_watch;
 pub mod partitions;
+pub mod state;
 pub mod unit;
 pub mod wake;
 pub mod without_devices;

@@ -2,6 +2,7 @@
 //!
 //! The only place that knows all parts; each `serve_*` and `watch_*` starts one.
 
+mod ending;
 mod health_http;
 mod logging;
 mod offer;
@@ -52,6 +53,7 @@ use crate::proof::podresources::Lister;
 use crate::publish::additions::{Additions, watch_additions};
 use crate::publish::device_watch::{Held, watch_device};
 use crate::publish::node_watch::watch_node;
+use crate::publish::state::StateWriter;
 use crate::publish::without_devices::watch_without_devices;
 use crate::publish::{Facts, Publisher, Sources};
 use crate::runtime_hook::seen::Seen;
@@ -60,6 +62,7 @@ use crate::served::Served;
 use crate::stop::{Stop, Stopper};
 use crate::vendor::{self, AdminAccess, watch_vendor};
 
+use ending::Ending;
 use health_http::Readiness;
 use offer::{Published, keeps_memory_units};
 
@@ -112,19 +115,21 @@ fn check(config: &Config) -> anyhow::Result<()> {
 async fn run(config: Config) -> anyhow::Result<()> {
     check(&config)?;
     let additions = Arc::new(Additions::read(&config.additions).context("--device-labels, --gpu-partitions")?);
-    let (stopper, mut stop) = Stopper::new();
-    end_on_signal(stopper)?;
+    let (asker, mut asked) = Stopper::new();
+    end_on_signal(asker)?;
+    let (stopper, stop) = Stopper::new();
     let (pods, pods_seen) = watch::channel(Pods::default());
     let served = Served::ALL.into_iter().filter(|resource| config.settings.names.of(*resource).is_some());
     let registered: Vec<_> = served.map(|resource| (resource, watch::Sender::new(false))).collect();
-    let readiness = Readiness { pods: pods_seen, registered: registered.iter().map(|(_, sender)| sender.subscribe()).collect() };
+    let all_registered: Vec<_> = registered.iter().map(|(_, sender)| sender.subscribe()).collect();
+    let readiness = Readiness { pods: pods_seen, registered: all_registered.clone() };
     let mut parts = Parts::default();
     let mut registry = Registry::default();
     let metrics = Metrics::register(&mut registry);
     let gauges = NodeGauges::register(&mut registry);
     parts.serve_health(&config, readiness, Arc::new(registry)).await?;
     let inventory = tokio::select! {
-        () = stop.requested() => return Ok(()),
+        () = asked.requested() => return Ok(()),
         ended = parts.watches.ended() => return Err(ended.into()),
         found = find_devices(&config) => found?,
     };
@@ -164,7 +169,10 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let sources = casualties::Sources { fleet: node.fleet.clone(), pods: node.pods.clone(), faults, recorder };
     parts.watches.spawn("pods on unhealthy devices", look_after(connection.client.clone(), sources, config.evicts_from_sick_devices));
     parts.follow_checkpoint(&config, &node);
-    parts.watches.spawn("marks of assigned pods", mark_assigned(connection, Arc::clone(&node)));
+    parts.watches.spawn("marks of assigned pods", mark_assigned(connection.clone(), Arc::clone(&node)));
+    let is_written = parts.publish_state(&config, &connection, all_registered.clone(), asked.clone());
+    let ending = Ending { registered: all_registered, is_written, pods: node.pods.clone() };
+    parts.watches.spawn("end", ending.run(asked, stopper));
     parts.serve_kubelet(&config, &node, &published, &stop, registered);
     parts.run(stop).await?;
     info!("ended");
@@ -253,6 +261,20 @@ impl Parts {
         };
         self.watches.spawn("publication", Publisher::new(connection, facts, sources).run());
         published
+    }
+
+    /// Tells the scheduler whether this plugin serves kubelet; whether the Node says that it ends, once it is asked to.
+    fn publish_state(
+        &mut self,
+        config: &Config,
+        connection: &Connection,
+        registered: Vec<watch::Receiver<bool>>,
+        leaving: Stop,
+    ) -> watch::Receiver<bool> {
+        let (sender, is_written) = watch::channel(false);
+        let writer = StateWriter::new(connection, config.node_name.to_string(), config.pod_uid.clone());
+        self.watches.spawn("state of the plugin", writer.run(registered, leaving, sender));
+        is_written
     }
 
     fn watch_without_devices(
