@@ -41,6 +41,7 @@ mod old_nodes;
 mod openings;
 mod other_types;
 mod plugin_alone;
+mod plugin_away;
 mod policies;
 mod preemption;
 mod records;
@@ -111,6 +112,7 @@ pub fn all() -> Vec<Scenario> {
         group(&[gangs::SCENARIOS], Needs::Testbed("two nodes, with five GPUs"), &[Stage::Faults]),
         group(&[webhooks::SCENARIOS, slow::SCENARIOS], Needs::Testbed("the port of the webhooks"), &[Stage::Webhooks]),
         group(&[plugin_alone::SCENARIOS], Needs::Testbed("an API server that fails when told to"), &[Stage::Faults]),
+        group(&[plugin_away::SCENARIOS], Needs::Testbed("plugins that it starts itself"), &[Stage::Faults]),
         group(&[replicas::SCENARIOS], Needs::Testbed("replicas that it starts itself"), &[Stage::Replicas]),
         group(&[second_scheduler::SCENARIOS], Needs::Testbed("replicas that it starts itself"), &[Stage::Second]),
         group(&[sampling::SCENARIOS], Needs::Testbed("nodes that are objects only"), &[Stage::Second]),

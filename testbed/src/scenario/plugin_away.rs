@@ -1,0 +1,150 @@
+//! Pods that keep coming while the device plugin of their node is replaced, or dies again and again.
+//!
+//! kubelet fails a pod for good that it admits without the plugin. The plugins of the testbed run in no pods, so what the
+//! scheduler knows of them is their word on the Node and the pods that fail.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use k8s_openapi::api::core::v1::Pod;
+use proto::resource::GPU_MEM;
+use tokio::time::{MissedTickBehavior, interval, timeout};
+
+use super::{Body, DEADLINE, World};
+use crate::observer::{Snapshot, is_running, phase};
+use crate::pods::PodSpec;
+
+/// The node, and its label, by which all pods are sent there.
+const NODE: &str = "n1";
+
+/// The pods that come while the plugin is replaced, one after the other.
+const N_PODS: usize = 36;
+
+/// The time between two of them.
+const PACE: Duration = Duration::from_millis(160);
+
+/// The time that a plugin has to end.
+const GRACE: Duration = Duration::from_secs(15);
+
+/// The number of times that a plugin dies.
+const N_DEATHS: usize = 4;
+
+/// The pods that a controller keeps.
+const N_KEPT: usize = 12;
+
+/// The time for which a plugin is away after it has died.
+const AWAY: Duration = Duration::from_secs(2);
+
+/// The most pods that may fail by a death that the scheduler has to find out, and by each later one.
+const MOST_FAILED: (usize, usize) = (N_KEPT, 3);
+
+/// Name, promise, body.
+pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
+    ("plugin-replaced", "a plugin that is replaced while pods come and go loses none of them", plugin_replaced),
+    ("plugin-dies", "a plugin that dies again and again costs few of the pods that a controller makes", plugin_dies),
+];
+
+fn plugin_replaced(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        let specs: Vec<PodSpec> = (0..N_PODS).map(|nth| spec(&format!("pod-{nth}"))).collect();
+        let specs = specs.into_iter().map(|spec| match &world.scheduler_name {
+            Some(name) => spec.scheduler(name),
+            None => spec,
+        });
+        let (pods, specs) = (world.pods.clone(), specs.collect::<Vec<_>>());
+        let coming = async move {
+            let mut ticks = interval(PACE);
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            for spec in &specs {
+                ticks.tick().await;
+                pods.create(spec).await?;
+            }
+            anyhow::Ok(())
+        };
+        let node = world.cluster()?.node(NODE)?;
+        let (came, is_clean) = tokio::join!(coming, node.replace_plugin(GRACE));
+        came?;
+        ensure!(is_clean?, "the old plugin did not end cleanly");
+        world.until_all_run(&(0..N_PODS).map(|nth| format!("pod-{nth}")).collect::<Vec<_>>()).await
+    }
+    .boxed()
+}
+
+fn plugin_dies(world: &mut World) -> BoxFuture<'_, Result<()>> {
+    async {
+        let mut kept = Kept::default();
+        kept.until_running(world, N_KEPT / 3).await?;
+        for death in 0..N_DEATHS {
+            world.cluster()?.node(NODE)?.remove_plugin().await;
+            let before = kept.n_failed;
+            // Nothing comes to run meanwhile: the time is what the plugin is away.
+            let _ = timeout(AWAY, kept.until_running(world, N_KEPT)).await;
+            world.cluster()?.node(NODE)?.start_plugin(&[])?;
+            let _ = timeout(AWAY, kept.until_running(world, N_KEPT)).await;
+            kept.look(world);
+            let n_failed = kept.n_failed - before;
+            let most = if death == 0 { MOST_FAILED.0 } else { MOST_FAILED.1 };
+            ensure!(n_failed <= most, "death {death} of the plugin has cost {n_failed} pods, more than {most}");
+            kept.delete_some(world, N_KEPT / 2).await?;
+        }
+        kept.until_running(world, N_KEPT).await
+    }
+    .boxed()
+}
+
+/// Pods of which as many are kept as a controller would.
+#[derive(Debug, Default)]
+struct Kept {
+    /// Those that are not known to have failed.
+    names: Vec<String>,
+    n_made: usize,
+    n_failed: usize,
+}
+
+impl Kept {
+    /// Makes pods until so many run, another for each that fails.
+    async fn until_running(&mut self, world: &World, n_wanted: usize) -> Result<()> {
+        loop {
+            self.look(world);
+            while self.names.len() < n_wanted {
+                let name = format!("kept-{}", self.n_made);
+                world.create(spec(&name)).await?;
+                self.n_made += 1;
+                self.names.push(name);
+            }
+            let keys: Vec<String> = self.names.iter().map(|name| world.key(name)).collect();
+            let found = |snapshot: &Snapshot| {
+                let pods: Vec<&Pod> = keys.iter().filter_map(|key| snapshot.pods.get(key)).collect();
+                let is_any_failed = pods.iter().any(|pod| phase(pod) == "Failed");
+                let run_all = pods.len() == keys.len() && pods.iter().all(|pod| is_running(pod));
+                (is_any_failed || run_all).then_some(run_all)
+            };
+            if world.observer.until(&format!("{n_wanted} pods to run"), DEADLINE, found).await? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Counts the pods that have failed.
+    fn look(&mut self, world: &World) {
+        let snapshot = world.observer.now();
+        let n_before = self.names.len();
+        self.names.retain(|name| snapshot.pods.get(&world.key(name)).is_none_or(|pod| phase(pod) != "Failed"));
+        self.n_failed += n_before - self.names.len();
+    }
+
+    /// Deletes so many, as a controller that is scaled down.
+    async fn delete_some(&mut self, world: &World, n_pods: usize) -> Result<()> {
+        for _ in 0..n_pods.min(self.names.len()) {
+            let name = self.names.pop().context("no pod is kept")?;
+            world.delete(&name).await?;
+        }
+        Ok(())
+    }
+}
+
+fn spec(name: &str) -> PodSpec {
+    PodSpec::new(name, &[(GPU_MEM, "1")]).on(NODE)
+}
