@@ -13,6 +13,7 @@ use proto::resource::GPU_MEM;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::{Body, DEADLINE, World};
+use crate::apiserver::{Fault, Matching};
 use crate::observer::{Snapshot, is_running, phase};
 use crate::pods::PodSpec;
 
@@ -77,12 +78,16 @@ fn plugin_dies(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let mut kept = Kept::default();
         kept.until_running(world, N_KEPT / 3).await?;
         for death in 0..N_DEATHS {
+            // A real kubelet writes node status every ten seconds, and until then kube-scheduler counts the devices as they were.
+            let status = Matching::anything().verb("patch").resource("nodes").subresource("status").name(|name| name == NODE);
+            let late = world.cluster()?.api().faults().inject(status, Fault::Refuse(503));
             world.cluster()?.node(NODE)?.remove_plugin().await;
             let before = kept.n_failed;
             // Nothing comes to run meanwhile: the time is what the plugin is away.
             let _ = timeout(AWAY, kept.until_running(world, N_KEPT)).await;
             world.cluster()?.node(NODE)?.start_plugin(&[])?;
             let _ = timeout(AWAY, kept.until_running(world, N_KEPT)).await;
+            late.remove();
             kept.look(world);
             let n_failed = kept.n_failed - before;
             let most = if death == 0 { MOST_FAILED.0 } else { MOST_FAILED.1 };
