@@ -115,8 +115,7 @@ fn check(config: &Config) -> anyhow::Result<()> {
 async fn run(config: Config) -> anyhow::Result<()> {
     check(&config)?;
     let additions = Arc::new(Additions::read(&config.additions).context("--device-labels, --gpu-partitions")?);
-    let (asker, mut asked) = Stopper::new();
-    end_on_signal(asker)?;
+    let mut signal = end_on_signal()?;
     let (stopper, stop) = Stopper::new();
     let (pods, pods_seen) = watch::channel(Pods::default());
     let served = Served::ALL.into_iter().filter(|resource| config.settings.names.of(*resource).is_some());
@@ -129,7 +128,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let gauges = NodeGauges::register(&mut registry);
     parts.serve_health(&config, readiness, Arc::new(registry)).await?;
     let inventory = tokio::select! {
-        () = asked.requested() => return Ok(()),
+        () = signal.requested() => return Ok(()),
         ended = parts.watches.ended() => return Err(ended.into()),
         found = find_devices(&config) => found?,
     };
@@ -170,9 +169,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     parts.watches.spawn("pods on unhealthy devices", look_after(connection.client.clone(), sources, config.evicts_from_sick_devices));
     parts.follow_checkpoint(&config, &node);
     parts.watches.spawn("marks of assigned pods", mark_assigned(connection.clone(), Arc::clone(&node)));
-    let is_written = parts.publish_state(&config, &connection, all_registered.clone(), asked.clone());
-    let ending = Ending { registered: all_registered, is_written, pods: node.pods.clone() };
-    parts.watches.spawn("end", ending.run(asked, stopper));
+    parts.publish_state(&config, &connection, all_registered, node.pods.clone(), (signal, stopper));
     parts.serve_kubelet(&config, &node, &published, &stop, registered);
     parts.run(stop).await?;
     info!("ended");
@@ -263,18 +260,19 @@ impl Parts {
         published
     }
 
-    /// Tells the scheduler whether this plugin serves kubelet; whether the Node says that it ends, once it is asked to.
+    /// Shows the scheduler whether this plugin serves kubelet, and ends everything by `stopper` some time after the signal.
     fn publish_state(
         &mut self,
         config: &Config,
         connection: &Connection,
         registered: Vec<watch::Receiver<bool>>,
-        leaving: Stop,
-    ) -> watch::Receiver<bool> {
+        pods: watch::Receiver<Pods>,
+        (signal, stopper): (Stop, Stopper),
+    ) {
         let (sender, is_written) = watch::channel(false);
         let writer = StateWriter::new(connection, config.node_name.to_string(), config.pod_uid.clone());
-        self.watches.spawn("state of the plugin", writer.run(registered, leaving, sender));
-        is_written
+        self.watches.spawn("state of the plugin", writer.run(registered.clone(), signal.clone(), sender));
+        self.watches.spawn("end", Ending { registered, is_written, pods }.run(signal, stopper));
     }
 
     fn watch_without_devices(
@@ -435,7 +433,9 @@ fn devices_failed(error: JoinError) -> anyhow::Error {
     anyhow!(error).context("task \"watch of devices\" has failed, and the process with it")
 }
 
-fn end_on_signal(stopper: Stopper) -> anyhow::Result<()> {
+/// Asks for the end when a signal does.
+fn end_on_signal() -> anyhow::Result<Stop> {
+    let (stopper, stop) = Stopper::new();
     let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?;
     tokio::spawn(named("signals", async move {
@@ -445,7 +445,7 @@ fn end_on_signal(stopper: Stopper) -> anyhow::Result<()> {
         }
         stopper.stop();
     }));
-    Ok(())
+    Ok(stop)
 }
 
 /// The devices of this node; waits for some if the operator wishes so.

@@ -83,7 +83,7 @@ async fn any_changed(registered: &mut [watch::Receiver<bool>]) {
     let changes = registered.iter_mut().map(|is_registered| {
         Box::pin(async {
             if is_registered.changed().await.is_err() {
-                pending().await
+                pending::<()>().await;
             }
         })
     });

@@ -34,14 +34,14 @@ pub(super) struct Ending {
 
 impl Ending {
     /// Ends everything by `stopper` when the end is asked for and no pod needs the plugin. Goes on until the task is dropped.
-    pub(super) async fn run(mut self, mut asked: Stop, stopper: Stopper) {
-        asked.requested().await;
+    pub(super) async fn run(mut self, mut signal: Stop, stopper: Stopper) {
+        signal.requested().await;
         if self.registered.iter().any(|is_registered| *is_registered.borrow()) {
             info!("asked to end: serving kubelet until pods that are bound to this node are admitted");
             self.serve_on().await;
         }
         stopper.stop();
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 
     async fn serve_on(&mut self) {
@@ -89,10 +89,10 @@ mod tests {
         let (_written, is_written) = watch::channel(is_written);
         let (_pods, pods) = watch::channel(bound(stage));
         let ending = Ending { registered: vec![registered], is_written, pods };
-        let ((asker, asked), (stopper, mut stop)) = (Stopper::new(), Stopper::new());
-        tokio::spawn(ending.run(asked, stopper));
+        let ((sender, signal), (stopper, mut stop)) = (Stopper::new(), Stopper::new());
+        tokio::spawn(ending.run(signal, stopper));
         let began = Instant::now();
-        asker.stop();
+        sender.stop();
         stop.requested().await;
         let took = began.elapsed();
         assert!(took >= expected && took < expected + Duration::from_millis(10), "{took:?}");
@@ -102,14 +102,14 @@ mod tests {
     async fn the_end_comes_when_the_last_pod_is_admitted() {
         let (_registered, registered) = watch::channel(true);
         let (_written, is_written) = watch::channel(true);
-        let (sender, pods) = watch::channel(bound(Stage::Bound));
+        let (pods_sender, pods) = watch::channel(bound(Stage::Bound));
         let ending = Ending { registered: vec![registered], is_written, pods };
-        let ((asker, asked), (stopper, mut stop)) = (Stopper::new(), Stopper::new());
-        tokio::spawn(ending.run(asked, stopper));
-        asker.stop();
+        let ((sender, signal), (stopper, mut stop)) = (Stopper::new(), Stopper::new());
+        tokio::spawn(ending.run(signal, stopper));
+        sender.stop();
         sleep(SHORTEST + LONGEST / 2).await;
         assert!(!stop.is_requested());
-        sender.send_replace(bound(Stage::Admitted));
+        pods_sender.send_replace(bound(Stage::Admitted));
         stop.requested().await;
     }
 }

@@ -81,17 +81,11 @@ impl Evidence {
     pub(super) fn see(&mut self, seen: PluginPod) -> bool {
         let served = self.serves();
         let known = self.pods.iter_mut().find(|pod| pod.uid == seen.uid);
-        let has_died = match known {
-            Some(known) => {
-                let has_died = known.has_died(&seen);
-                *known = seen;
-                has_died
-            }
-            None => {
-                self.pods.push(seen);
-                false
-            }
-        };
+        let has_died = known.as_ref().is_some_and(|known| known.has_died(&seen));
+        match known {
+            Some(known) => *known = seen,
+            None => self.pods.push(seen),
+        }
         self.shows_life |= !served && self.serves();
         has_died
     }

@@ -38,8 +38,8 @@ fn pod(value: Value) -> Pod {
     serde_json::from_value(value).unwrap()
 }
 
-fn word(serving: bool, second: u32, pod: Option<&str>) -> Option<PluginState> {
-    Some(PluginState { serving, since: at(second).parse().unwrap(), pod: pod.map(str::to_owned) })
+fn word(serving: bool, second: u32, pod: Option<&str>) -> PluginState {
+    PluginState { serving, since: at(second).parse().unwrap(), pod: pod.map(str::to_owned) }
 }
 
 fn plugins() -> Plugins {
@@ -48,22 +48,22 @@ fn plugins() -> Plugins {
 
 #[rstest]
 #[case::nothing_is_known(&[], None, None)]
-#[case::no_pod_and_a_word_that_it_serves(&[], word(true, 1, None), None)]
-#[case::the_word_of_a_pod_that_is_not_seen(&[], word(true, 1, Some("a")), None)]
-#[case::no_pod_and_a_word_that_it_ends(&[], word(false, 1, None), Some(Away::Gone))]
+#[case::no_pod_and_a_word_that_it_serves(&[], Some(word(true, 1, None)), None)]
+#[case::the_word_of_a_pod_that_is_not_seen(&[], Some(word(true, 1, Some("a"))), None)]
+#[case::no_pod_and_a_word_that_it_ends(&[], Some(word(false, 1, None)), Some(Away::Gone))]
 #[case::ready(&[plugin("a", Some((1, true)))], None, None)]
 #[case::does_not_run(&[plugin("a", None)], None, Some(Away::NotServing))]
 #[case::runs_and_is_not_ready(&[plugin("a", Some((1, false)))], None, Some(Away::NotServing))]
-#[case::registered_before_the_probe(&[plugin("a", Some((1, false)))], word(true, 2, Some("a")), None)]
-#[case::registered_in_the_second_of_the_start(&[plugin("a", Some((1, false)))], word(true, 1, Some("a")), None)]
-#[case::a_word_of_the_process_before(&[plugin("a", Some((3, false)))], word(true, 2, Some("a")), Some(Away::NotServing))]
-#[case::a_word_of_another_pod(&[plugin("b", Some((1, false)))], word(true, 2, Some("a")), Some(Away::NotServing))]
-#[case::a_word_of_no_pod(&[plugin("a", Some((1, false)))], word(true, 2, None), None)]
-#[case::kubelet_has_closed_a_list(&[plugin("a", Some((1, true)))], word(false, 2, Some("a")), Some(Away::NotServing))]
-#[case::a_new_pod_after_the_word_of_the_old(&[plugin("b", Some((5, true)))], word(false, 4, Some("a")), None)]
-#[case::being_deleted(&[leaving("a")], word(true, 2, Some("a")), Some(Away::Ending))]
-#[case::the_old_pod_is_stuck(&[leaving("a"), plugin("b", Some((5, true)))], word(false, 4, Some("a")), None)]
-#[case::the_new_pod_is_not_there_yet(&[leaving("a"), plugin("b", None)], word(false, 4, Some("a")), Some(Away::NotServing))]
+#[case::registered_before_the_probe(&[plugin("a", Some((1, false)))], Some(word(true, 2, Some("a"))), None)]
+#[case::registered_in_the_second_of_the_start(&[plugin("a", Some((1, false)))], Some(word(true, 1, Some("a"))), None)]
+#[case::a_word_of_the_process_before(&[plugin("a", Some((3, false)))], Some(word(true, 2, Some("a"))), Some(Away::NotServing))]
+#[case::a_word_of_another_pod(&[plugin("b", Some((1, false)))], Some(word(true, 2, Some("a"))), Some(Away::NotServing))]
+#[case::a_word_of_no_pod(&[plugin("a", Some((1, false)))], Some(word(true, 2, None)), None)]
+#[case::kubelet_has_closed_a_list(&[plugin("a", Some((1, true)))], Some(word(false, 2, Some("a"))), Some(Away::NotServing))]
+#[case::a_new_pod_after_the_word_of_the_old(&[plugin("b", Some((5, true)))], Some(word(false, 4, Some("a"))), None)]
+#[case::being_deleted(&[leaving("a")], Some(word(true, 2, Some("a"))), Some(Away::Ending))]
+#[case::the_old_pod_is_stuck(&[leaving("a"), plugin("b", Some((5, true)))], Some(word(false, 4, Some("a"))), None)]
+#[case::the_new_pod_is_not_there_yet(&[leaving("a"), plugin("b", None)], Some(word(false, 4, Some("a"))), Some(Away::NotServing))]
 fn what_pods_and_the_annotation_say(#[case] pods: &[Value], #[case] state: Option<PluginState>, #[case] expected: Option<Away>) {
     let expected = expected.map_or(Standing::Offered, Standing::Out);
     let (mut plugins, mut later) = (plugins(), plugins());
@@ -96,17 +96,17 @@ fn pods_that_are_no_plugins(#[case] path: &[&str], #[case] value: Value) {
 fn a_rollout_of_the_daemon_set() {
     let (mut plugins, now) = (plugins(), Instant::now());
     plugins.see_pod(&pod(plugin("a", Some((1, true)))), 1);
-    plugins.see_state("n", word(true, 1, Some("a")));
+    plugins.see_state("n", Some(word(true, 1, Some("a"))));
     assert!(!plugins.see_pod(&pod(leaving("a")), 1));
     assert_eq!(plugins.standing("n"), Standing::Out(Away::Ending));
-    plugins.see_state("n", word(false, 30, Some("a")));
+    plugins.see_state("n", Some(word(false, 30, Some("a"))));
     assert!(!plugins.remove_pod("a"));
     assert_eq!(plugins.standing("n"), Standing::Out(Away::Gone), "its pod is gone, and no other is there yet");
     plugins.advance(now);
     plugins.see_pod(&pod(plugin("b", None)), 1);
     plugins.see_pod(&pod(plugin("b", Some((33, false)))), 1);
     assert_eq!(plugins.standing("n"), Standing::Out(Away::NotServing));
-    assert!(plugins.see_state("n", word(true, 34, Some("b"))), "room has opened");
+    assert!(plugins.see_state("n", Some(word(true, 34, Some("b")))), "room has opened");
     assert_eq!(plugins.standing("n"), Standing::Offered, "a plugin that was replaced is not tried");
     assert!(!plugins.advance(now + GONE_COUNTS) && plugins.is_calm());
 }
@@ -127,12 +127,12 @@ fn a_pod_that_is_gone_counts_until_another_is_ready() {
 #[test]
 fn a_word_that_is_old_is_not_heard_again() {
     let (mut plugins, now) = (plugins(), Instant::now());
-    plugins.see_state("n", word(false, 1, None));
+    plugins.see_state("n", Some(word(false, 1, None)));
     plugins.advance(now);
     assert!(plugins.advance(now + GONE_COUNTS));
-    plugins.see_state("n", word(false, 1, None));
+    plugins.see_state("n", Some(word(false, 1, None)));
     assert_eq!(plugins.standing("n"), Standing::Offered, "the Node is shown again and again");
-    plugins.see_state("n", word(false, 2, None));
+    plugins.see_state("n", Some(word(false, 2, None)));
     assert_eq!(plugins.standing("n"), Standing::Out(Away::Gone));
     plugins.forget_node("n");
     assert!(plugins.is_calm() && plugins.nodes.is_empty());
@@ -146,7 +146,7 @@ fn a_plugin_that_has_died_is_tried() {
     assert_eq!(plugins.standing("n"), Standing::Out(Away::NotServing));
     plugins.see_pod(&pod(plugin("a", Some((10, false)))), 1);
     plugins.advance(now);
-    assert!(plugins.see_state("n", word(true, 11, Some("a"))));
+    assert!(plugins.see_state("n", Some(word(true, 11, Some("a")))));
     assert_eq!(plugins.standing("n"), Standing::Tried);
     assert!(!plugins.is_calm() && plugins.is_due(now));
     plugins.advance(now);
@@ -157,7 +157,7 @@ fn a_plugin_that_has_died_is_tried() {
 #[test]
 fn a_node_on_which_a_pod_has_failed_is_left_out() {
     let (mut plugins, now) = (plugins(), Instant::now());
-    plugins.see_state("n", word(true, 1, None));
+    plugins.see_state("n", Some(word(true, 1, None)));
     plugins.fail("n", Some(at(0).parse().unwrap()));
     assert_eq!(plugins.standing("n"), Standing::Offered, "the pod failed before the plugin served");
     plugins.fail("n", Some(at(5).parse().unwrap()));
@@ -170,7 +170,7 @@ fn a_node_on_which_a_pod_has_failed_is_left_out() {
     plugins.fail("n", None);
     plugins.advance(now + FIRST_PAUSE);
     assert!(!plugins.advance(now + FIRST_PAUSE * 2), "twice as long");
-    assert!(plugins.see_state("n", word(true, 20, None)), "a sign of life");
+    assert!(plugins.see_state("n", Some(word(true, 20, None))), "a sign of life");
     assert_eq!(plugins.standing("n"), Standing::Tried);
 }
 
@@ -208,7 +208,7 @@ proptest! {
                     let mut elsewhere = leaving(&which.to_string());
                     elsewhere["spec"]["nodeName"] = json!("m");
                     plugins.see_pod(&pod(elsewhere), nth);
-                    plugins.see_state("m", word(which == 0, 7, None));
+                    plugins.see_state("m", Some(word(which == 0, 7, None)));
                 }
                 Event::List => {
                     plugins.end_list(nth);
