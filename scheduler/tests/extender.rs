@@ -33,6 +33,8 @@ mod leading;
 #[path = "extender/objects.rs"]
 mod objects;
 mod old_extender_bugs;
+#[path = "extender/plugin_away.rs"]
+mod plugin_away;
 #[path = "extender/preempting.rs"]
 mod preempting;
 #[path = "extender/readers.rs"]

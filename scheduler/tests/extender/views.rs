@@ -150,6 +150,7 @@ async fn metrics_count_what_happened() {
     gpushare_scheduler_hints 0
     gpushare_scheduler_nodes 1
     gpushare_scheduler_pending_pods 0
+    gpushare_scheduler_plugin_away_nodes 0
     gpushare_scheduler_pods 2
     gpushare_scheduler_refusals_thought_over_total{outcome="refused"} 1
     gpushare_scheduler_refused_nodes_total{reason="memory"} 1
