@@ -166,6 +166,7 @@ fn device_plugin_reaches_kubelet_and_reads_little_else_of_the_node() {
     let env: BTreeMap<&str, &Value> =
         container["env"].as_array().unwrap().iter().map(|entry| (entry["name"].as_str().unwrap(), entry)).collect();
     assert_eq!(env["NODE_NAME"]["valueFrom"]["fieldRef"]["fieldPath"], "spec.nodeName");
+    assert_eq!(env["POD_UID"]["valueFrom"]["fieldRef"]["fieldPath"], "metadata.uid");
     assert_eq!(env["NVIDIA_VISIBLE_DEVICES"]["value"], "all");
     assert_eq!(env["NVIDIA_DRIVER_CAPABILITIES"]["value"], "utility");
     let tolerated: Vec<&str> = pod["tolerations"].as_array().unwrap().iter().map(|t| t["key"].as_str().unwrap()).collect();
@@ -186,6 +187,18 @@ fn device_plugin_is_replaced_not_doubled() {
     let objects = render("base");
     let strategy = &find(&objects, "DaemonSet", DEVICE_PLUGIN.name)["spec"]["updateStrategy"];
     assert_eq!(*strategy, json!({"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}}));
+}
+
+/// The scheduler knows the plugin's pods by their label, and the plugin serves for up to 9 s after SIGTERM.
+#[test]
+fn device_plugin_is_known_to_the_scheduler_and_has_time_to_end() {
+    let objects = render_base_with("components/whole-gpus");
+    let whole_name = format!("{}-whole-gpus", DEVICE_PLUGIN.name);
+    for name in [DEVICE_PLUGIN.name, &whole_name] {
+        let template = &find(&objects, "DaemonSet", name)["spec"]["template"];
+        assert_eq!(template["metadata"]["labels"]["app.kubernetes.io/name"], name);
+        assert!(template["spec"]["terminationGracePeriodSeconds"].as_u64().unwrap() >= 15, "and up to 5 s to close everything");
+    }
 }
 
 #[test]
