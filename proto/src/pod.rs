@@ -196,6 +196,9 @@ pub struct PodStatus {
     /// A word for why the pod is in its phase; kubelet's, where it refused the pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// A sentence for why; kubelet's, where it refused the pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
     /// The conditions that components have written.
     #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<PodCondition>,

@@ -30,7 +30,7 @@ use evidence::{Evidence, PluginPod};
 pub(super) const TRIED_AT_ONCE: usize = 3;
 
 /// The time for which a plugin that has died must have served before its node is like others.
-const TRIAL: Duration = Duration::from_secs(60);
+const TRIAL: Duration = Duration::from_secs(30);
 
 /// The time for which a node is left out after pods have failed there, doubled while they go on failing.
 const FIRST_PAUSE: Duration = Duration::from_secs(5);
@@ -44,6 +44,10 @@ const FORGOTTEN_AFTER: Duration = Duration::from_secs(10 * 60);
 /// The time after which a plugin that is gone says nothing any more: kubelet takes its resources from the node after five minutes,
 /// and whatever offers them later is another plugin.
 const GONE_COUNTS: Duration = Duration::from_secs(6 * 60);
+
+/// kubelet's words (1.36) for a pod that it fails while the plugin of a resource is away: all devices are unhealthy when the device
+/// list is closed, the resource is unknown after a restart of kubelet, and a call meets a socket that is closed.
+const WORDS: [&str; 4] = ["unhealthy devices", "unregistered device", "has been stopped", "code = Unavailable"];
 
 /// The reason for which the plugin of a node counts as away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -257,6 +261,12 @@ impl Plugins {
     }
 }
 
+/// Returns true if kubelet has failed a pod because a plugin was away, and not because it, or another part, refused the pod.
+fn is_for_want_of_plugin(pod: &Pod) -> bool {
+    let message = pod.status.message.as_deref().unwrap_or_default();
+    pod.status.reason.as_deref() == Some("UnexpectedAdmissionError") && WORDS.iter().any(|words| message.contains(words))
+}
+
 impl OnNode {
     /// Works out what the plugin allows.
     fn settle(&mut self) {
@@ -339,7 +349,7 @@ impl fmt::Display for Away {
             Self::Ending => "the device plugin's pod is being deleted",
             Self::NotServing => "the device plugin is not registered with kubelet",
             Self::Gone => "the device plugin has ended",
-            Self::Refusing => "kubelet has just failed a pod there (UnexpectedAdmissionError)",
+            Self::Refusing => "kubelet has just failed a pod there, as the device plugin was away",
         })
     }
 }
@@ -359,7 +369,7 @@ impl Index {
 
     /// Takes note of a pod that kubelet has failed, if that may be because the plugin is away.
     pub(super) fn note_failure(&mut self, node: &str, pod: &Pod) {
-        if pod.status.reason.as_deref() == Some("UnexpectedAdmissionError") {
+        if is_for_want_of_plugin(pod) {
             let at = pod.status.start_time.as_deref().and_then(|time| time.parse().ok());
             self.plugins.fail(node, at);
         }

@@ -14,7 +14,10 @@ fn told(name: &str, serving: bool, second: u32) -> Value {
 
 fn failed(pod: &Value, node: &str) -> Value {
     let mut failed = on(pod.clone(), node);
-    failed["status"] = json!({"phase": "Failed", "reason": "UnexpectedAdmissionError", "startTime": "2026-01-01T00:01:00Z"});
+    let message = "Pod was rejected: Allocate failed due to no healthy devices present; cannot allocate unhealthy devices \
+                   aliyun.com/gpu-mem, which is unexpected";
+    let reason = "UnexpectedAdmissionError";
+    failed["status"] = json!({"phase": "Failed", "reason": reason, "message": message, "startTime": "2026-01-01T00:01:00Z"});
     failed
 }
 

@@ -22,6 +22,8 @@ pub(super) struct PluginPod {
     started: Option<Timestamp>,
     /// True if its readiness probe succeeds, which it does while all resources are registered.
     is_ready: bool,
+    /// True if the probe fails that has succeeded since the plugin's last word: the process hangs, and says nothing itself.
+    is_silent: bool,
     /// Number of the list that named it last.
     list: u32,
 }
@@ -55,7 +57,7 @@ impl PluginPod {
         let started = running.and_then(|running| running.started_at.as_deref()?.parse().ok());
         let is_leaving = pod.is_deleting() || pod.is_terminal();
         let is_ready = started.is_some() && container.is_some_and(|container| container.ready);
-        Some((node, Self { uid: pod.uid().into(), is_leaving, started, is_ready, list }))
+        Some((node, Self { uid: pod.uid().into(), is_leaving, started, is_ready, is_silent: false, list }))
     }
 
     /// Returns true if kubelet can admit pods by this plugin.
@@ -65,7 +67,7 @@ impl PluginPod {
         let Some(started) = self.started.filter(|_| !self.is_leaving) else { return false };
         let is_of_this_pod = |state: &PluginState| state.pod.as_deref().is_none_or(|uid| *uid == *self.uid);
         match state.filter(|state| state.since >= started && is_of_this_pod(state)) {
-            Some(state) => state.serving,
+            Some(state) => state.serving && !self.is_silent,
             None => self.is_ready,
         }
     }
@@ -81,6 +83,8 @@ impl Evidence {
     pub(super) fn see(&mut self, seen: PluginPod) -> bool {
         let served = self.serves();
         let known = self.pods.iter_mut().find(|pod| pod.uid == seen.uid);
+        let fails = |known: &PluginPod| (known.is_ready || known.is_silent) && known.started == seen.started && !seen.is_ready;
+        let seen = PluginPod { is_silent: known.as_deref().is_some_and(fails), ..seen };
         let has_died = known.as_ref().is_some_and(|known| known.has_died(&seen));
         match known {
             Some(known) => *known = seen,
@@ -107,6 +111,9 @@ impl Evidence {
             self.shows_life = true;
         }
         self.state = state;
+        for pod in &mut self.pods {
+            pod.is_silent = false;
+        }
     }
 
     /// The reason for which the plugin is away; `None` if it serves, or nothing is known.

@@ -6,7 +6,7 @@ use proto::pod::Pod;
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::{Away, FIRST_PAUSE, GONE_COUNTS, Plugins, Standing, TRIAL};
+use super::{Away, FIRST_PAUSE, GONE_COUNTS, Plugins, Standing, TRIAL, is_for_want_of_plugin};
 
 const NAMESPACE: &str = "gpushare-system";
 
@@ -109,6 +109,45 @@ fn a_rollout_of_the_daemon_set() {
     assert!(plugins.see_state("n", Some(word(true, 34, Some("b")))), "room has opened");
     assert_eq!(plugins.standing("n"), Standing::Offered, "a plugin that was replaced is not tried");
     assert!(!plugins.advance(now + GONE_COUNTS) && plugins.is_calm());
+}
+
+/// The plugin's word stands as long as no probe contradicts it.
+#[test]
+fn a_plugin_that_hangs_says_nothing() {
+    let mut plugins = plugins();
+    plugins.see_state("n", Some(word(true, 2, Some("a"))));
+    plugins.see_pod(&pod(plugin("a", Some((1, false)))), 1);
+    plugins.see_pod(&pod(plugin("a", Some((1, true)))), 1);
+    assert_eq!(plugins.standing("n"), Standing::Offered);
+    for _ in 0..2 {
+        plugins.see_pod(&pod(plugin("a", Some((1, false)))), 1);
+        assert_eq!(plugins.standing("n"), Standing::Out(Away::NotServing));
+    }
+    plugins.see_state("n", Some(word(true, 9, Some("a"))));
+    assert_eq!(plugins.standing("n"), Standing::Offered, "it has registered again, and the probe follows");
+}
+
+#[rstest]
+#[case::list_is_closed(
+    "Pod was rejected: Allocate failed due to no healthy devices present; cannot allocate unhealthy devices aliyun.com/gpu-mem, which is unexpected",
+    true
+)]
+#[case::socket_is_closed(
+    "Pod was rejected: Allocate failed due to rpc error: code = Unavailable desc = error reading from server: EOF, which is unexpected",
+    true
+)]
+#[case::plugin_refuses(
+    "Pod was rejected: Allocate failed due to rpc error: code = FailedPrecondition desc = no, which is unexpected",
+    false
+)]
+#[case::accounts_differ(
+    "Pod was rejected: Allocate failed due to requested number of devices unavailable for aliyun.com/gpu-mem. Requested: 4, Available: 1, which is unexpected",
+    false
+)]
+fn failures_that_show_that_the_plugin_is_away(#[case] message: &str, #[case] expected: bool) {
+    let failed = |reason: &str| pod(json!({"status": {"phase": "Failed", "reason": reason, "message": message}}));
+    assert_eq!(is_for_want_of_plugin(&failed("UnexpectedAdmissionError")), expected);
+    assert!(!is_for_want_of_plugin(&failed("Evicted")));
 }
 
 /// A version that writes no annotation.
