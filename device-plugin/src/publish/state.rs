@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use futures::future::{pending, select_all};
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{Patch, PatchParams};
 use kube::Api;
+use kube::api::{Patch, PatchParams};
 use proto::node::Node;
 use proto::plugin_state::PluginState;
 use tokio::sync::watch;

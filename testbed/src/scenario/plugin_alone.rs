@@ -155,7 +155,7 @@ fn kubelet_socket_removed(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let found = world.cluster()?.node(&node)?;
         ensure!(found.kubelet().n_registrations() == n_registrations, "the plugin has registered again");
         found.restart_kubelet().await?;
-        super::node_faults::until_registered(world, &node).await?;
+        super::breaking::until_registered(world, &node).await?;
         world.start(PodSpec::new("after", &[(GPU_MEM, "1")]).on(&node)).await?;
         world.until_running(&["meanwhile", "after"]).await
     }
