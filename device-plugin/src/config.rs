@@ -26,6 +26,7 @@ use crate::inventory::{FileSource, MachineSource, NvmlSource, PciVendor, Source,
 use crate::plugin::Settings;
 use crate::publish::additions::Files;
 use crate::served::ServedNames;
+use crate::uninstall::When;
 
 use values::{
     DeviceKind, GpuMemory, Inject, InventoryKind, MemoryResource, PartitionPolicy, ReservedMemory, VariableName, duration, limit,
@@ -228,6 +229,11 @@ pub struct Args {
     #[arg(long, env = "GPUSHARE_RECOVERY_QUIET", default_value = "60s", value_parser = duration, value_name = "DURATION")]
     recovery_quiet: Duration,
 
+    /// Remove what the plugin has written on this node and about it, instead of serving devices: once no pod holds one (unused), or
+    /// at once (now)
+    #[arg(long, env = "GPUSHARE_UNINSTALL", value_enum, value_name = "unused|now")]
+    uninstall: Option<When>,
+
     /// Configuration for the API server; without it the pod's service account
     #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
@@ -299,6 +305,8 @@ pub struct Config {
     pub evicts_from_sick_devices: bool,
     /// Whether kubelet is told on which NUMA node each device hangs.
     pub numa_hints: bool,
+    /// When to remove what the plugin has written, if this process is for that alone.
+    pub uninstall: Option<When>,
     /// Configuration for the API server, in-cluster if none.
     pub kubeconfig: Option<PathBuf>,
     /// Where to answer health requests.
@@ -412,6 +420,7 @@ impl From<Args> for Config {
             },
             evicts_from_sick_devices: args.evict_from_sick_devices,
             numa_hints: args.numa_hints,
+            uninstall: args.uninstall,
             kubeconfig: args.kubeconfig,
             health_listen: args.health_listen,
             hang_timeout: args.hang_timeout,

@@ -98,13 +98,34 @@ fn text(dir: &Path) -> Result<Vec<u8>, CheckpointError> {
     Ok(text)
 }
 
-/// The healthy devices of a resource that kubelet had from a plugin when it wrote the checkpoint; none if it had none.
+/// The healthy devices that kubelet had from plugins when it wrote the checkpoint, by resource; a resource stays without devices
+/// when its plugin is gone.
 ///
 /// # Errors
 /// There is no checkpoint, or it cannot be understood.
-pub fn registered(dir: &Path, resource: &str) -> Result<Vec<String>, CheckpointError> {
-    let mut checkpoint: RegisteredCheckpoint = serde_json::from_slice(&text(dir)?).map_err(CheckpointError::Form)?;
-    Ok(checkpoint.data.devices.as_mut().and_then(|devices| devices.remove(resource)).flatten().unwrap_or_default())
+pub fn registered(dir: &Path) -> Result<BTreeMap<String, Vec<String>>, CheckpointError> {
+    let checkpoint: RegisteredCheckpoint = serde_json::from_slice(&text(dir)?).map_err(CheckpointError::Form)?;
+    let devices = checkpoint.data.devices.unwrap_or_default().into_iter();
+    Ok(devices.map(|(resource, ids)| (resource, ids.unwrap_or_default())).collect())
+}
+
+/// kubelet writes the file anew for each container, so it is read in one go; only where that fails, entry by entry.
+fn parse(text: &[u8]) -> Result<Vec<Entry>, CheckpointError> {
+    if let Ok(checkpoint) = serde_json::from_slice::<Checkpoint<Entry>>(text) {
+        return Ok(checkpoint.data.entries.unwrap_or_default());
+    }
+    let checkpoint: Checkpoint<Value> = serde_json::from_slice(text).map_err(CheckpointError::Form)?;
+    let understood = |entry| {
+        let read = serde_json::from_value::<Entry>(entry);
+        read.inspect_err(|error| warn!(%error, "an entry of kubelet's checkpoint is left out")).ok()
+    };
+    Ok(checkpoint.data.entries.unwrap_or_default().into_iter().filter_map(understood).collect())
+}
+
+fn in_either_form<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    let mut ids = deserializer.deserialize_any(EitherForm)?;
+    ids.sort();
+    Ok(ids)
 }
 
 /// kubelet writes the file anew for each container, so it is read in one go; only where that fails, entry by entry.
@@ -217,7 +238,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let text = json!({"Data": {"PodDeviceEntries": [{"PodUID": 7}], "RegisteredDevices": devices}, "Checksum": 1}).to_string();
         fs::write(dir.path().join(FILE), text).unwrap();
-        assert_eq!(registered(dir.path(), "r").unwrap(), expected);
+        assert_eq!(registered(dir.path()).unwrap().remove("r").unwrap_or_default(), expected);
     }
 
     #[test]

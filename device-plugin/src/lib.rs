@@ -29,5 +29,6 @@ pub mod runtime_hook;
 pub mod serve;
 pub mod served;
 pub mod stop;
+pub mod uninstall;
 pub mod vendor;
 pub mod watching;

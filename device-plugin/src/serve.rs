@@ -6,6 +6,7 @@ mod ending;
 mod health_http;
 mod logging;
 mod offer;
+mod uninstall;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,7 +64,7 @@ use crate::stop::{Stop, Stopper};
 use crate::vendor::{self, AdminAccess, watch_vendor};
 
 use ending::Ending;
-use health_http::Readiness;
+use health_http::{Probe, Readiness};
 use offer::{Published, keeps_memory_units};
 
 pub use logging::init as init_logging;
@@ -85,7 +86,10 @@ pub fn start(config: Config) -> anyhow::Result<()> {
     log_panics();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the runtime")?;
     watch_for_hangs(config.hang_timeout, runtime.handle().clone())?;
-    let ended = runtime.block_on(run(config));
+    let ended = match config.uninstall {
+        Some(when) => runtime.block_on(uninstall::run(config, when)),
+        None => runtime.block_on(run(config)),
+    };
     // A driver that hangs must not keep the process from ending.
     runtime.shutdown_background();
     ended
@@ -126,7 +130,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let mut registry = Registry::default();
     let metrics = Metrics::register(&mut registry);
     let gauges = NodeGauges::register(&mut registry);
-    parts.serve_health(&config, readiness, Arc::new(registry)).await?;
+    parts.serve_health(&config, move || readiness.answer(), Arc::new(registry)).await?;
     let inventory = tokio::select! {
         () = signal.requested() => return Ok(()),
         ended = parts.watches.ended() => return Err(ended.into()),
@@ -379,7 +383,7 @@ impl Parts {
         self.watches.spawn("pods that have ended", keep_forgotten(Arc::clone(node), lister));
     }
 
-    async fn serve_health(&mut self, config: &Config, readiness: Readiness, registry: Arc<Registry>) -> anyhow::Result<()> {
+    async fn serve_health(&mut self, config: &Config, readiness: impl Probe, registry: Arc<Registry>) -> anyhow::Result<()> {
         let Some(address) = config.health_listen else { return Ok(()) };
         let listener = TcpListener::bind(address).await.with_context(|| format!("--health-listen: cannot listen on {address}"))?;
         self.watches.spawn("probes and metrics", health_http::serve(listener, readiness, registry));

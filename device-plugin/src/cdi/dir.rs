@@ -206,6 +206,32 @@ impl SpecDir {
         Ok(n_removed)
     }
 
+    /// Removes every file of this plugin, and returns their number. A directory that is not there has none.
+    ///
+    /// # Errors
+    /// The directory cannot be read, or a file cannot be removed.
+    pub fn remove_all(&self) -> io::Result<usize> {
+        let staging = self.dir.join(STAGING);
+        if staging.exists() {
+            fs::remove_dir_all(&staging)?;
+        }
+        let entries = match fs::read_dir(&self.dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+            entries => entries?,
+        };
+        let mut n_removed = 0;
+        for entry in entries {
+            let entry = entry?;
+            let file = entry.file_name().to_string_lossy().into_owned();
+            if file.strip_prefix('.').unwrap_or(&file).starts_with(OWN_PREFIX) {
+                fs::remove_file(entry.path())?;
+                n_removed += 1;
+            }
+        }
+        self.known().clear();
+        Ok(n_removed)
+    }
+
     fn content(&self, path: &Path) -> Option<Arc<str>> {
         let version = FileVersion::from(&fs::metadata(path).ok()?);
         if let Some((_, text)) = self.known().get(path).filter(|(known, _)| *known == version) {
@@ -283,6 +309,21 @@ mod tests {
         assert!(dir.write(&spec("one", "b"), now + Duration::from_secs(1)).is_err(), "the runtime may still know the old one");
         assert_eq!(dir.write(&spec("one", "b"), now + 2 * RETIREMENT).unwrap(), Written::New);
         assert_eq!(files(&dir), ["gpushare.dev-gpu_one.json"]);
+    }
+
+    #[test]
+    fn all_files_of_this_plugin_can_be_removed() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = SpecDir::new(root.path().join("cdi"));
+        assert_eq!(dir.remove_all().unwrap(), 0, "the directory is not there");
+        dir.write(&spec("one", "a"), SystemTime::now()).unwrap();
+        dir.write_driver(&Edits::default()).unwrap();
+        dir.call().unwrap();
+        fs::write(root.path().join("cdi/nvidia.yaml"), "").unwrap();
+        assert_eq!(dir.remove_all().unwrap(), 3);
+        let left: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left, ["nvidia.yaml"]);
+        assert!(!dir.has("one"));
     }
 
     /// The process that retired it may have ended since.

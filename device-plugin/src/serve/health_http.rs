@@ -22,8 +22,13 @@ pub(super) struct Readiness {
     pub(super) pods: watch::Receiver<Pods>,
 }
 
+/// The answer to a probe of readiness.
+pub(super) trait Probe: Fn() -> (StatusCode, &'static str) + Clone + Send + Sync + 'static {}
+
+impl<F: Fn() -> (StatusCode, &'static str) + Clone + Send + Sync + 'static> Probe for F {}
+
 impl Readiness {
-    fn answer(&self) -> (StatusCode, &'static str) {
+    pub(super) fn answer(&self) -> (StatusCode, &'static str) {
         if !self.pods.borrow().is_synced() {
             return (StatusCode::SERVICE_UNAVAILABLE, "the pods of this node are not known yet\n");
         }
@@ -35,10 +40,10 @@ impl Readiness {
 }
 
 /// Answers until the task is dropped.
-pub(super) async fn serve(listener: TcpListener, readiness: Readiness, registry: Arc<Registry>) {
+pub(super) async fn serve(listener: TcpListener, readiness: impl Probe, registry: Arc<Registry>) {
     let router = Router::new()
         .route("/healthz", get(async || "ok\n"))
-        .route("/readyz", get(move || async move { readiness.answer() }))
+        .route("/readyz", get(move || std::future::ready(readiness())))
         .route("/metrics", get(move || async move { metrics(&registry) }));
     if let Err(error) = axum::serve(listener, router).await {
         warn!(%error, "health requests are no longer answered");

@@ -69,8 +69,9 @@ async fn prepare(resource: Served, node: &NodeState, published: Published) {
 /// A unit of another size passes for the same where no GPU has another number of them; the difference is less than one unit
 /// for each GPU, and is published as soon as the API server answers. A GPU without units in kubelet's checkpoint was unhealthy.
 pub(super) fn keeps_memory_units(dir: &Path, settings: &Settings, fleet: &Fleet) -> bool {
-    let Ok(registered) = kubelet_checkpoint::registered(dir, &settings.names.cluster.memory) else { return false };
-    let mut registered: BTreeSet<String> = registered.into_iter().collect();
+    let Ok(mut registered) = kubelet_checkpoint::registered(dir) else { return false };
+    let ids = registered.remove(&settings.names.cluster.memory).unwrap_or_default();
+    let mut registered: BTreeSet<String> = ids.into_iter().collect();
     let n_registered = registered.len();
     for device in fleet.ids.numbered(Served::Memory) {
         let ids: Vec<String> = device.ids.iter().collect();

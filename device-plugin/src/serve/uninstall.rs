@@ -1,0 +1,54 @@
+//! The process that removes what the plugin has left on its node, instead of serving devices.
+
+use std::sync::Arc;
+
+use axum::http::StatusCode;
+use kube::Api;
+use prometheus_client::registry::Registry;
+use tokio::sync::watch;
+use tracing::info;
+
+use crate::config::Config;
+use crate::connection::Connection;
+use crate::pods::Pods;
+use crate::publish::node_watch::watch_node;
+use crate::stop::Stopper;
+use crate::uninstall::{Removal, When};
+
+use super::{Parts, end_on_signal};
+
+/// Removes what is there, is ready once nothing is left, and ends with a signal.
+///
+/// # Errors
+/// What keeps it from starting, or the end of a task.
+pub(super) async fn run(config: Config, when: When) -> anyhow::Result<()> {
+    let (stopper, stop) = Stopper::new();
+    end_on_signal(stopper)?;
+    let (removed, is_removed) = watch::channel(false);
+    let mut parts = Parts::default();
+    let readiness = move || answer(*is_removed.borrow());
+    parts.serve_health(&config, readiness, Arc::new(Registry::default())).await?;
+    let connection = Connection::new(&config).await?;
+    let (pods, pods_seen) = watch::channel(Pods::default());
+    parts.watch_pods(&config, &connection, pods);
+    let (sender, node) = watch::channel(None);
+    parts.watches.spawn("watch of the node", watch_node(connection.clone(), config.node_name.to_string(), sender));
+    let removal = Removal {
+        when,
+        nodes: Api::all(connection.client),
+        node_name: config.node_name.to_string(),
+        names: config.settings.names.clone(),
+        device_plugin_dir: config.device_plugin_dir.clone(),
+        specs: config.settings.injection.specs.clone(),
+        pods: pods_seen,
+        node,
+    };
+    parts.watches.spawn("removal", removal.run(removed));
+    parts.run(stop).await?;
+    info!("ended");
+    Ok(())
+}
+
+fn answer(is_removed: bool) -> (StatusCode, &'static str) {
+    if is_removed { (StatusCode::OK, "ok\n") } else { (StatusCode::SERVICE_UNAVAILABLE, "something of the plugin is left on this node\n") }
+}

@@ -1,0 +1,231 @@
+//! Removes from a node what the plugin has written there: CDI specs, sockets, and of the Node object annotations, labels and
+//! amounts. A process with `--uninstall` does this instead of serving devices.
+//!
+//! kubelet remembers a plugin for five minutes after its end, and writes the amounts that it served into node status again
+//! until then, so that they are removed last. The Device object and the label by which the operator chose the node are not
+//! removed here: the plugin has no right to either.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use kube::Api;
+use kube::api::{Patch, PatchParams};
+use proto::device::NODE_LABELS;
+use proto::node::Node;
+use proto::resource::ResourceNames;
+use serde_json::{Map, Value, json};
+use tokio::net::UnixStream;
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+use tracing::{info, warn};
+
+use crate::cdi::SpecDir;
+use crate::kubelet_checkpoint::{self, CheckpointError};
+use crate::pods::{IN_NODE_STATUS, Pods, Stage};
+use crate::served::{Served, ServedNames};
+use crate::watching::one_line;
+
+/// Pause between looks at the node.
+const PAUSE: Duration = Duration::from_secs(2);
+
+/// Longest time of a request to the API server, and of a look at another plugin's socket.
+const REQUEST_LIMIT: Duration = Duration::from_secs(10);
+
+/// The prefix of this project's own annotations.
+const OWN_PREFIX: &str = "gpushare/";
+
+/// The resources of which kubelet's amounts are removed. Whole GPUs are not among them: their name is the vendor's, whose own
+/// plugin may serve them next.
+const OWN_RESOURCES: [Served; 4] = [Served::Shared, Served::Memory, Served::Rdma, Served::Fpga];
+
+/// When the plugin removes what it has written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum When {
+    /// Once no pod of the node holds a device
+    Unused,
+    /// At once: a container that starts again gets no device any more
+    Now,
+}
+
+/// A reason for which something is left on the node. All of them are tried again.
+#[derive(Debug, thiserror::Error)]
+pub enum Obstacle {
+    /// The pods of the node are not known yet.
+    #[error("the API server has not told the pods of this node yet")]
+    UnknownPods,
+    /// Pods hold devices.
+    #[error("pods hold devices: {}", .0.join(", "))]
+    Pods(Vec<String>),
+    /// A plugin serves the node.
+    #[error("another process of the plugin serves {}", socket.display())]
+    Served {
+        /// Its socket.
+        socket: PathBuf,
+    },
+    /// The node is not known yet, or is gone.
+    #[error("the API server has no such node")]
+    NoNode,
+    /// kubelet would write the amounts again.
+    #[error("kubelet remembers the plugin until five minutes after its end: {}", .0.join(", "))]
+    Remembered(Vec<String>),
+    /// The Node object has not been seen without what was removed.
+    #[error("the API server does not show the node's changes yet")]
+    Unseen,
+    /// kubelet's checkpoint cannot be read.
+    #[error(transparent)]
+    Checkpoint(CheckpointError),
+    /// A file cannot be removed.
+    #[error("cannot remove files of the plugin")]
+    Files(#[source] io::Error),
+    /// The API server did not take a change of the node.
+    #[error("cannot change the node")]
+    Request(#[source] Box<kube::Error>),
+    /// The API server did not answer.
+    #[error("cannot change the node: no answer within {REQUEST_LIMIT:?}")]
+    Slow,
+}
+
+/// The pods that hold devices of this node, or may be given some.
+pub fn holders(pods: &Pods) -> Vec<String> {
+    let mut holders: Vec<String> = pods.iter().filter(|pod| pod.stage != Stage::Terminal).map(crate::pods::NodePod::display_name).collect();
+    holders.sort();
+    holders
+}
+
+/// The merge patch that removes annotations and labels from the node, if it has any.
+pub fn metadata_patch(node: &Node, names: &ResourceNames) -> Option<Value> {
+    let unit = names.memory_unit_annotation();
+    let annotations =
+        removals(node.metadata.annotations.iter().flat_map(|all| all.keys()), |key| key.starts_with(OWN_PREFIX) || *key == unit);
+    let labels = removals(node.metadata.labels.iter().flat_map(|all| all.keys()), |key| NODE_LABELS.contains(&key));
+    let parts = [("annotations", annotations), ("labels", labels)];
+    let parts: Map<String, Value> = parts.into_iter().filter_map(|(field, part)| Some((field.to_owned(), part?))).collect();
+    (!parts.is_empty()).then(|| json!({"metadata": parts}))
+}
+
+/// The merge patch that removes these resources from the node's status, if it has any.
+pub fn status_patch(node: &Node, resources: &[&str]) -> Option<Value> {
+    let parts = [("capacity", &node.status.capacity), ("allocatable", &node.status.allocatable)].map(|(field, amounts)| {
+        let part = removals(amounts.keys(), |name| resources.contains(&name));
+        Some((field.to_owned(), part?))
+    });
+    let parts: Map<String, Value> = parts.into_iter().flatten().collect();
+    (!parts.is_empty()).then(|| json!({"status": parts}))
+}
+
+fn removals<'a>(keys: impl Iterator<Item = &'a String>, is_ours: impl Fn(&str) -> bool) -> Option<Value> {
+    let removals: Map<String, Value> = keys.filter(|key| is_ours(key)).map(|key| (key.clone(), Value::Null)).collect();
+    (!removals.is_empty()).then_some(Value::Object(removals))
+}
+
+/// Removes what a plugin has left on its node.
+#[derive(Debug)]
+pub struct Removal {
+    /// When it begins.
+    pub when: When,
+    /// The API server's nodes.
+    pub nodes: Api<Node>,
+    /// This node.
+    pub node_name: String,
+    /// The names under which the plugin served resources.
+    pub names: ServedNames,
+    /// kubelet's device plugin directory.
+    pub device_plugin_dir: PathBuf,
+    /// The directory of CDI specs.
+    pub specs: SpecDir,
+    /// The pods of this node.
+    pub pods: watch::Receiver<Pods>,
+    /// This node as the API server holds it.
+    pub node: watch::Receiver<Option<Node>>,
+}
+
+impl Removal {
+    /// Removes everything, tells so once, and then waits until the task is dropped.
+    pub async fn run(self, removed: watch::Sender<bool>) {
+        let mut told = String::new();
+        while let Err(obstacle) = self.attempt().await {
+            let problem = one_line(&obstacle);
+            if problem != told {
+                warn!(node = self.node_name, reason = problem, "something of the plugin is left on this node");
+                told = problem;
+            }
+            sleep(PAUSE).await;
+        }
+        info!(node = self.node_name, "nothing of the plugin is left on this node");
+        removed.send_replace(true);
+        std::future::pending::<()>().await;
+    }
+
+    /// Removes as much as can be removed now.
+    ///
+    /// # Errors
+    /// Something is left.
+    pub async fn attempt(&self) -> Result<(), Obstacle> {
+        if self.when == When::Unused {
+            let pods = self.pods.borrow();
+            if !pods.is_synced() {
+                return Err(Obstacle::UnknownPods);
+            }
+            let holders = holders(&pods);
+            if !holders.is_empty() {
+                return Err(Obstacle::Pods(holders));
+            }
+        }
+        self.remove_sockets().await?;
+        let n_removed = self.specs.remove_all().map_err(Obstacle::Files)?;
+        if n_removed > 0 {
+            info!(n_removed, "removed the plugin's CDI specs");
+        }
+        let node = self.node.borrow().clone().ok_or(Obstacle::NoNode)?;
+        let (metadata, amounts) = (metadata_patch(&node, &self.names.cluster), status_patch(&node, &IN_NODE_STATUS));
+        self.patch(metadata.as_ref(), false).await?;
+        self.patch(amounts.as_ref(), true).await?;
+        let own: Vec<&str> = OWN_RESOURCES.into_iter().filter_map(|resource| self.names.of(resource)).collect();
+        let registered = self.registered()?;
+        let remembered: Vec<String> = own.iter().filter(|name| registered.contains(**name)).map(|name| (*name).to_owned()).collect();
+        if !remembered.is_empty() {
+            return Err(Obstacle::Remembered(remembered));
+        }
+        let served = status_patch(&node, &own);
+        self.patch(served.as_ref(), true).await?;
+        if metadata.or(amounts).or(served).is_some() { Err(Obstacle::Unseen) } else { Ok(()) }
+    }
+
+    /// Removes the sockets of processes that have ended.
+    async fn remove_sockets(&self) -> Result<(), Obstacle> {
+        for resource in Served::ALL {
+            let socket = self.device_plugin_dir.join(resource.socket());
+            match UnixStream::connect(&socket).await {
+                Ok(_) => return Err(Obstacle::Served { socket }),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(_) => std::fs::remove_file(&socket).map_err(Obstacle::Files)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// The resources that kubelet knows a plugin of.
+    fn registered(&self) -> Result<BTreeSet<String>, Obstacle> {
+        match kubelet_checkpoint::registered(&self.device_plugin_dir) {
+            Err(CheckpointError::Read(error)) if error.kind() == io::ErrorKind::NotFound => Ok(BTreeSet::new()),
+            found => Ok(found.map_err(Obstacle::Checkpoint)?.into_keys().collect()),
+        }
+    }
+
+    async fn patch(&self, patch: Option<&Value>, is_status: bool) -> Result<(), Obstacle> {
+        let Some(patch) = patch else { return Ok(()) };
+        let (nodes, params, name) = (&self.nodes, PatchParams::default(), &self.node_name);
+        let merge = Patch::Merge(patch);
+        let request =
+            async { if is_status { nodes.patch_status(name, &params, &merge).await } else { nodes.patch(name, &params, &merge).await } };
+        let answer = timeout(REQUEST_LIMIT, request).await.map_err(|_| Obstacle::Slow)?;
+        answer.map_err(|error| Obstacle::Request(Box::new(error)))?;
+        info!(%patch, "changed the node");
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;
