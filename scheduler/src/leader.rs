@@ -5,7 +5,9 @@
 
 pub mod campaign;
 pub mod election;
+mod event;
 mod fence;
+pub mod kube_scheduler;
 mod label;
 mod lease;
 pub mod neighbour;

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use super::{Leadership, PodName, now};
+use super::{Leadership, PodName, event, now};
 use crate::api_server::{self, Answer};
 
 /// Group and version of the object.
@@ -165,27 +165,6 @@ impl Fence {
         }
     }
 
-    /// Writes an event about this replica's pod.
-    async fn write_event(&self, text: &str) {
-        let PodName { namespace, name } = &self.settings.pod;
-        let now = jiff::Timestamp::now();
-        let event = json!({
-            "apiVersion": "v1", "kind": "Event", "type": "Warning", "reason": "BindingsRefused", "message": text, "count": 1,
-            "metadata": {"namespace": namespace, "name": format!("{name}.{:x}", now.as_nanosecond())},
-            "involvedObject": {"apiVersion": "v1", "kind": "Pod", "namespace": namespace, "name": name},
-            "source": {"component": "gpushare-scheduler"},
-            "firstTimestamp": now.round(jiff::Unit::Second).unwrap_or(now).to_string(),
-            "lastTimestamp": now.round(jiff::Unit::Second).unwrap_or(now).to_string(),
-        });
-        let sent = self.send(Method::POST, &format!("/api/v1/namespaces/{namespace}/events"), Some(&event)).await;
-        let problem = match sent {
-            Ok(answer) if answer.status.is_success() => return,
-            Ok(answer) => answer.message(),
-            Err(error) => format!("{error:#}"),
-        };
-        warn!(error = problem, "cannot write an event");
-    }
-
     async fn send(&self, method: Method, path: &str, body: Option<&Value>) -> anyhow::Result<Answer> {
         let body = body.map(|body| body.to_string().into_bytes()).unwrap_or_default();
         let answer = timeout(REQUEST_TIMEOUT, api_server::send(&self.client, method, path, body)).await;
@@ -218,7 +197,7 @@ impl<'a> Report<'a> {
                 "this replica holds the Lease, and the API server does not take its bindings: {problem}. If the object SchedulerLeader \
                  names this pod, restart kube-apiserver; else see that the CRD, the Role and the policy of this version are installed"
             );
-            self.fence.write_event(&text).await;
+            event::write_warning(&self.fence.client, &self.fence.settings.pod, "BindingsRefused", &text).await;
         }
     }
 

@@ -13,6 +13,7 @@ use tokio::time::sleep;
 use crate::config::Config;
 use crate::index::{Index, Shared};
 use crate::leader::campaign::{Campaign, Settings, succeed_alone};
+use crate::leader::kube_scheduler::watch_version;
 use crate::leader::sight::Sight;
 use crate::leader::{Leadership, PodName};
 use crate::watch::events;
@@ -74,6 +75,9 @@ impl Part {
             tokio::spawn(named("beginning", succeed_alone(self.leadership, index, self.sight, self.bind_timeout)));
             return stop;
         };
+        if settings.kube_scheduler_lease.is_some() {
+            tasks.spawn("version of kube-scheduler", watch_version(client.clone(), settings.pod.clone()));
+        }
         let campaign = Campaign::new(client, settings, self.leadership, index, self.sight);
         let (end, has_ended) = oneshot::channel();
         let asked = stop.clone();

@@ -1,0 +1,163 @@
+//! Compares the version of the kube-scheduler in this replica's pod with the API server's.
+//!
+//! A kube-scheduler of another version may not start, or may watch kinds that the API server does not serve. Its own log then
+//! names neither version. Nothing here depends on the result: it is logged, and written as an event of the pod.
+
+use std::fmt;
+use std::time::Duration;
+
+use http::Method;
+use kube::Client;
+use serde_json::Value;
+use tokio::time::{sleep, timeout};
+use tracing::{error, info, warn};
+
+use super::{PodName, event};
+use crate::api_server;
+
+/// The container of the second kube-scheduler.
+const CONTAINER: &str = "kube-scheduler";
+/// Pauses between comparisons: the API server's version may change while the pod runs. The shorter one follows a failure.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(3600), Duration::from_secs(10));
+/// Longest time that one request may take.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// A version of Kubernetes, such as `v1.36.2`. What follows the third number (`-gke.100`, `+k3s1`) is left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Version {
+    major: u32,
+    minor: u32,
+    patch: u32,
+}
+
+impl Version {
+    fn parse(text: &str) -> Option<Self> {
+        let mut numbers = text.strip_prefix('v')?.splitn(3, '.');
+        let (major, minor) = (numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?);
+        let rest = numbers.next()?;
+        let patch = rest.split_once(|character: char| !character.is_ascii_digit()).map_or(rest, |(patch, _)| patch);
+        Some(Self { major, minor, patch: patch.parse().ok()? })
+    }
+
+    /// The version in an image's tag.
+    fn of_image(image: &str) -> Option<Self> {
+        let (name, _) = image.split_once('@').unwrap_or((image, ""));
+        let (_, tag) = name.rsplit_once('/').unwrap_or(("", name)).1.split_once(':')?;
+        Self::parse(tag)
+    }
+
+    /// Returns true if Kubernetes supports a kube-scheduler of this version beside this API server.
+    fn goes_with(self, server: Self) -> bool {
+        self.major == server.major && (self.minor == server.minor || self.minor + 1 == server.minor)
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "v{}.{}.{}", self.major, self.minor, self.patch)
+    }
+}
+
+/// The image of the second kube-scheduler in a pod.
+fn image(pod: &Value) -> Option<&str> {
+    let containers = pod.pointer("/spec/containers")?.as_array()?;
+    let container = containers.iter().find(|container| container.get("name").and_then(Value::as_str) == Some(CONTAINER))?;
+    container.get("image")?.as_str()
+}
+
+/// The advice to the operator, if the versions do not go together. An image without a version in its tag is left alone.
+fn advice(image: &str, server: &str) -> Option<String> {
+    let (scheduler, server) = (Version::of_image(image)?, Version::parse(server)?);
+    (!scheduler.goes_with(server)).then(|| {
+        format!(
+            "kube-scheduler {scheduler} beside the API server {server}: Kubernetes supports the same minor version or the one \
+             before. deploy/install.sh sets it; by hand, set newTag of registry.k8s.io/kube-scheduler to {server} in your kustomization"
+        )
+    })
+}
+
+/// Compares the versions now and every hour, until it is dropped.
+pub async fn watch_version(client: Client, pod: PodName) {
+    let mut told = None;
+    loop {
+        let pause = match look(&client, &pod).await {
+            Ok((image, server)) => {
+                let advice = advice(&image, &server);
+                if advice.is_none() {
+                    info!(image, server, "the second kube-scheduler");
+                }
+                if let Some(text) = advice.as_ref().filter(|_| advice != told) {
+                    error!("{text}");
+                    event::write_warning(&client, &pod, "KubeSchedulerVersion", text).await;
+                }
+                told = advice;
+                PAUSES.0
+            }
+            Err(error) => {
+                warn!(error = %format!("{error:#}"), "the version of kube-scheduler is not compared with the API server's yet");
+                PAUSES.1
+            }
+        };
+        sleep(pause).await;
+    }
+}
+
+/// The image of kube-scheduler and the version of the API server.
+async fn look(client: &Client, PodName { namespace, name }: &PodName) -> anyhow::Result<(String, String)> {
+    let server = get(client, "/version").await?;
+    let server = server.get("gitVersion").and_then(Value::as_str).unwrap_or_default();
+    let pod = get(client, &format!("/api/v1/namespaces/{namespace}/pods/{name}")).await?;
+    let image = image(&pod).unwrap_or_default();
+    Ok((image.to_owned(), server.to_owned()))
+}
+
+async fn get(client: &Client, path: &str) -> anyhow::Result<Value> {
+    let answer = timeout(REQUEST_TIMEOUT, api_server::send(client, Method::GET, path, Vec::new())).await;
+    let answer = answer.map_err(|_| anyhow::anyhow!("no answer in time"))?.map_err(|reason| anyhow::anyhow!(reason))?;
+    anyhow::ensure!(answer.status.is_success(), "cannot read {path}: {}", answer.message());
+    Ok(serde_json::from_slice(&answer.body)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+    use serde_json::json;
+
+    use super::*;
+
+    #[rstest]
+    #[case::the_same("v1.36.2", "v1.36.2", true)]
+    #[case::another_patch("v1.36.9", "v1.36.2", true)]
+    #[case::one_before("v1.35.0", "v1.36.2", true)]
+    #[case::two_before("v1.34.8", "v1.36.2", false)]
+    #[case::as_shipped("v1.33.6", "v1.36.2", false)]
+    #[case::newer("v1.37.0", "v1.36.2", false)]
+    #[case::another_major("v2.36.2", "v1.36.2", false)]
+    #[case::of_a_vendor("v1.36.2", "v1.36.2-eks-1234567", true)]
+    #[case::of_k3s("v1.34.1", "v1.36.2+k3s1", false)]
+    #[case::unknown("latest", "v1.36.2", true)]
+    fn versions_that_go_together(#[case] tag: &str, #[case] server: &str, #[case] expected: bool) {
+        for image in ["registry.k8s.io/kube-scheduler:", "localhost:5000/kube-scheduler:", "kube-scheduler:"] {
+            let advice = advice(&format!("{image}{tag}"), server);
+            assert_eq!(advice.is_none(), expected, "{advice:?}");
+            assert!(advice.is_none_or(|text| text.contains(tag) && text.contains("v1.36.2")));
+        }
+    }
+
+    #[rstest]
+    #[case::digest("r/kube-scheduler:v1.36.2@sha256:ab", Some((1, 36, 2)))]
+    #[case::digest_alone("r/kube-scheduler@sha256:ab", None)]
+    #[case::port_and_no_tag("localhost:5000/kube-scheduler", None)]
+    #[case::cut_short("kube-scheduler:v1.36", None)]
+    #[case::too_large("kube-scheduler:v1.99999999999.0", None)]
+    fn versions_of_images(#[case] image: &str, #[case] expected: Option<(u32, u32, u32)>) {
+        assert_eq!(Version::of_image(image), expected.map(|(major, minor, patch)| Version { major, minor, patch }));
+    }
+
+    #[test]
+    fn the_image_is_that_of_the_container() {
+        let pod = json!({"spec": {"containers": [{"name": "gpushare-scheduler", "image": "a:1"}, {"name": "kube-scheduler", "image": "b:v1.36.2"}]}});
+        assert_eq!(image(&pod), Some("b:v1.36.2"));
+        assert_eq!(image(&json!({})), None);
+    }
+}
