@@ -12,7 +12,10 @@ const PATH: &str = "base/crd.yaml";
 /// Run with `UPDATE_CRD=1` after a change of `proto::device`.
 #[test]
 fn is_what_the_type_says() {
-    let yaml = serde_yaml_ng::to_string(&Device::crd()).unwrap();
+    let mut crd = Device::crd();
+    // By it deploy/uninstall.sh tells the definition from the one that Koordinator brings.
+    crd.metadata.labels = Some([("app.kubernetes.io/part-of".to_owned(), "gpushare".to_owned())].into());
+    let yaml = serde_yaml_ng::to_string(&crd).unwrap();
     let head = "# Generated from proto::device::Device: UPDATE_CRD=1 cargo test --package testbed --test deploy crd\n";
     let generated = format!("{head}{yaml}");
     if std::env::var_os("UPDATE_CRD").is_some() {

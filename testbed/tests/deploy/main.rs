@@ -11,6 +11,7 @@ mod daemons;
 mod fields;
 mod flow;
 mod images;
+mod install;
 mod leader;
 mod records;
 mod render;

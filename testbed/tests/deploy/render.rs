@@ -24,12 +24,21 @@ struct Kustomization {
     components: Vec<String>,
     #[serde(default)]
     config_map_generator: Vec<ConfigMapGenerator>,
-    #[serde(default, rename = "generatorOptions")]
-    _generator_options: Value,
+    #[serde(default)]
+    generator_options: GeneratorOptions,
     #[serde(default)]
     patches: Vec<Patch>,
     #[serde(default)]
     images: Vec<Image>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct GeneratorOptions {
+    #[serde(default, rename = "disableNameSuffixHash")]
+    _disable_name_suffix_hash: bool,
+    #[serde(default)]
+    labels: BTreeMap<String, String>,
 }
 
 #[derive(Deserialize)]
@@ -102,7 +111,8 @@ fn apply(folder: &Path, kind: &str, objects: &mut Vec<Value>) {
     for component in &kustomization.components {
         apply(&folder.join(component), "Component", objects);
     }
-    objects.extend(kustomization.config_map_generator.iter().map(|generator| config_map(folder, generator)));
+    let labels = &kustomization.generator_options.labels;
+    objects.extend(kustomization.config_map_generator.iter().map(|generator| config_map(folder, generator, labels)));
     for patch in &kustomization.patches {
         apply_patch(folder, patch, objects);
     }
@@ -123,9 +133,10 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-fn config_map(folder: &Path, generator: &ConfigMapGenerator) -> Value {
+fn config_map(folder: &Path, generator: &ConfigMapGenerator, labels: &BTreeMap<String, String>) -> Value {
     let data: BTreeMap<&str, String> = generator.files.iter().map(|file| (file.as_str(), read(&folder.join(file)))).collect();
-    json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": generator.name, "namespace": generator.namespace}, "data": data})
+    let metadata = json!({"name": generator.name, "namespace": generator.namespace, "labels": labels});
+    json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
 }
 
 fn apply_patch(folder: &Path, patch: &Patch, objects: &mut Vec<Value>) {

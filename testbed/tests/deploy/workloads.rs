@@ -214,7 +214,7 @@ fn simulated_devices_reach_the_plugin() {
     let map = find(&objects, "ConfigMap", "gpushare-inventory");
     let inventory: Value = serde_json::from_str(map["data"][key].as_str().unwrap()).unwrap();
     let gpus = inventory["gpus"].as_array().unwrap();
-    assert_eq!(gpus.len(), 2);
+    assert_eq!(gpus.len(), 4);
     // A UUID says which device of the cluster it is.
     assert!(gpus.iter().all(|gpu| gpu["uuid"].as_str().unwrap().contains("{node}")));
 }
