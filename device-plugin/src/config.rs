@@ -229,6 +229,11 @@ pub struct Args {
     #[arg(long, env = "GPUSHARE_RECOVERY_QUIET", default_value = "60s", value_parser = duration, value_name = "DURATION")]
     recovery_quiet: Duration,
 
+    /// Only list to kubelet the devices that it remembers, from a boot until another process of the plugin serves: a service of the
+    /// host, without which kubelet fails the pods that hold devices before the plugin's own pod can run
+    #[arg(long, env = "GPUSHARE_AT_BOOT", conflicts_with = "uninstall")]
+    at_boot: bool,
+
     /// Remove what the plugin has written on this node and about it, instead of serving devices: once no pod holds one (unused), or
     /// at once (now)
     #[arg(long, env = "GPUSHARE_UNINSTALL", value_enum, value_name = "unused|now")]
@@ -305,6 +310,8 @@ pub struct Config {
     pub evicts_from_sick_devices: bool,
     /// Whether kubelet is told on which NUMA node each device hangs.
     pub numa_hints: bool,
+    /// True if this process only lists devices after a boot.
+    pub at_boot: bool,
     /// When to remove what the plugin has written, if this process is for that alone.
     pub uninstall: Option<When>,
     /// Configuration for the API server, in-cluster if none.
@@ -420,6 +427,7 @@ impl From<Args> for Config {
             },
             evicts_from_sick_devices: args.evict_from_sick_devices,
             numa_hints: args.numa_hints,
+            at_boot: args.at_boot,
             uninstall: args.uninstall,
             kubeconfig: args.kubeconfig,
             health_listen: args.health_listen,

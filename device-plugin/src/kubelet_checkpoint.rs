@@ -128,25 +128,6 @@ fn in_either_form<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Stri
     Ok(ids)
 }
 
-/// kubelet writes the file anew for each container, so it is read in one go; only where that fails, entry by entry.
-fn parse(text: &[u8]) -> Result<Vec<Entry>, CheckpointError> {
-    if let Ok(checkpoint) = serde_json::from_slice::<Checkpoint<Entry>>(text) {
-        return Ok(checkpoint.data.entries.unwrap_or_default());
-    }
-    let checkpoint: Checkpoint<Value> = serde_json::from_slice(text).map_err(CheckpointError::Form)?;
-    let understood = |entry| {
-        let read = serde_json::from_value::<Entry>(entry);
-        read.inspect_err(|error| warn!(%error, "an entry of kubelet's checkpoint is left out")).ok()
-    };
-    Ok(checkpoint.data.entries.unwrap_or_default().into_iter().filter_map(understood).collect())
-}
-
-fn in_either_form<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
-    let mut ids = deserializer.deserialize_any(EitherForm)?;
-    ids.sort();
-    Ok(ids)
-}
-
 /// A list, or lists by NUMA node.
 struct EitherForm;
 

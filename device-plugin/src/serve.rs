@@ -47,7 +47,7 @@ use crate::node_gauges::NodeGauges;
 use crate::plugin::NodeState;
 use crate::plugin::ended_pods::keep_forgotten;
 use crate::plugin::ids::IdScheme;
-use crate::plugin::registration::KubeletDir;
+use crate::plugin::registration::{KubeletDir, boot};
 use crate::pods::Pods;
 use crate::pods::watch::watch_pods;
 use crate::proof::podresources::Lister;
@@ -88,6 +88,7 @@ pub fn start(config: Config) -> anyhow::Result<()> {
     watch_for_hangs(config.hang_timeout, runtime.handle().clone())?;
     let ended = match config.uninstall {
         Some(when) => runtime.block_on(uninstall::run(config, when)),
+        None if config.at_boot => runtime.block_on(list_after_boot(config)),
         None => runtime.block_on(run(config)),
     };
     // A driver that hangs must not keep the process from ending.
@@ -104,6 +105,13 @@ fn watch_for_hangs(limit: Duration, runtime: Handle) -> anyhow::Result<()> {
         return Ok(());
     }
     watchdog::watch(limit, vec![Probe::of_runtime(runtime)]).context("cannot start the thread that watches for hangs")
+}
+
+/// Lists to kubelet the devices that it remembers, until the plugin's pod serves.
+async fn list_after_boot(config: Config) -> anyhow::Result<()> {
+    let (stopper, stop) = Stopper::new();
+    end_on_signal(stopper)?;
+    boot::run(&config.device_plugin_dir, &config.settings.names, stop).await.context("--at-boot: pods that hold devices may fail")
 }
 
 /// Refuses flags that contradict each other.

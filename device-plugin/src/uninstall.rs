@@ -5,7 +5,7 @@
 //! until then, so that they are removed last. The Device object and the label by which the operator chose the node are not
 //! removed here: the plugin has no right to either.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -184,7 +184,7 @@ impl Removal {
         self.patch(amounts.as_ref(), true).await?;
         let own: Vec<&str> = OWN_RESOURCES.into_iter().filter_map(|resource| self.names.of(resource)).collect();
         let registered = self.registered()?;
-        let remembered: Vec<String> = own.iter().filter(|name| registered.contains(**name)).map(|name| (*name).to_owned()).collect();
+        let remembered: Vec<String> = own.iter().filter(|name| registered.contains_key(**name)).map(|name| (*name).to_owned()).collect();
         if !remembered.is_empty() {
             return Err(Obstacle::Remembered(remembered));
         }
@@ -207,10 +207,10 @@ impl Removal {
     }
 
     /// The resources that kubelet knows a plugin of.
-    fn registered(&self) -> Result<BTreeSet<String>, Obstacle> {
+    fn registered(&self) -> Result<BTreeMap<String, Vec<String>>, Obstacle> {
         match kubelet_checkpoint::registered(&self.device_plugin_dir) {
-            Err(CheckpointError::Read(error)) if error.kind() == io::ErrorKind::NotFound => Ok(BTreeSet::new()),
-            found => Ok(found.map_err(Obstacle::Checkpoint)?.into_keys().collect()),
+            Err(CheckpointError::Read(error)) if error.kind() == io::ErrorKind::NotFound => Ok(BTreeMap::new()),
+            found => found.map_err(Obstacle::Checkpoint),
         }
     }
 

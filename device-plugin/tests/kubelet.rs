@@ -11,10 +11,13 @@ mod node;
 use std::fs;
 use std::time::Duration;
 
+use device_plugin::plugin::registration::boot;
+use device_plugin::served::ServedNames;
+use device_plugin::stop::Stopper;
 use insta::assert_json_snapshot;
 use kubelet::{FakeKubelet, SOON};
 use node::{Node, SHARES, UNITS, gpushare, in_the_middle_of_a_container, indices, koordinator, pod, uuid};
-use proto::kubelet::deviceplugin::{ContainerPreferredAllocationRequest, PreferredAllocationRequest};
+use proto::kubelet::deviceplugin::{ContainerPreferredAllocationRequest, PreStartContainerRequest, PreferredAllocationRequest};
 use proto::memory_unit::MemoryUnit;
 use serde_json::json;
 use tokio::time::{sleep, timeout};
@@ -157,6 +160,31 @@ async fn stopping_ends_streams_and_removes_sockets() {
     assert!(!matches!(kubelet.plugin(UNITS).stream.message().await, Ok(Some(_))));
     let left: Vec<_> = fs::read_dir(node.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left, ["kubelet.sock"]);
+}
+
+/// After a boot kubelet admits its pods before the plugin's pod runs, if their devices are listed.
+#[tokio::test]
+async fn devices_are_listed_after_a_boot_until_the_plugin_serves() {
+    let dir = tempfile::tempdir().unwrap();
+    let entries = json!([{"PodUID": "u", "ContainerName": "c", "ResourceName": SHARES, "DeviceIDs": {"-1": ["g::7"]}}]);
+    let text = json!({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {UNITS: ["a-0", "a-1"]}}, "Checksum": 1});
+    fs::write(dir.path().join("kubelet_internal_checkpoint"), text.to_string()).unwrap();
+    let (path, (_stopper, stop)) = (dir.path().to_owned(), Stopper::new());
+    let service = tokio::spawn(async move { boot::run(&path, &ServedNames::default(), stop).await });
+    let mut kubelet = FakeKubelet::start(dir.path());
+    kubelet.register_both().await;
+    let ids: Vec<_> = kubelet.plugin(UNITS).devices.iter().map(|device| (device.id.as_str(), device.health.as_str())).collect();
+    assert_eq!(ids, [("a-0", "Healthy"), ("a-1", "Healthy")]);
+    assert_eq!(kubelet.plugin(SHARES).devices.len(), 1);
+    let refused = kubelet.plugin(UNITS).allocate(&["a-0".to_owned()]).await.unwrap_err();
+    assert!(refused.message().contains("does not run yet"), "{refused}");
+    let start = PreStartContainerRequest { device_ids: vec!["g::7".to_owned()] };
+    assert!(kubelet.plugin(SHARES).client.pre_start_container(start).await.is_err(), "only the plugin starts containers");
+
+    let _plugin = tokio::net::UnixListener::bind(dir.path().join("gpushare-memory.sock")).unwrap();
+    timeout(SOON, service).await.unwrap().unwrap().unwrap();
+    assert!(!matches!(kubelet.plugin(UNITS).stream.message().await, Ok(Some(_))));
+    assert!(!dir.path().join("boot-gpushare-memory.sock").exists());
 }
 
 /// A file of another plugin under our name is not removed, and does not end the daemon.

@@ -7,6 +7,7 @@
 //! name, and the late end of an old stream would disconnect a new one. As long as no kubelet takes connections the open stream
 //! stays: a kubelet whose socket's file somebody has removed goes on with it, and would lose all devices without it.
 
+pub mod boot;
 mod socket;
 
 use std::io;
@@ -187,6 +188,7 @@ async fn follow(
     is_registered: &watch::Sender<bool>,
 ) -> Result<End, RegistrationError> {
     let kubelet_id = wait_for_kubelet(kubelet, dir.interval).await;
+    boot::until_left(&dir.path).await;
     if !socket.is_in_place() {
         return Ok(End::SocketRemoved);
     }

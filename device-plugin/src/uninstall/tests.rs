@@ -24,7 +24,9 @@ fn used() -> Node {
     node(
         &json!({"gpushare/devices-revision": "1", "aliyun.com/gpu-mem-unit": "GiB", "volumes.kubernetes.io/x": "true"}),
         &json!({"node.koordinator.sh/gpu-vendor": "nvidia", "gpushare": "uninstall", "kubernetes.io/os": "linux"}),
-        &json!({"cpu": "2", "koordinator.sh/gpu-core": "200", "aliyun.com/gpu-mem": "0", "koordinator.sh/gpu.shared": "0", "nvidia.com/gpu": "2"}),
+        &json!({
+            "cpu": "2", "koordinator.sh/gpu-core": "200", "aliyun.com/gpu-mem": "0", "koordinator.sh/gpu.shared": "0", "nvidia.com/gpu": "2"
+        }),
     )
 }
 

@@ -156,7 +156,8 @@ mod tests {
 
     #[test]
     fn the_image_is_that_of_the_container() {
-        let pod = json!({"spec": {"containers": [{"name": "gpushare-scheduler", "image": "a:1"}, {"name": "kube-scheduler", "image": "b:v1.36.2"}]}});
+        let containers = json!([{"name": "gpushare-scheduler", "image": "a:1"}, {"name": "kube-scheduler", "image": "b:v1.36.2"}]);
+        let pod = json!({"spec": {"containers": containers}});
         assert_eq!(image(&pod), Some("b:v1.36.2"));
         assert_eq!(image(&json!({})), None);
     }
