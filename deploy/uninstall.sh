@@ -32,7 +32,11 @@ is_among() { case " $nodes " in "  " | *" $1 "*) return 0 ;; *) return 1 ;; esac
 # --- what stands in the way --------------------------------------------------------------------------------------------
 
 holders() {
-    kubectl get pods --all-namespaces --field-selector=status.phase!=Succeeded,status.phase!=Failed,spec.nodeName!= -o jsonpath='{range .items[*]}{.metadata.namespace}{"/"}{.metadata.name}{"\t"}{.spec.nodeName}{"\t"}{.metadata.annotations.scheduling\.koordinator\.sh/device-allocated}{.metadata.annotations.ALIYUN_COM_GPU_MEM_IDX}{"\t"}{.spec.containers[*].resources.limits}{.spec.initContainers[*].resources.limits}{"\n"}{end}' |
+    record='{.metadata.annotations.scheduling\.koordinator\.sh/device-allocated}{.metadata.annotations.ALIYUN_COM_GPU_MEM_IDX}'
+    limits='{.spec.containers[*].resources.limits}{.spec.initContainers[*].resources.limits}'
+    line='{.metadata.namespace}{"/"}{.metadata.name}{"\t"}{.spec.nodeName}{"\t"}'"$record"'{"\t"}'"$limits"'{"\n"}'
+    kubectl get pods --all-namespaces --field-selector=status.phase!=Succeeded,status.phase!=Failed,spec.nodeName!= \
+        -o jsonpath="{range .items[*]}$line{end}" |
         awk -F '\t' '$3 != "" || $4 ~ /"(aliyun\.com\/gpu-mem|koordinator\.sh\/[a-z.-]+)":/ { print $2, $1 }'
 }
 
@@ -44,17 +48,20 @@ if [ -n "$found" ]; then
 fi
 if [ -z "$nodes" ]; then
     attached=$(kubectl -n kube-system get pods -l component=kube-scheduler \
-        -o jsonpath='{range .items[*]}{.spec.nodeName} {.spec.volumes[*].hostPath.path}{"\n"}{end}' | sed -n 's|^\([^ ]*\) .*/etc/kubernetes/gpushare.*|\1|p')
+        -o jsonpath='{range .items[*]}{.spec.nodeName} {.spec.volumes[*].hostPath.path}{"\n"}{end}' |
+        sed -n 's|^\([^ ]*\) .*/etc/kubernetes/gpushare.*|\1|p')
     if [ -n "$attached" ]; then
         echo "kube-scheduler still asks the extender on:" $attached >&2
-        echo "Undo the change of /etc/kubernetes/manifests/kube-scheduler.yaml there: pods that share GPUs would wait for an extender that is gone." >&2
+        echo "Undo the change of /etc/kubernetes/manifests/kube-scheduler.yaml there:" >&2
+        echo "pods that share GPUs would wait for an extender that is gone." >&2
         if [ $is_forced = no ]; then echo "Nothing has been changed." >&2; exit 1; fi
     fi
 fi
 
 # --- the nodes ---------------------------------------------------------------------------------------------------------
 
-used=$(kubectl get nodes -o jsonpath='{range .items[*]}{.metadata.name}{"\t"}{.metadata.labels.gpushare}{.metadata.annotations.gpushare/devices-revision}{"\n"}{end}' |
+marks='{.metadata.labels.gpushare}{.metadata.annotations.gpushare/devices-revision}'
+used=$(kubectl get nodes -o jsonpath='{range .items[*]}{.metadata.name}{"\t"}'"$marks"'{"\n"}{end}' |
     awk -F '\t' '$2 != "" { print $1 }' | while read -r node; do if is_among "$node"; then echo "$node"; fi; done)
 if [ -z "$nodes" ]; then
     # No pod is placed on a node whose plugin has left.
@@ -87,7 +94,8 @@ if [ -n "$used" ]; then
 fi
 
 # Koordinator brings the same CustomResourceDefinition, without our label: then the objects are its daemon's.
-if [ -n "$(kubectl get crd "$devices" -l "$label" --ignore-not-found -o name)" ]; then
+part_of=$(kubectl get crd "$devices" --ignore-not-found -o jsonpath='{.metadata.labels.app\.kubernetes\.io/part-of}')
+if [ "$part_of" = gpushare ]; then
     if [ -n "$nodes" ]; then kubectl delete "$devices" $nodes --ignore-not-found; fi
 else
     echo "The CustomResourceDefinition $devices is not gpushare's: it stays, and so do the Device objects."
@@ -100,7 +108,8 @@ kubectl delete "$webhooks" -l "$label"
 kubectl -n "$namespace" delete deployments,daemonsets -l "$label" --cascade=foreground
 kubectl delete "$cluster_kinds" -l "$label"
 kubectl -n kube-system delete rolebindings.rbac.authorization.k8s.io -l "$label"
-for binding in $(kubectl get clusterrolebindings -o jsonpath='{range .items[?(@.roleRef.name=="gpushare-viewer")]}{.metadata.name}{"\n"}{end}'); do
+viewers='{range .items[?(@.roleRef.name=="gpushare-viewer")]}{.metadata.name}{"\n"}{end}'
+for binding in $(kubectl get clusterrolebindings -o jsonpath="$viewers"); do
     kubectl delete clusterrolebinding "$binding"
 done
 kubectl delete crd -l "$label"

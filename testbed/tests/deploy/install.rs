@@ -8,6 +8,7 @@ use rstest::rstest;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::daemons::DEVICE_PLUGIN;
 use crate::render::{render, render_with};
 use crate::{deploy, find, read};
 
@@ -207,7 +208,7 @@ fn uninstalling_is_refused(#[case] args: &[&str], #[case] files: &[(&str, &str)]
 
 #[test]
 fn nodes_are_cleared_before_the_rights_to_do_so_are_gone() {
-    let scene = Scene::new(&[("nodes", NODES), ("crd", "crd/devices")]);
+    let scene = Scene::new(&[("nodes", NODES), ("crd", "gpushare")]);
     let output = scene.run("uninstall.sh", &[]);
     assert!(output.status.success(), "{}", said(&output));
     insta::assert_snapshot!(scene.changes().join("\n"));
@@ -215,7 +216,7 @@ fn nodes_are_cleared_before_the_rights_to_do_so_are_gone() {
 
 #[test]
 fn one_node_can_leave() {
-    let scene = Scene::new(&[("nodes", NODES), ("crd", "crd/devices"), ("pods", HOLDING)]);
+    let scene = Scene::new(&[("nodes", NODES), ("crd", "gpushare"), ("pods", HOLDING)]);
     let output = scene.run("uninstall.sh", &["n3"]);
     assert!(output.status.success(), "{}", said(&output));
     insta::assert_snapshot!(scene.changes().join("\n"), @r"
@@ -226,6 +227,16 @@ fn one_node_can_leave() {
     label node n3 gpushare- gpushare/whole-gpus- gpushare/moved-
     delete devices.scheduling.koordinator.sh n3 --ignore-not-found
     ");
+}
+
+/// The unit of the host runs the plugin with flags that it knows, before kubelet.
+#[test]
+fn the_host_s_service_is_one_of_the_plugin() {
+    let unit = read("host/gpushare-boot.service");
+    let command = unit.lines().find_map(|line| line.strip_prefix("ExecStart=/usr/local/bin/gpushare-device-plugin ")).unwrap();
+    let args: Vec<String> = command.split(' ').map(|arg| arg.replace("%H", "node")).collect();
+    DEVICE_PLUGIN.accepts(&args.iter().map(String::as_str).collect::<Vec<_>>()).unwrap();
+    assert!(args.contains(&"--at-boot".to_owned()) && unit.contains("\nBefore=kubelet.service\n"));
 }
 
 /// The script changes the plugin's DaemonSet by paths, which have to be there.
