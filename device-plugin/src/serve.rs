@@ -64,7 +64,7 @@ use crate::stop::{Stop, Stopper};
 use crate::vendor::{self, AdminAccess, watch_vendor};
 
 use ending::Ending;
-use health_http::{Probe, Readiness};
+use health_http::{Readiness, ReadinessCheck};
 use offer::{Published, keeps_memory_units};
 
 pub use logging::init as init_logging;
@@ -109,8 +109,7 @@ fn watch_for_hangs(limit: Duration, runtime: Handle) -> anyhow::Result<()> {
 
 /// Lists to kubelet the devices that it remembers, until the plugin's pod serves.
 async fn list_after_boot(config: Config) -> anyhow::Result<()> {
-    let (stopper, stop) = Stopper::new();
-    end_on_signal(stopper)?;
+    let stop = end_on_signal()?;
     boot::run(&config.device_plugin_dir, &config.settings.names, stop).await.context("--at-boot: pods that hold devices may fail")
 }
 
@@ -391,7 +390,7 @@ impl Parts {
         self.watches.spawn("pods that have ended", keep_forgotten(Arc::clone(node), lister));
     }
 
-    async fn serve_health(&mut self, config: &Config, readiness: impl Probe, registry: Arc<Registry>) -> anyhow::Result<()> {
+    async fn serve_health(&mut self, config: &Config, readiness: impl ReadinessCheck, registry: Arc<Registry>) -> anyhow::Result<()> {
         let Some(address) = config.health_listen else { return Ok(()) };
         let listener = TcpListener::bind(address).await.with_context(|| format!("--health-listen: cannot listen on {address}"))?;
         self.watches.spawn("probes and metrics", health_http::serve(listener, readiness, registry));

@@ -23,9 +23,9 @@ pub(super) struct Readiness {
 }
 
 /// The answer to a probe of readiness.
-pub(super) trait Probe: Fn() -> (StatusCode, &'static str) + Clone + Send + Sync + 'static {}
+pub(super) trait ReadinessCheck: Fn() -> (StatusCode, &'static str) + Clone + Send + Sync + 'static {}
 
-impl<F: Fn() -> (StatusCode, &'static str) + Clone + Send + Sync + 'static> Probe for F {}
+impl<F: Fn() -> (StatusCode, &'static str) + Clone + Send + Sync + 'static> ReadinessCheck for F {}
 
 impl Readiness {
     pub(super) fn answer(&self) -> (StatusCode, &'static str) {
@@ -40,7 +40,7 @@ impl Readiness {
 }
 
 /// Answers until the task is dropped.
-pub(super) async fn serve(listener: TcpListener, readiness: impl Probe, registry: Arc<Registry>) {
+pub(super) async fn serve(listener: TcpListener, readiness: impl ReadinessCheck, registry: Arc<Registry>) {
     let router = Router::new()
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(move || std::future::ready(readiness())))

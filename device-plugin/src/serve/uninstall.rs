@@ -12,7 +12,6 @@ use crate::config::Config;
 use crate::connection::Connection;
 use crate::pods::Pods;
 use crate::publish::node_watch::watch_node;
-use crate::stop::Stopper;
 use crate::uninstall::{Removal, When};
 
 use super::{Parts, end_on_signal};
@@ -22,8 +21,7 @@ use super::{Parts, end_on_signal};
 /// # Errors
 /// What keeps it from starting, or the end of a task.
 pub(super) async fn run(config: Config, when: When) -> anyhow::Result<()> {
-    let (stopper, stop) = Stopper::new();
-    end_on_signal(stopper)?;
+    let stop = end_on_signal()?;
     let (removed, is_removed) = watch::channel(false);
     let mut parts = Parts::default();
     let readiness = move || answer(*is_removed.borrow());
