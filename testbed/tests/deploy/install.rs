@@ -239,7 +239,7 @@ fn the_host_s_service_is_one_of_the_plugin() {
     assert!(args.contains(&"--at-boot".to_owned()) && unit.contains("\nBefore=kubelet.service\n"));
 }
 
-/// The script changes the plugin's DaemonSet by paths, which have to be there.
+/// The script changes the plugin's `DaemonSet` by paths, which have to be there.
 #[test]
 fn the_daemon_set_has_what_the_script_changes() {
     let objects = render("base");
