@@ -48,7 +48,8 @@ pub fn read(annotations: Option<&BTreeMap<String, String>>) -> Result<Option<Plu
 impl PluginState {
     /// The merge patch of the Node that writes the annotation.
     pub fn patch(&self) -> Value {
-        json!({"metadata": {"annotations": {PLUGIN_STATE: json!(self).to_string()}}})
+        let text = serde_json::to_string(self).unwrap_or_default();
+        json!({"metadata": {"annotations": {PLUGIN_STATE: text}}})
     }
 }
 

@@ -38,6 +38,9 @@ struct InspectedNode {
     other_devices: Vec<InspectedDevice>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     problems: Vec<String>,
+    /// The reason for which no pods, or few, are sent here on account of the device plugin.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    plugin: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -217,6 +220,7 @@ impl From<NodeShow> for InspectedNode {
             unit_bytes: node.unit_bytes,
             other_devices: node.others.into_iter().map(InspectedDevice::from).collect(),
             problems: node.problems,
+            plugin: node.plugin,
         }
     }
 }

@@ -63,6 +63,8 @@ pub struct NodeShow {
     pub unit: String,
     /// What in the node's report cannot be used.
     pub problems: Vec<String>,
+    /// The reason for which no pods, or few, are sent to it on account of its device plugin.
+    pub plugin: Option<String>,
     /// GPUs by minor.
     pub gpus: Vec<GpuShow>,
     /// Devices of other types, by type and minor.
@@ -185,7 +187,8 @@ impl Index {
             name: name.to_owned(),
             unit_bytes,
             unit: unit_name(state, unit_bytes),
-            problems: state.problems.iter().cloned().chain(self.plugin_problem(name)).collect(),
+            problems: state.problems.clone(),
+            plugin: self.plugin_problem(name),
             gpus: view.map(|view| view.gpus().iter().map(|gpu| self.show_gpu(gpu)).collect()).unwrap_or_default(),
             others: view.map(show_others).unwrap_or_default(),
         })

@@ -46,7 +46,7 @@ async fn no_pod_is_sent_to_a_node_whose_plugin_is_away() {
     let error = world.bind(&late, "n1").await;
     assert!(error.contains(refusal) && error.contains("no pods are sent here: the device plugin has ended"), "{error}");
     let shown = world.inspect(Some("n1")).await;
-    assert_eq!(shown["nodes"][0]["problems"], json!(["no pods are sent here: the device plugin has ended"]));
+    assert_eq!(shown["nodes"][0]["plugin"], "no pods are sent here: the device plugin has ended");
     let (_, metrics) = world.send("GET", "/metrics", "").await;
     for line in ["gpushare_scheduler_plugin_away_nodes 1", r#"refused_binds_total{reason="plugin_away"} 1"#] {
         assert!(metrics.contains(line), "{line}: {metrics}");
