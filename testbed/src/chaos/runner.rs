@@ -168,12 +168,6 @@ impl Runner {
 
     async fn restart_plugin(&mut self, node: usize) -> Result<()> {
         self.count_heals(node).await;
-        if let Some(plugin) = self.node(node)?.plugin() {
-            plugin.kill().await;
-        }
-        // Until kubelet has noticed, its devices would pass for those of the successor.
-        let noticed = |kubelet: &Kubelet| kubelet.capacity().values().all(|(_, healthy)| *healthy == 0);
-        self.until_kubelet(node, "kubelet to miss the plugin", noticed).await?;
         self.node(node)?.restart_plugin().await?;
         self.until_offered(node).await
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use proto::resource::{GPU_MEM, GPU_SHARED};
 use serde_json::{Map, Value, json};
 
@@ -21,6 +21,9 @@ use crate::vendor_plugin::{NVIDIA_GPU, VendorPlugin};
 
 /// The longest time in which the runtime of a node of some kind reads changed CDI specs: several times what was measured.
 const SPECS_REFRESH: Duration = Duration::from_millis(300);
+
+/// The longest time until kubelet misses a plugin that was killed.
+const NOTICED: Duration = Duration::from_secs(10);
 
 /// The version of every machine's driver.
 const DRIVER_VERSION: &str = "550.54.15";
@@ -316,10 +319,21 @@ impl SimulatedNode {
         Ok(String::from_utf8_lossy(&text).into_owned())
     }
 
+    /// Kills its plugin and waits until kubelet misses it: before that its devices would pass for those of a successor.
+    async fn kill_plugin(&mut self) -> Result<&mut Daemon> {
+        let plugin = self.plugin.as_mut().context("no plugin runs on this node")?;
+        plugin.kill().await;
+        let has_vendor = self.vendor.is_some();
+        let is_ours = |resource: &str| !(has_vendor && resource == NVIDIA_GPU);
+        let is_missed = |kubelet: &Kubelet| kubelet.capacity().iter().all(|(resource, (_, healthy))| *healthy == 0 || !is_ours(resource));
+        let name = &self.spec.name;
+        ensure!(self.kubelet.until(NOTICED, is_missed).await, "{NOTICED:?} after its end kubelet of {name} does not miss the plugin");
+        Ok(plugin)
+    }
+
     /// Kills its plugin and starts it again.
     pub async fn restart_plugin(&mut self) -> Result<()> {
-        let plugin = self.plugin.as_mut().context("no plugin runs on this node")?;
-        Ok(plugin.restart().await?)
+        Ok(self.kill_plugin().await?.restart().await?)
     }
 
     /// Kills its plugin and starts it with another value of a flag.
@@ -327,16 +341,16 @@ impl SimulatedNode {
         let args = &mut self.invocation.args;
         let at = args.iter().position(|arg| arg == flag).with_context(|| format!("the plugin is not started with {flag}"))?;
         value.clone_into(args.get_mut(at + 1).with_context(|| format!("{flag} has no value"))?);
-        let plugin = self.plugin.as_mut().context("no plugin runs on this node")?;
-        Ok(plugin.restart_as(self.invocation.clone()).await?)
+        let invocation = self.invocation.clone();
+        Ok(self.kill_plugin().await?.restart_as(invocation).await?)
     }
 
     /// Kills its plugin and starts it with a flag that has no value, or without it.
     pub async fn restart_plugin_flagged(&mut self, flag: &str, is_on: bool) -> Result<()> {
         self.invocation.args.retain(|arg| arg != flag);
         self.invocation.args.extend(is_on.then(|| flag.to_owned()));
-        let plugin = self.plugin.as_mut().context("no plugin runs on this node")?;
-        Ok(plugin.restart_as(self.invocation.clone()).await?)
+        let invocation = self.invocation.clone();
+        Ok(self.kill_plugin().await?.restart_as(invocation).await?)
     }
 
     /// Tells its plugin to end, and then starts another one, as a `DaemonSet` does; whether the old one ended cleanly.

@@ -80,7 +80,6 @@ fn without_api_server(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let began = Instant::now();
         let found = world.cluster()?.node(&node)?;
         found.restart_plugin().await?;
-        ensure!(found.kubelet().until(REGISTERED, |kubelet| !offers_all(kubelet)).await, "kubelet has not noticed the end of the plugin");
         ensure!(
             found.kubelet().until(REGISTERED, offers_all).await,
             "after {REGISTERED:?} without the API server kubelet has {:?}",
@@ -188,7 +187,7 @@ fn plugin_hangs(world: &mut World) -> BoxFuture<'_, Result<()>> {
         std::fs::rename(checkpoint.with_extension("aside"), &checkpoint)?;
         ensure!(has_ended, "{:?} after the disk has stopped to answer the plugin hangs", began.elapsed());
         found.restart_plugin().await?;
-        world.cluster()?.until_ready(DEADLINE).await?;
+        super::breaking::until_registered(world, &node).await?;
         // kubelet fails the pod whose call was under way.
         let key = world.key("caught");
         let is_settled = |snapshot: &Snapshot| {

@@ -18,6 +18,10 @@ pub enum Stage {
     Plain,
     /// The same, for scenarios that break things.
     Faults,
+    /// The same, for a device plugin without those that it works with.
+    Plugins,
+    /// The same, for pods that wait for room.
+    Waiting,
     /// With webhooks, and the extender over TLS; certificates change all the time.
     Webhooks,
     /// With webhooks, and the extender over TLS, for several replicas of the scheduler.
@@ -32,13 +36,25 @@ pub enum Stage {
 
 impl Stage {
     /// Every stage.
-    pub const ALL: [Self; 7] = [Self::Plain, Self::Faults, Self::Webhooks, Self::Replicas, Self::Second, Self::Mixed, Self::Topology];
+    pub const ALL: [Self; 9] = [
+        Self::Plain,
+        Self::Faults,
+        Self::Plugins,
+        Self::Waiting,
+        Self::Webhooks,
+        Self::Replicas,
+        Self::Second,
+        Self::Mixed,
+        Self::Topology,
+    ];
 
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Plain => "plain",
             Self::Faults => "faults",
+            Self::Plugins => "plugins",
+            Self::Waiting => "waiting",
             Self::Webhooks => "webhooks",
             Self::Replicas => "replicas",
             Self::Second => "second",
@@ -50,14 +66,14 @@ impl Stage {
     /// The cluster, from this `deploy/`.
     pub fn spec(self, deploy: PathBuf) -> Spec {
         let nodes = match self {
-            Self::Plain | Self::Faults | Self::Webhooks | Self::Replicas | Self::Second => usual_nodes(),
             Self::Mixed => mixed_nodes(),
             Self::Topology => topology::machines::nodes(),
+            _ => usual_nodes(),
         };
         let webhooks = match self {
-            Self::Plain | Self::Faults | Self::Second | Self::Mixed | Self::Topology => None,
             Self::Webhooks => Some(WebhookSpec { lifetime: LIFETIME }),
             Self::Replicas => Some(WebhookSpec { lifetime: "90d" }),
+            _ => None,
         };
         let managed = if self == Self::Mixed { vec![other_types::NPU] } else { Vec::new() };
         Spec { deploy, webhooks, managed, max_backoff: Some(MAX_BACKOFF), ..Spec::of(nodes) }
