@@ -234,9 +234,7 @@ impl Index {
         // A Device object may outlive its node, or come before it: without the node there is nothing to place on.
         let report = state.node.as_ref().and_then(|node| inventory::report(node, state.device.as_ref(), &self.names));
         if report == state.report {
-            if state.node.is_none() && state.device.is_none() {
-                self.nodes.remove(name);
-            }
+            self.drop_unknown_node(name);
             return;
         }
         self.n_opaque -= usize::from(state.is_opaque());
@@ -255,10 +253,15 @@ impl Index {
             warn!(node = name, problem, "a device or the memory unit of a node cannot be used");
         }
         state.problems = problems;
-        if state.node.is_none() && state.device.is_none() {
-            self.nodes.remove(name);
-        }
         self.account_again(name);
         self.account_given_on(name);
+        self.drop_unknown_node(name);
+    }
+
+    /// Forgets a node of which neither object is there.
+    fn drop_unknown_node(&mut self, name: &str) {
+        if self.nodes.get(name).is_some_and(|state| state.node.is_none() && state.device.is_none()) {
+            self.nodes.remove(name);
+        }
     }
 }
