@@ -13,6 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
+use serde_json::Value;
 use tempfile::TempDir;
 use tokio::sync::mpsc;
 
@@ -212,6 +213,30 @@ impl Cluster {
             }),
             crash = self.crashes.first() => Err(crash.into()),
         }
+    }
+
+    /// Waits until the scheduler's own view of a node, as `inspect` shows it, is as wanted: its watches may be behind what
+    /// the API server shows, and behind one another.
+    pub async fn until_scheduler_shows(
+        &self,
+        node: &str,
+        what: &str,
+        deadline: Duration,
+        condition: impl Fn(&Value) -> bool,
+    ) -> Result<()> {
+        let url = format!("{}/gpushare-scheduler/inspect/{node}", self.scheduler_url());
+        let client = self.scheduler_client()?;
+        let shown = async {
+            loop {
+                let (_, body) = client.get(&url).await?;
+                let answer: Value = serde_json::from_slice(&body).unwrap_or_default();
+                if answer.pointer("/nodes/0").is_some_and(&condition) {
+                    return anyhow::Ok(());
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(deadline, shown).await.with_context(|| format!("the scheduler does not show {what} on node {node}"))?
     }
 
     /// Waits until the API server shows something; a daemon that has ended by itself is an error.

@@ -244,6 +244,9 @@ async fn a_forged_mark_for_all_gpus_shows_none() -> Result<()> {
         let said = until_told(&cluster, "forged", reason).await?;
         ensure!(said.contains(words), "{said}");
         ensure!(!is_started(&mut cluster, "forged")?, "it has started");
+        // The pod's own watch and the plugin's report arrive in any order.
+        let is_counted = |node: &Value| node.to_string().contains(r#""name":"forged""#);
+        cluster.until_scheduler_shows("n1", "the forged pod", DEADLINE, is_counted).await?;
         pods.create(&PodSpec::new("honest", &[(GPU_MEM, "4")])).await?;
         if args.is_empty() {
             // The scheduler, which does not believe it either, takes it for the holder of both GPUs.

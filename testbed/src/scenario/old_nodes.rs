@@ -3,7 +3,6 @@
 //! Such a node has no Device object; it is a Node object only, its pods are bound and never start.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use futures::FutureExt;
@@ -45,19 +44,7 @@ async fn create_old_node(world: &mut World) -> Result<()> {
 /// Waits until the scheduler's own view of a node is as far as the API server's. A refusal by a view that is behind
 /// would stand until the next event of any pod or node: an extender cannot wake kube-scheduler.
 pub(super) async fn until_extender_shows(world: &mut World, node: &str, what: &str, condition: impl Fn(&Value) -> bool) -> Result<()> {
-    let url = format!("{}/gpushare-scheduler/inspect/{node}", world.cluster()?.scheduler_url());
-    let client = world.cluster()?.scheduler_client()?;
-    let shown = async {
-        loop {
-            let (_, body) = client.get(&url).await?;
-            let answer: Value = serde_json::from_slice(&body).unwrap_or_default();
-            if answer.pointer("/nodes/0").is_some_and(&condition) {
-                return Ok(());
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(DEADLINE, shown).await.with_context(|| format!("the scheduler does not show {what}"))?
+    world.cluster()?.until_scheduler_shows(node, what, DEADLINE, condition).await
 }
 
 /// Units that pods hold on the node, as `inspect` tells.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use proto::resource::{GPU_MEM, GPU_MEMORY};
+use serde_json::Value;
 use testbed::cluster::{CdiDir, Cluster, GpuSpec, NodeSpec, Spec};
 use testbed::invariants;
 use testbed::kubelet::{Kubelet, RunState};
@@ -36,6 +37,15 @@ async fn waits(cluster: &Cluster, pods: &Pods, name: &str, units: u64) -> Result
     pods.create(&PodSpec::new(name, &[(GPU_MEM, &units.to_string())])).await?;
     let is_told = |snapshot: &Snapshot| snapshot.pod(name).and_then(unscheduled_because).map(drop);
     cluster.until(&format!("{name} to be refused"), DEADLINE, is_told).await
+}
+
+/// Waits until the scheduler counts so many GPUs of the node as healthy: an event may be there before.
+async fn until_healthy(cluster: &Cluster, n_healthy: usize) -> Result<()> {
+    let shows = |node: &Value| {
+        let gpus = node.get("devs").and_then(Value::as_array);
+        gpus.is_some_and(|gpus| gpus.iter().filter(|gpu| gpu["healthy"] == true).count() == n_healthy)
+    };
+    cluster.until_scheduler_shows("n1", &format!("{n_healthy} healthy GPUs"), DEADLINE, shows).await
 }
 
 /// Watches a container for a while that must not start.
@@ -106,6 +116,7 @@ async fn gpus_come_and_go() -> Result<()> {
     node.set_gpus(these(&[1]))?;
     until_told(&cluster, "n1", "GPUUnhealthy").await?;
     until_told(&cluster, "first", "GPUUnhealthy").await?;
+    until_healthy(&cluster, 1).await?;
     // kube-scheduler counts what the first pod asks for as taken from the units that are left.
     waits(&cluster, &pods, "third", 4).await?;
     let node = cluster.node("n1")?;
@@ -123,6 +134,7 @@ async fn gpus_come_and_go() -> Result<()> {
     node.set_gpus(these(&[0, 1, 2]))?;
     ensure!(until_up(node.kubelet(), "first", before).await? == "GPU-n1-0", "it sees another GPU");
     until_run(&cluster, &["first", "second", "third"]).await?;
+    until_healthy(&cluster, 3).await?;
     verify(&cluster).await
 }
 
