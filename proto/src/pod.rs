@@ -252,6 +252,13 @@ impl Pod {
         matches!(self.status.phase.as_deref(), Some("Succeeded" | "Failed"))
     }
 
+    /// Returns true if it is on its node because of that node and would be placed on no other: a pod of a `DaemonSet`, or the
+    /// image of a static pod.
+    pub fn is_tied_to_node(&self) -> bool {
+        let mut owners = self.metadata.owner_references.iter().flatten();
+        owners.any(|owner| owner.controller == Some(true) && ["DaemonSet", "Node"].contains(&owner.kind.as_str()))
+    }
+
     /// Returns true if it may hold devices of DRA drivers, which kubelet prepares before its containers start.
     pub fn uses_claims(&self) -> bool {
         !self.spec.resource_claims.is_empty() || self.status.extended_resource_claim_status.is_some()

@@ -45,7 +45,7 @@ use crate::admission::Rules;
 use crate::api_server::shorten;
 use crate::bind::Binder;
 use crate::config::{AnswerNodes, MisfitNodes, Serving};
-use crate::index::{Index, Shared};
+use crate::index::{Index, Leader, Shared};
 use crate::leader::{LABEL, Leadership, NotLeading};
 use crate::metrics::{Ending, Metrics, Timer, Verb};
 use crate::serve::ClientCertificate;
@@ -71,6 +71,8 @@ pub struct Extender {
     /// Pods that filters were asked about and no watch has shown yet.
     remembered: Mutex<Remembered<PodFacts>>,
     attempts: Mutex<Attempts>,
+    /// The nodes that stood best for pods when these were bound.
+    leaders: Mutex<Remembered<Vec<Leader>>>,
     /// The victims that were named for pods.
     offered: Mutex<Remembered<Offered>>,
     /// Refused pods that kube-scheduler is to try again soon.
@@ -188,6 +190,7 @@ impl Extender {
             binder,
             remembered: Mutex::default(),
             attempts: Mutex::default(),
+            leaders: Mutex::default(),
             offered: Mutex::default(),
             retries: Mutex::default(),
             waiting: Mutex::default(),
@@ -292,6 +295,11 @@ impl Extender {
 
     fn attempts(&self) -> MutexGuard<'_, Attempts> {
         self.attempts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The nodes that stood best for pods when these were bound, as far as that is remembered.
+    fn leaders(&self) -> MutexGuard<'_, Remembered<Vec<Leader>>> {
+        self.leaders.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn offered(&self) -> MutexGuard<'_, Remembered<Offered>> {

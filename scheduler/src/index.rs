@@ -27,7 +27,7 @@ use proto::resource::ResourceNames;
 use rustc_hash::{FxHashMap, FxHashSet};
 use tokio::sync::Notify;
 
-pub use ask::NodeAsk;
+pub use ask::{Leader, NodeAsk};
 pub use assume::{AssumeError, Assumed, Assumption, Moment, Phase};
 pub use census::{Census, DeviceShow, GpuCensus, GpuShow, HolderShow, NodeShow};
 pub use eviction::{Preemptor, Promised};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 
 use crate::brief::Brief;
-use crate::fill::{Forecasts, Outlook};
+use crate::fill::{Forecasts, Outlook, Terms};
 use crate::fit::Hints;
 use crate::fleet::{Fleet, NodeId};
 use crate::policy::{NodePolicy, Policies};
@@ -143,7 +143,7 @@ impl<'a> Asking<'a> {
         match judged {
             Judged::Verdict(verdict) => *verdict,
             Judged::Rows(Err(reason)) => Err(*reason),
-            Judged::Rows(Ok(rows)) => Ok(Score::from(at.cost_of(ask, rows, outlook, hints))),
+            Judged::Rows(Ok(rows)) => Ok(Score::from(at.price_of(ask, rows, outlook, hints).cost)),
         }
     }
 
@@ -158,6 +158,37 @@ impl<'a> Asking<'a> {
         let fit = || fleet.fit(node, ask, hints);
         let known = if self.takes_work(brief) { self.known(node, brief) } else { None };
         known.map_or_else(fit, |known| *known.fit.get_or_insert_with(fit))
+    }
+
+    /// The best nodes, the best first, of those on which a verdict of this kind is remembered or the asker has a hint: a look at
+    /// every node, but nothing is worked out.
+    pub fn leaders(&mut self, n: usize, policies: Policies) -> Vec<(NodeId, Score)> {
+        let ranking = self.ranking(policies);
+        let mut leaders: Vec<(NodeId, Score)> = Vec::with_capacity(n + 1);
+        for (index, slot) in (0..).zip(&self.fleet.slots).filter(|(_, slot)| slot.node.is_some()) {
+            let node = NodeId::new(index, slot.generation);
+            let verdict = match ranking.get(index, self.fleet.version_at(index)) {
+                _ if self.may_be_special(index) => Some(self.verdict(node, policies)),
+                remembered => remembered,
+            };
+            let Some(Ok(score)) = verdict else { continue };
+            let at = leaders.partition_point(|(_, known)| *known >= score);
+            if at < n {
+                leaders.insert(at, (node, score));
+                leaders.truncate(n);
+            }
+        }
+        leaders
+    }
+
+    /// Why a node is as good as the verdict on it says: the terms of what it costs. `None` where there is no room, or where
+    /// another policy than [`NodePolicy::Fill`] decides.
+    pub fn terms(&self, node: NodeId, policies: Policies) -> Option<Terms> {
+        let node = self.fleet.node(node).filter(|_| policies.node == NodePolicy::Fill)?;
+        let outlook = Outlook { forecasts: self.forecasts, host: self.ask.host };
+        let looks_ahead = node.looks_ahead(self.ask).then_some(outlook);
+        let order = Order { policy: policies.device, weights: &self.fleet.weights, outlook: looks_ahead };
+        node.price(self.ask, order, outlook, self.hints).ok().map(|price| price.terms)
     }
 
     /// How many different nodes the answer has been worked out for.

@@ -32,6 +32,9 @@ impl Beside {
 
     /// A pod without devices uses something of a node.
     pub(crate) fn come(&mut self, used: HostUse) {
+        if used.is_tied {
+            return;
+        }
         let Some(place) = self.place(used.index) else { return };
         match place.counts.iter_mut().find(|(amounts, _)| *amounts == used.amounts) {
             Some((_, count)) => *count += 1,
@@ -44,6 +47,9 @@ impl Beside {
 
     /// It does no more, or holds devices now.
     pub(crate) fn go(&mut self, used: HostUse) {
+        if used.is_tied {
+            return;
+        }
         let Some(place) = self.place(used.index) else { return };
         let Some(at) = place.counts.iter().position(|(amounts, _)| *amounts == used.amounts) else { return };
         if let Some((_, count)) = place.counts.get_mut(at).filter(|(_, count)| *count > 1) {

@@ -196,7 +196,7 @@ impl Fleet {
         let mut beside = Workload::default();
         for (owner, used) in &self.running {
             let has_gpus = self.at(used.index).is_some_and(|node| !node.gpus().is_empty());
-            if has_gpus && !self.owners.contains_key(owner) {
+            if has_gpus && !used.is_tied && !self.owners.contains_key(owner) {
                 beside.add(Spec { gpus: GpuAsk::Nothing, host: used.amounts });
             }
         }

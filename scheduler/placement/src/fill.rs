@@ -1,5 +1,6 @@
 //! What a choice of GPUs costs: how much less of its node the pods to come would fill, beyond what the choice itself takes,
-//! and how much of what stays idle it makes useless to them; the mean of both.
+//! and how much of what stays idle it makes useless to them; the mean of both. To that comes, in part, what it takes of whole
+//! GPUs that lie idle together, as what was seen so far need not be what comes.
 //!
 //! The first sees what CPU, memory and devices come to together. The second sees to it that large pods find whole nodes,
 //! which small ones could fill as well if there were enough of them. Of two choices the one that costs less is better; of
@@ -42,9 +43,9 @@ impl Cost {
     /// Costs are less than this.
     pub(crate) const END: u32 = 1 << 27;
 
-    fn new(loss: i64, left: u64) -> Self {
+    fn new(terms: Terms, left: u64) -> Self {
         // Rounded up: a loss of less than a step is a loss.
-        let steps = -(-loss).div_euclid(STEP * i64::from(N_SEQUENCES));
+        let steps = -(-terms.sum()).div_euclid(STEP * Terms::SCALE);
         let steps = u32::try_from((steps + NOTHING).clamp(0, i64::from(Self::END >> LEFT_BITS) - 1)).unwrap_or(0);
         let left = u32::try_from(left / 2).unwrap_or(u32::MAX).min((1 << LEFT_BITS) - 1);
         Self(steps << LEFT_BITS | left)
@@ -53,6 +54,40 @@ impl Cost {
     pub(crate) const fn get(self) -> u32 {
         self.0
     }
+}
+
+/// The terms of what a choice costs, in parts of a GPU; each may be less than nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Terms {
+    /// How much less pods to come would fill, beyond what the choice takes; half of it counts.
+    unfilled: i64,
+    /// How much of what is idle becomes useless to them; half of it counts.
+    useless: i64,
+    /// What whole GPUs that lie idle together lose, as far as that counts.
+    broken: i64,
+}
+
+impl Terms {
+    /// Parts of a thousandth of a GPU.
+    const SCALE: i64 = N_SEQUENCES as i64;
+
+    fn sum(self) -> i64 {
+        (self.unfilled + self.useless).div_euclid(2) + self.broken
+    }
+
+    /// Thousandths of a GPU, as they count: less that pods to come would fill, more that is useless to them, and less that
+    /// whole idle GPUs are worth.
+    pub const fn thousandths(self) -> [i64; 3] {
+        let Self { unfilled, useless, broken } = self;
+        [unfilled / (2 * Self::SCALE), useless / (2 * Self::SCALE), broken / Self::SCALE]
+    }
+}
+
+/// What a choice costs, and why.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Price {
+    pub(crate) cost: Cost,
+    pub(crate) terms: Terms,
 }
 
 /// What is expected of all nodes, by what their GPUs are like.
@@ -85,6 +120,10 @@ impl Forecasts {
     pub(crate) fn number(&self) -> u32 {
         self.number
     }
+
+    pub(crate) fn sample(&self) -> &Sample {
+        &self.sample
+    }
 }
 
 /// What a choice is judged by.
@@ -103,21 +142,27 @@ pub(crate) struct Costs<'a> {
     host: HostAmounts,
     worth: u32,
     fragment: u32,
+    /// Thousandths that whole idle GPUs count for.
+    caution: u64,
     cpu_left: u64,
 }
 
 impl Costs<'_> {
     /// What it costs to take parts of some GPUs.
-    pub(crate) fn of(&self, taken: impl IntoIterator<Item = (usize, Part)>) -> Cost {
+    pub(crate) fn of(&self, taken: impl IntoIterator<Item = (usize, Part)>) -> Price {
         let (mut lanes, mut size) = (self.lanes, 0);
         for (at, part) in taken {
             lanes.take(at, part);
             size += i64::from(part.size());
         }
         let (worth, fragment) = self.forecast.map_or((0, 0), |forecast| measure(forecast, &lanes, self.host));
-        let loss = i64::from(self.worth) - i64::from(worth) - size * i64::from(N_SEQUENCES);
-        let broken = i64::from(fragment) - i64::from(self.fragment);
-        Cost::new((loss + broken).div_euclid(2), self.cpu_left / CPU_PER_GPU + u64::from(lanes.free()))
+        let broken = self.lanes.idle().saturating_sub(lanes.idle()) * self.caution / 1000;
+        let terms = Terms {
+            unfilled: i64::from(self.worth) - i64::from(worth) - size * Terms::SCALE,
+            useless: i64::from(fragment) - i64::from(self.fragment),
+            broken: i64::try_from(broken).unwrap_or(0) * Terms::SCALE,
+        };
+        Price { cost: Cost::new(terms, self.cpu_left / CPU_PER_GPU + u64::from(lanes.free())), terms }
     }
 }
 
@@ -174,7 +219,8 @@ impl Node {
         let measured = || forecast.map_or((0, 0), |forecast| measure(forecast, &lanes, free));
         let (worth, fragment) = if self.heeds_all(hints) { self.worth.get(outlook.forecasts.number, measured) } else { measured() };
         let cpu_left = if self.host.total.is_some() { host.cpu_milli } else { 0 };
-        Costs { forecast, lanes, host, worth, fragment, cpu_left }
+        let caution = forecast.map_or(0, |forecast| forecast.caution(self.gpus().len(), self.host.total));
+        Costs { forecast, lanes, host, worth, fragment, caution, cpu_left }
     }
 
     /// Whether what a choice of one GPU costs decides which one is taken; else what it costs tells nodes apart only.
@@ -184,11 +230,11 @@ impl Node {
     }
 
     /// Whether there is room, and what the best choice of GPUs costs.
-    pub(crate) fn cost(&self, ask: Ask<'_>, order: Order<'_>, outlook: Outlook<'_>, hints: Hints<'_>) -> Result<Cost, Reason> {
+    pub(crate) fn price(&self, ask: Ask<'_>, order: Order<'_>, outlook: Outlook<'_>, hints: Hints<'_>) -> Result<Price, Reason> {
         let looks_ahead = self.looks_ahead(ask);
         if self.chooses_by_rules(ask) && !looks_ahead {
             let rows = self.rows_by_rules(ask, order, hints)?;
-            return Ok(self.cost_of(ask, &rows, outlook, hints));
+            return Ok(self.price_of(ask, &rows, outlook, hints));
         }
         self.fit_all(ask, hints)?;
         let costs = self.costs(outlook, hints);
@@ -199,7 +245,7 @@ impl Node {
         };
         let need = self.need(&request)?;
         if order.policy == DevicePolicy::Fill && looks_ahead {
-            return self.cheapest(need, &costs, hints).map(|(.., cost)| cost).ok_or(Reason::TooFew);
+            return self.cheapest(need, &costs, hints).map(|(.., price)| price).ok_or(Reason::TooFew);
         }
         let chosen = self.chosen_rows(need, order, hints);
         Ok(costs.of(chosen.map(|(at, row)| (at, taken_part(need.on(row.total), row.total)))))
@@ -212,7 +258,7 @@ impl Node {
     }
 
     /// What it costs to take these GPUs.
-    pub(crate) fn cost_of(&self, ask: Ask<'_>, rows: &[usize], outlook: Outlook<'_>, hints: Hints<'_>) -> Cost {
+    pub(crate) fn price_of(&self, ask: Ask<'_>, rows: &[usize], outlook: Outlook<'_>, hints: Hints<'_>) -> Price {
         self.costs(outlook, hints).of(self.taken_of(ask, rows.iter().copied()))
     }
 
@@ -234,22 +280,22 @@ impl Node {
     }
 
     /// The device that a share is best taken of, and what that costs.
-    pub(crate) fn cheapest(&self, need: Need, costs: &Costs<'_>, hints: Hints<'_>) -> Option<(usize, Row, Cost)> {
-        let mut best: Option<(Cost, Amounts, usize, Row)> = None;
+    pub(crate) fn cheapest(&self, need: Need, costs: &Costs<'_>, hints: Hints<'_>) -> Option<(usize, Row, Price)> {
+        let mut best: Option<(Price, Amounts, usize, Row)> = None;
         for (at, row) in self.rows_under(hints).enumerate() {
             let amounts = need.on(row.total);
             // Of devices that are alike the first is as good as any.
             if !amounts.within(row.free) || self.rows_under(hints).take(at).any(|known| known == row) {
                 continue;
             }
-            let cost = costs.of([(at, taken_part(amounts, row.total))]);
+            let price = costs.of([(at, taken_part(amounts, row.total))]);
             let left = row.free.less(amounts);
-            let key = |cost: Cost, left: Amounts, at: usize| (cost, left.memory, left.core, left.slots, at);
-            if best.is_none_or(|(known, known_left, known_at, _)| key(cost, left, at) < key(known, known_left, known_at)) {
-                best = Some((cost, left, at, row));
+            let key = |price: Price, left: Amounts, at: usize| (price.cost, left.memory, left.core, left.slots, at);
+            if best.is_none_or(|(known, known_left, known_at, _)| key(price, left, at) < key(known, known_left, known_at)) {
+                best = Some((price, left, at, row));
             }
         }
-        best.map(|(cost, _, at, row)| (at, row, cost))
+        best.map(|(price, _, at, row)| (at, row, price))
     }
 }
 

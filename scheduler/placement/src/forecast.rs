@@ -1,14 +1,18 @@
 //! How much of a node's GPUs the pods to come would fill: what a placement costs is what it takes of that.
 //!
-//! A forecast plays short sequences of typical pods. Each goes onto the fitting GPUs with least left, as long as the
-//! node's CPU and memory last, and what all take together is the node's worth. Every sequence is played twice: as it comes,
-//! pods that ask for no GPU included, which take CPU that others need; and the largest first, which need GPUs that nobody
-//! has broken yet and would hardly ever find a node before small ones do. All is counted in thousandths of a GPU, of memory
-//! and of computing power, so that one step is a few instructions over all GPUs of a node.
+//! A forecast plays sequences of typical pods, again and again until nothing of them fits. Each pod goes onto the fitting GPUs
+//! with least left, as long as the node's CPU and memory last, and what all take together is the node's worth. Every sequence
+//! is played twice: as it comes, pods that ask for no GPU included, which take CPU that others need; and the largest first,
+//! which need GPUs that nobody has broken yet and would hardly ever find a node before small ones do. All is counted in
+//! thousandths of a GPU, of memory and of computing power, so that one step is a few instructions over all GPUs of a node.
 //!
 //! Besides, it tells how much of what is idle a typical pod could not use where it is: on a node without the CPU, the memory
 //! or enough devices for it everything idle, else what is idle on devices that are too full for it. That is the measure of
 //! fragmentation by which "Beware of Fragmentation" (USENIX ATC '23) places pods.
+//!
+//! What was seen so far need not be what comes. So it tells, besides, how much whole GPUs are worth that lie idle on one node,
+//! as a pod may come that wants any number of them. They are worth half as much where pods ask for more CPU or memory per GPU
+//! than the node has: there these run out first, and other pods will have taken them before GPUs are wanted.
 //!
 //! An estimate, not a rule: labels, topology, other devices and places for sharers are not looked at, GPUs beyond
 //! [`MAX_GPUS`] count as full, and on a node of different models all count as the largest.
@@ -23,8 +27,13 @@ use crate::workload::{Sample, Spec};
 /// Sequences that are played.
 pub(crate) const N_SEQUENCES: u8 = 8;
 
-/// Pods of one sequence: more than a node of eight GPUs takes of most kinds.
+/// Pods of one sequence.
 const LENGTH: usize = 36;
+
+/// Thousandths that whole idle GPUs count for, where CPU and memory suffice. With 200 one mix of sizes in 500 comes to lie on
+/// up to three times the nodes that it needs, with 300 none of 1,000 (`tests/engine/nodes_used.rs`); with 400 openb's default
+/// list loses another quarter of a point (`testbed replay`).
+const CAUTION: u64 = 300;
 
 /// Thousandths of a GPU.
 pub(crate) const WHOLE: i16 = 1000;
@@ -49,7 +58,18 @@ pub(crate) struct Model {
 pub(crate) struct Forecast {
     /// Each kind of pod that asks for GPUs, once, and how many places of the sample it has.
     kinds: Vec<(Step, u32)>,
-    sequences: Vec<Vec<Step>>,
+    sequences: Vec<Sequence>,
+    /// CPU and memory that pods ask for with each GPU, those that ask for no GPU included.
+    beside_gpu: HostAmounts,
+}
+
+/// Pods that come one after the other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Sequence {
+    steps: Vec<Step>,
+    /// The least CPU, and thousandths of the memory of a GPU, that any pod with GPUs needs.
+    least_cpu: u64,
+    least_part: i16,
 }
 
 /// A pod of a sequence.
@@ -59,10 +79,6 @@ struct Step {
     host_memory: u64,
     part: Part,
     n_gpus: u16,
-    /// The least that this pod or any that follows needs of CPU, and of one GPU's memory, if it asks for GPUs; nothing
-    /// otherwise.
-    least_cpu: u64,
-    least_part: i16,
 }
 
 /// Thousandths of one GPU.
@@ -75,6 +91,7 @@ pub(crate) struct Part {
 /// What is free of the GPUs of a node, in thousandths.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lanes {
+    n: u32,
     n_blocks: usize,
     blocks: [Block; MAX_GPUS / LANES],
 }
@@ -106,8 +123,8 @@ impl Forecast {
                 None => kinds.push((step, 1)),
             }
         }
-        let twice = parts.flat_map(|steps| [as_they_come(steps.clone()), largest_first(steps)]);
-        Self { kinds, sequences: twice.collect() }
+        let sequences = parts.flat_map(|steps| [Sequence::as_they_come(steps.clone()), Sequence::largest_first(steps)]).collect();
+        Self { beside_gpu: beside_gpu(sample, &kinds), kinds, sequences }
     }
 
     /// Thousandths of GPUs that are idle and that a typical pod could not use, for as many typical pods as there are sequences.
@@ -120,47 +137,71 @@ impl Forecast {
         u32::try_from((sum * u64::from(N_SEQUENCES)).checked_div(n_pods).unwrap_or(0)).unwrap_or(u32::MAX)
     }
 
+    /// Thousandths that whole idle GPUs of a node count for, of so many GPUs and with this CPU and memory.
+    pub(crate) fn caution(&self, n_gpus: usize, host: Option<HostAmounts>) -> u64 {
+        let n_gpus = u64::try_from(n_gpus).unwrap_or(u64::MAX);
+        let HostAmounts { cpu_milli, memory } = self.beside_gpu;
+        let suffices =
+            |host: HostAmounts| cpu_milli.saturating_mul(n_gpus) <= host.cpu_milli && memory.saturating_mul(n_gpus) <= host.memory;
+        if host.is_none_or(suffices) { CAUTION } else { CAUTION / 2 }
+    }
+
     /// Thousandths of GPUs that all sequences together take of a node.
     pub(crate) fn worth(&self, lanes: &Lanes, host: HostAmounts) -> u32 {
-        self.sequences.iter().map(|sequence| play(sequence, *lanes, host)).sum()
+        self.sequences.iter().map(|sequence| sequence.play(*lanes, host)).sum()
     }
 }
 
-fn as_they_come(steps: impl Iterator<Item = Step>) -> Vec<Step> {
-    let mut steps: Vec<Step> = steps.collect();
-    let (mut least_cpu, mut least_part) = (u64::MAX, i16::MAX);
-    for step in steps.iter_mut().rev().filter(|step| step.n_gpus > 0) {
-        (least_cpu, least_part) = (least_cpu.min(step.cpu_milli), least_part.min(step.part.memory));
-        (step.least_cpu, step.least_part) = (least_cpu, least_part);
-    }
-    steps
+/// CPU and memory that all pods of a sample ask for, per GPU that those of these kinds ask for.
+fn beside_gpu(sample: &Sample, kinds: &[(Step, u32)]) -> HostAmounts {
+    let gpus: u128 = kinds.iter().map(|(step, n)| u128::from(step.size()) * u128::from(*n)).sum();
+    let per_gpu = |amount: fn(&Spec) -> u64| {
+        let all: u128 = sample.iter().map(|spec| u128::from(amount(spec))).sum();
+        (all * 1000).checked_div(gpus).map_or(0, |each| u64::try_from(each).unwrap_or(u64::MAX))
+    };
+    HostAmounts { cpu_milli: per_gpu(|spec| spec.host.cpu_milli), memory: per_gpu(|spec| spec.host.memory) }
 }
 
-fn largest_first(steps: impl Iterator<Item = Step>) -> Vec<Step> {
-    let mut steps: Vec<Step> = steps.filter(|step| step.n_gpus > 0).collect();
-    steps.sort_by_key(|step| Reverse(step.size()));
-    as_they_come(steps.into_iter())
-}
+impl Sequence {
+    fn as_they_come(steps: impl Iterator<Item = Step>) -> Self {
+        let steps: Vec<Step> = steps.collect();
+        let with_gpus = || steps.iter().filter(|step| step.n_gpus > 0);
+        let least_cpu = with_gpus().map(|step| step.cpu_milli).min().unwrap_or(u64::MAX);
+        let least_part = with_gpus().map(|step| step.part.memory).min().unwrap_or(i16::MAX);
+        Self { steps, least_cpu, least_part }
+    }
 
-/// Thousandths of GPUs that one sequence takes.
-fn play(sequence: &[Step], mut lanes: Lanes, mut host: HostAmounts) -> u32 {
-    let (mut taken, mut most) = (0, lanes.most());
-    for step in sequence {
-        if host.cpu_milli < step.least_cpu || most < step.least_part {
-            break;
-        }
-        if host.cpu_milli < step.cpu_milli || host.memory < step.host_memory || most < step.part.memory {
-            continue;
-        }
-        let n_taken = lanes.take_tightest(step.part, step.n_gpus);
-        if n_taken == u32::from(step.n_gpus) {
-            host.cpu_milli -= step.cpu_milli;
-            host.memory -= step.host_memory;
-            taken += n_taken * u32::from(step.part.size().unsigned_abs());
-            most = lanes.most();
+    fn largest_first(steps: impl Iterator<Item = Step>) -> Self {
+        let mut steps: Vec<Step> = steps.filter(|step| step.n_gpus > 0).collect();
+        steps.sort_by_key(|step| Reverse(step.size()));
+        Self::as_they_come(steps.into_iter())
+    }
+
+    /// Thousandths of GPUs that it takes, played until none of it fits.
+    fn play(&self, mut lanes: Lanes, mut host: HostAmounts) -> u32 {
+        let (mut taken, mut most) = (0, lanes.most());
+        loop {
+            let before = taken;
+            for step in &self.steps {
+                if host.cpu_milli < self.least_cpu || most < self.least_part {
+                    return taken;
+                }
+                if host.cpu_milli < step.cpu_milli || host.memory < step.host_memory || most < step.part.memory {
+                    continue;
+                }
+                let n_taken = lanes.take_tightest(step.part, step.n_gpus);
+                if n_taken == u32::from(step.n_gpus) {
+                    host.cpu_milli -= step.cpu_milli;
+                    host.memory -= step.host_memory;
+                    taken += n_taken * u32::from(step.part.size().unsigned_abs());
+                    most = lanes.most();
+                }
+            }
+            if taken == before {
+                return taken;
+            }
         }
     }
-    taken
 }
 
 impl Step {
@@ -174,7 +215,7 @@ impl Step {
         let none = (Part::default(), 0);
         let (part, n_gpus) = if spec.asks_for_gpus() { part_of(spec.gpus, model)? } else { none };
         let HostAmounts { cpu_milli, memory: host_memory } = spec.host;
-        Some(Self { cpu_milli, host_memory, part, n_gpus, least_cpu: 0, least_part: 0 })
+        Some(Self { cpu_milli, host_memory, part, n_gpus })
     }
 }
 
@@ -213,8 +254,9 @@ pub(crate) fn thousandths_down(amount: u64, total: u64) -> i16 {
 impl Lanes {
     /// What is free of each GPU of a node.
     pub(crate) fn of(parts: impl Iterator<Item = Part>) -> Self {
-        let mut lanes = Self { n_blocks: 0, blocks: [FULL; MAX_GPUS / LANES] };
+        let mut lanes = Self { n: 0, n_blocks: 0, blocks: [FULL; MAX_GPUS / LANES] };
         for (at, part) in parts.enumerate().take(MAX_GPUS) {
+            lanes.n += 1;
             lanes.n_blocks = at / LANES + 1;
             lanes.set(at, part);
         }
@@ -244,6 +286,15 @@ impl Lanes {
     fn most(&self) -> i16 {
         let blocks = self.blocks.iter().take(self.n_blocks);
         blocks.flat_map(|block| block.memory).max().unwrap_or(0)
+    }
+
+    /// Thousandths of GPUs that those of which nothing is taken are worth together: their number squared, in parts of the
+    /// number of all. So a node that is idle counts for all its GPUs, and half of it for a quarter of them.
+    pub(crate) fn idle(&self) -> u64 {
+        let blocks = self.blocks.iter().take(self.n_blocks);
+        let parts = blocks.flat_map(|block| block.memory.iter().zip(&block.core));
+        let n_idle: u64 = parts.map(|(memory, core)| u64::from(*memory == WHOLE && *core == WHOLE)).sum();
+        (n_idle * n_idle * u64::from(WHOLE.unsigned_abs())).checked_div(u64::from(self.n)).unwrap_or(0)
     }
 
     /// Thousandths that are free of the GPUs, of whichever dimension there is less.

@@ -29,6 +29,23 @@ pub(crate) struct Host {
 pub(crate) struct HostUse {
     pub(crate) index: u32,
     pub(crate) amounts: HostAmounts,
+    /// Whether it is there because of the node, and says nothing of pods to come.
+    pub(crate) is_tied: bool,
+}
+
+/// What an owner uses of a node's CPU and memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostLoad {
+    /// How much.
+    pub amounts: HostAmounts,
+    /// Whether it runs there because of the node, as pods of `DaemonSets` do: no such pod will come and look for a node.
+    pub is_tied: bool,
+}
+
+impl From<HostAmounts> for HostLoad {
+    fn from(amounts: HostAmounts) -> Self {
+        Self { amounts, is_tied: false }
+    }
 }
 
 impl HostAmounts {
@@ -73,16 +90,17 @@ impl Fleet {
     }
 
     /// Takes note of the CPU and memory that an owner uses of a node, in place of what it used before.
-    pub fn run(&mut self, owner: &OwnerId, node: &str, amounts: HostAmounts) {
+    pub fn run(&mut self, owner: &OwnerId, node: &str, load: impl Into<HostLoad>) {
         let index = self.index_of(node);
-        if self.running.get(owner) == Some(&HostUse { index, amounts }) {
+        let HostLoad { amounts, is_tied } = load.into();
+        let used = HostUse { index, amounts, is_tied };
+        if self.running.get(owner) == Some(&used) {
             return;
         }
         self.change(index, |node| {
             node.host.used = node.host.used.plus(amounts);
             node.host.n_owners += 1;
         });
-        let used = HostUse { index, amounts };
         let before = self.running.insert(owner.clone(), used);
         let is_plain = !self.owners.contains_key(owner);
         if is_plain {

@@ -3,12 +3,15 @@
 //!
 //! Who does not care calls [`Fleet::learn`], which takes it on at once.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::asking::Asking;
 use crate::fit::Hints;
 use crate::fleet::{Fleet, NodeId};
 use crate::ranking::Question;
+use crate::workload::Spec;
 
 /// Nodes that one question is put to at a time.
 const STRETCH: usize = 64;
@@ -76,6 +79,20 @@ impl Fleet {
             self.forecasts = next;
             self.rankings.forget_all_but(self.forecasts.number());
         }
+    }
+
+    /// What policies that look ahead expect of pods to come: each kind, and how many of a thousand pods are of it; the commonest
+    /// first. Nothing before the first lesson.
+    pub fn expected(&self) -> Vec<(Spec, u32)> {
+        let sample = self.forecasts.sample();
+        let mut counts: BTreeMap<Spec, usize> = BTreeMap::new();
+        for spec in sample {
+            *counts.entry(*spec).or_default() += 1;
+        }
+        let permille = |n: usize| u32::try_from((n * 1000 + sample.len() / 2) / sample.len().max(1)).unwrap_or(1000);
+        let mut expected: Vec<(Spec, u32)> = counts.into_iter().map(|(spec, n)| (spec, permille(n))).collect();
+        expected.sort_by_key(|(_, permille)| Reverse(*permille));
+        expected
     }
 
     /// Whether something has been worked out that is not expected yet.

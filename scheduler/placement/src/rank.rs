@@ -131,7 +131,7 @@ impl Node {
     ) -> Result<Score, Reason> {
         let order = Order { policy: policies.device, weights, outlook: self.looks_ahead(ask).then_some(outlook) };
         if policies.node == NodePolicy::Fill {
-            return self.cost(ask, order, outlook, hints).map(Score::from);
+            return self.price(ask, order, outlook, hints).map(|price| Score::from(price.cost));
         }
         self.fit_all(ask, hints)?;
         let (part, total) = match policies.node {

@@ -195,7 +195,9 @@ impl Extender {
     /// Decides, writes, and keeps or takes back the decision.
     async fn decide(self: &Arc<Self>, pod: PodId, facts: &PodFacts, node: &str, deadline: Instant) -> Result<Option<String>, BindFailure> {
         let nanos = u64::try_from(chrono::Utc::now().timestamp_nanos_opt().unwrap_or_default()).unwrap_or_default();
+        let leaders = self.index.read().leaders_of(&pod.uid, facts);
         let assumed = self.index.write().assume(&pod, facts, node, nanos, now())?;
+        self.leaders().put(&pod.uid, leaders);
         let Assumed::Write { order, stamp, repeated } = assumed else { return Ok(None) };
         let outcome = self.binder.bind(&order, deadline).await;
         match &outcome {

@@ -97,7 +97,8 @@ async fn explain_pod(extender: &Extender, pod: &str, query: Option<&str>) -> Res
     let _rendering = extender.views.rendering.acquire().await;
     let mut timer = extender.metrics.time(Verb::Inspect);
     let as_text = pods::wants_text(query);
-    let answer = pods::pod(&extender.index, pod, as_text);
+    let leaders = |uid: &str| extender.leaders().get(uid).cloned();
+    let answer = pods::pod(&extender.index, leaders, pod, as_text);
     if as_text {
         return ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], answer).into_response();
     }

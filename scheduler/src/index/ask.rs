@@ -2,12 +2,15 @@
 
 use std::sync::Arc;
 
-use placement::{Ask, Asking, ClassRequest, GpuAsk, Hints, HostAmounts, Kind, NodeId, Policies, Reason, Score, Wishes};
+use placement::{Ask, Asking, ClassRequest, GpuAsk, Hints, HostAmounts, Kind, NodeId, Policies, Reason, Score, Terms, Wishes};
 use proto::request::{Dialect, Memory, RequestError};
 use proto::resource::ISOLATION_PROVIDER;
 
 use super::{Index, NodeState};
 use crate::accounting::{self, PodFacts};
+
+/// Nodes that are told of as the best.
+const N_LEADERS: usize = 3;
 
 /// What is asked of nodes, and for whom.
 #[derive(Clone, Debug, Default)]
@@ -28,6 +31,18 @@ pub struct NodeAsk<'a> {
     pub policies: Policies,
     /// What it asks of the node's CPU and memory, which refuses no node.
     pub host: HostAmounts,
+}
+
+/// A node that stands well for a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leader {
+    /// The node.
+    pub name: Box<str>,
+    /// What it scores, from 0 to 10.
+    pub tenths: u8,
+    /// The terms of what it costs to place the pod there, in thousandths of a GPU, where the policy is one that looks ahead: less
+    /// that pods to come would fill, more that is useless to them, less that whole idle GPUs are worth.
+    pub cost: Option<[i64; 3]>,
 }
 
 impl NodeAsk<'_> {
@@ -154,6 +169,21 @@ impl Index {
             // What kubelet offers of the rest, kube-scheduler knows.
             None => Ok(None),
         }
+    }
+
+    /// The three best nodes for a pod, as far as verdicts on them are remembered; the best first, none if it asks for no devices.
+    pub fn leaders_of(&self, uid: &str, facts: &PodFacts) -> Vec<Leader> {
+        self.ask(uid, facts).ok().flatten().map(|ask| self.leaders(&ask, N_LEADERS)).unwrap_or_default()
+    }
+
+    fn leaders(&self, ask: &NodeAsk<'_>, n: usize) -> Vec<Leader> {
+        let mut asking = self.asking(ask);
+        let leader = |asking: &Asking<'_>, (node, score): (NodeId, Score)| {
+            let name = self.fleet.view(node)?.name().into();
+            Some(Leader { name, tenths: score.tenths(), cost: asking.terms(node, ask.policies).map(Terms::thousandths) })
+        };
+        let leaders = asking.leaders(n, ask.policies);
+        leaders.into_iter().filter_map(|found| leader(&asking, found)).collect()
     }
 
     /// Returns true if a pod fits any node of the fleet, without regard to kube-scheduler's own filters.

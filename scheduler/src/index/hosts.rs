@@ -2,7 +2,7 @@
 
 use std::cmp::max;
 
-use placement::{HostAmounts, NodePolicy, OwnerId, Spec};
+use placement::{HostAmounts, HostLoad, NodePolicy, OwnerId, Spec};
 use proto::host::HostResources;
 use proto::node::Node;
 use proto::pod::Pod;
@@ -45,7 +45,8 @@ impl Index {
             return;
         };
         let owner = self.owner(uid);
-        self.fleet.run(&owner, node, asked.unwrap_or_else(|| accounting::host_amounts(HostResources::of_pod(pod))));
+        let amounts = asked.unwrap_or_else(|| accounting::host_amounts(HostResources::of_pod(pod)));
+        self.fleet.run(&owner, node, HostLoad { amounts, is_tied: pod.is_tied_to_node() });
         if asked.is_none() {
             self.plain.insert(owner, PlainPod { rank: Rank::of(pod), list: self.pod_list.number });
         } else {

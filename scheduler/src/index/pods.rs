@@ -53,7 +53,10 @@ impl Follow<Pod> for Index {
                 if !is_bound {
                     self.follow_attempt(uid, Shown::of(&pod));
                 }
-                self.count_ask(uid);
+                // Who waits may ask for anything, as often as they like; who is there was let in.
+                if is_bound && !pod.is_tied_to_node() {
+                    self.count_ask(uid);
+                }
             }
             Some(facts) => {
                 if let Some(bound) = facts.bound.as_deref().filter(|_| self.pods.contains_key(uid) && is_refused_by_kubelet(&pod)) {

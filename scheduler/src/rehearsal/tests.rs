@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use proto::pod::Pod;
+use rstest::rstest;
 use serde_json::json;
 use tokio::time::timeout;
 
@@ -9,16 +10,30 @@ use crate::index::{Index, Shared};
 use crate::offline;
 use crate::watch::Follow;
 
-fn pod(at: usize) -> Pod {
+fn pod(at: usize, node: Option<&str>, owner: &str) -> Pod {
     let containers = json!([{"name": "c", "resources": {"limits": {"aliyun.com/gpu-mem": at.to_string()}}}]);
-    serde_json::from_value(json!({"metadata": {"name": "p", "namespace": "d", "uid": at.to_string()}, "spec": {"containers": containers}}))
-        .unwrap()
+    let owners = json!([{"apiVersion": "apps/v1", "kind": owner, "name": "o", "uid": "o", "controller": true}]);
+    let metadata = json!({"name": "p", "namespace": "d", "uid": at.to_string(), "ownerReferences": owners});
+    serde_json::from_value(json!({"metadata": metadata, "spec": {"containers": containers, "nodeName": node}})).unwrap()
 }
 
 /// So many pods have come that it is worth learning.
 fn told_of_pods(mut index: Index) -> Index {
-    (1..=20).for_each(|at| index.apply(pod(at)));
+    (1..=20).for_each(|at| index.apply(pod(at, Some("n"), "ReplicaSet")));
     index
+}
+
+/// Whoever waits may ask for anything, as often as they like; and pods of a `DaemonSet` look for no node.
+#[rstest]
+#[case::bound(Some("n"), "ReplicaSet", 20)]
+#[case::waiting(None, "ReplicaSet", 0)]
+#[case::of_a_daemon_set(Some("n"), "DaemonSet", 0)]
+#[case::image_of_a_static_pod(Some("n"), "Node", 0)]
+fn only_pods_that_found_their_node_are_learnt_from(#[case] node: Option<&str>, #[case] owner: &str, #[case] n_kinds: usize) {
+    let mut index = offline::index(std::iter::empty(), std::iter::empty(), std::iter::empty());
+    (1..=20).for_each(|at| index.apply(pod(at, node, owner)));
+    index.learn();
+    assert_eq!(index.fleet().expected().len(), n_kinds);
 }
 
 #[tokio::test(start_paused = true)]

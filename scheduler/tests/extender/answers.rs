@@ -167,7 +167,7 @@ async fn a_bind_that_fails_elsewhere_is_counted_and_changes_no_node(#[case] faul
 #[tokio::test]
 async fn a_bind_for_which_the_node_has_no_room_sends_the_pod_to_the_second_best_node() {
     let world = cluster(World::new(), &[("a", 40), ("b", 20), ("c", 0)]).await;
-    let (pod, names) = (units("p", 80), ["a", "b", "c"]);
+    let (pod, names) = (units("p", 90), ["a", "b", "c"]);
     world.api.put(&pod);
     world.apply_pod(&pod);
     assert_eq!(world.fitting(&pod, &names).await, ["a"]);

@@ -6,7 +6,7 @@ use rstest::rstest;
 use scheduler::offline;
 use serde_json::{Value, json};
 
-use crate::objects::{device, node, old_node, pod, shared, units};
+use crate::objects::{device, node, old_node, on, pod, shared, units};
 use crate::world::World;
 
 /// The proposal's filter figure: two GPUs of 16,276 MiB on each of three nodes.
@@ -132,7 +132,7 @@ async fn pod_that_asks_for_nothing_keeps_off_the_cpu_that_gpus_need() {
     // What pods usually ask for: a whole GPU and four CPUs.
     let typical = |at: u32| pod(&format!("typical-{at}"), &json!({"aliyun.com/gpu-mem": "100", "cpu": "4"}));
     for at in 0..20 {
-        world.apply_pod(&typical(at));
+        world.apply_pod(&on(typical(at), "elsewhere"));
     }
     let plain = |name| pod(name, &json!({"cpu": "6"}));
     assert_eq!(world.fitting(&plain("p"), &["scarce", "plenty"]).await, ["plenty"]);

@@ -53,6 +53,17 @@ async fn inspect_shows_pods_and_why_they_wait() {
       "pods": [
         {
           "assumed": false,
+          "bestNodes": [
+            {
+              "cost": {
+                "broken": 450,
+                "unfilled": -375,
+                "useless": 0
+              },
+              "node": "n1",
+              "score": 7
+            }
+          ],
           "devices": [
             {
               "fits": false,
@@ -91,6 +102,30 @@ async fn inspect_shows_pods_and_why_they_wait() {
     assert_snapshot!(text, @r#"{"pods":[],"error":"there is no pod \"default/nobody\" that asks for a share of a GPU"}"#);
     let (_, text) = world.send("GET", "/gpushare-scheduler/inspect?pod=nobody", "").await;
     assert_snapshot!(text, @r#"{"pods":[],"error":"\"nobody\" is not namespace/name"}"#);
+}
+
+/// No idle GPU is broken up for the pod, as there is one that others share.
+#[tokio::test]
+async fn inspect_shows_why_a_node_was_chosen() {
+    let world = World::new().with_node("n1", &[500]).with_node("n2", &[1000]).with_node("n3", &[1000, 1000]);
+    for at in 0..20 {
+        world.place(&units(&format!("a{at}"), if at % 4 == 0 { 100 } else { 20 }), "n3").await;
+    }
+    let pod = units("p", 100);
+    assert_eq!(world.fitting(&pod, &["n1", "n2", "n3"]).await, ["n3"]);
+    world.place(&pod, "n3").await;
+    let (_, text) = world.send("GET", "/gpushare-scheduler/inspect?pod=default%2Fp&format=text", "").await;
+    assert_snapshot!(text, @"
+    pod default/p (UID uid-p) asks for 100 memory units on 1 device
+      it is bound to node n3
+      the best nodes for it when it was bound:
+        n3 costs 0 thousandths of a GPU: 0 unfilled, 0 useless, 0 of idle GPUs broken up
+        n1 costs 300 thousandths of a GPU: 0 unfilled, 0 useless, 300 of idle GPUs broken up
+        n2 costs 300 thousandths of a GPU: 0 unfilled, 0 useless, 300 of idle GPUs broken up
+      of a thousand pods to come are expected:
+         750 of 20 units of a GPU's memory, 0 m CPU, 0.0 GiB of memory
+         250 of 100 units of a GPU's memory, 0 m CPU, 0.0 GiB of memory
+    ");
 }
 
 #[tokio::test]

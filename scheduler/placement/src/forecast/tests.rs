@@ -12,7 +12,8 @@ use crate::workload::Spec;
 
 const MODEL: Model = Model { memory: Memory::from_bytes(1000), unit_bytes: Some(10) };
 
-/// What one sequence takes: plain lists, nothing left out, nothing decided early.
+/// What a sequence takes that is played again and again until it takes nothing: plain lists, nothing left out, nothing decided
+/// early.
 fn naive(specs: &[Spec], largest_first: bool, gpus: &[Part], host: HostAmounts) -> u32 {
     let mut specs = specs.to_vec();
     if largest_first {
@@ -20,7 +21,15 @@ fn naive(specs: &[Spec], largest_first: bool, gpus: &[Part], host: HostAmounts) 
         let size = |spec: &Spec| part_of(spec.gpus, MODEL).map_or(0, |(part, n)| u32::from(n) * u32::try_from(part.size()).unwrap());
         specs.sort_by_key(|spec| std::cmp::Reverse(size(spec)));
     }
-    let (mut gpus, mut host, mut taken) = (gpus.to_vec(), host, 0);
+    let (mut gpus, mut host, mut taken, mut before) = (gpus.to_vec(), host, 0, None);
+    while before.replace(taken) != Some(taken) {
+        taken += naive_once(&specs, &mut gpus, &mut host);
+    }
+    taken
+}
+
+fn naive_once(specs: &[Spec], gpus: &mut [Part], host: &mut HostAmounts) -> u32 {
+    let mut taken = 0;
     for spec in specs {
         let of_none = Some((Part::default(), 0)).filter(|_| !spec.asks_for_gpus());
         let Some((part, n)) = of_none.or_else(|| part_of(spec.gpus, MODEL)) else { continue };
@@ -36,7 +45,7 @@ fn naive(specs: &[Spec], largest_first: bool, gpus: &[Part], host: HostAmounts) 
             gpus[*at] = Part { memory: gpus[*at].memory - part.memory, core: gpus[*at].core - part.core };
             taken += u32::try_from(part.memory.max(part.core)).unwrap();
         }
-        host = host.less(spec.host);
+        *host = host.less(spec.host);
     }
     taken
 }
@@ -94,6 +103,28 @@ proptest! {
         prop_assert_eq!(forecast.worth(&lanes, host), expected);
         prop_assert_eq!(forecast.fragment(&lanes, host), naive_fragment(&specs, &gpus, host));
     }
+}
+
+#[rstest]
+#[case::nothing_taken([1000; 8], 8000)]
+#[case::one_broken([900, 1000, 1000, 1000, 1000, 1000, 1000, 1000], 6125)]
+#[case::half([0, 0, 0, 0, 1000, 1000, 1000, 1000], 2000)]
+#[case::all_broken([999; 8], 0)]
+fn idle_gpus_are_worth_more_together(#[case] free: [i16; 8], #[case] expected: u64) {
+    assert_eq!(Lanes::of(free.map(|memory| Part { memory, core: WHOLE }).into_iter()).idle(), expected);
+}
+
+#[rstest]
+#[case::enough(Some((8000, 80)), 300)]
+#[case::too_little_cpu(Some((7999, 80)), 150)]
+#[case::too_little_memory(Some((8000, 79)), 150)]
+#[case::not_known(None, 300)]
+fn caution_halves_where_cpu_or_memory_run_out_before_gpus(#[case] host: Option<(u64, u64)>, #[case] expected: u64) {
+    let spec = |gpus, cpu_milli, memory| Spec { gpus, host: HostAmounts { cpu_milli, memory } };
+    // Two GPUs, and 2000 m and 20 bytes beside them.
+    let sample = vec![spec(GpuAsk::Whole(2), 1500, 10), spec(GpuAsk::Nothing, 500, 10)];
+    let host = host.map(|(cpu_milli, memory)| HostAmounts { cpu_milli, memory });
+    assert_eq!(Forecast::of(&sample, MODEL).caution(8, host), expected);
 }
 
 #[test]

@@ -102,7 +102,7 @@ impl<'a> Scene<'a> {
                 let fitting = rows.filter(|(at, row)| passes(*at, need.on(row.total).within(row.free)));
                 let looks_ahead = self.order.outlook.filter(|_| self.order.policy == DevicePolicy::Fill && need.devices == 1);
                 let costs = looks_ahead.map(|outlook| self.node.costs(outlook, self.hints));
-                let cost = |at, row: &Row| costs.as_ref().map(|costs| costs.of([(at, taken_part(need.on(row.total), row.total))]));
+                let cost = |at, row: &Row| costs.as_ref().map(|costs| costs.of([(at, taken_part(need.on(row.total), row.total))]).cost);
                 let key = |(at, row)| (at, spot(at), (cost(at, &row), self.order.preference(need, at, &row), loss(at)));
                 (need.devices, Pool::new(Kind::Gpu, need.devices, &fitting.map(key).collect::<Vec<_>>()))
             }

@@ -17,6 +17,8 @@ mod inventories;
 #[cfg(test)]
 mod model;
 #[cfg(test)]
+mod nodes_used;
+#[cfg(test)]
 mod oracle;
 #[cfg(test)]
 mod others;

@@ -1,22 +1,26 @@
-//! Why a pod waits: what it asks for, and what every node and device says to it.
+//! Why a pod waits, or is where it is: what it asks for, what every node and device says to it, which nodes stood best, and what
+//! is expected of pods to come.
 //!
 //! The index is locked for a few hundred nodes at a time, so each node answers as it was when its turn came.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 
-use placement::{DeviceVerdict, Hints, OwnerId, Reason};
+use placement::{DeviceVerdict, GpuAsk, Hints, MemoryAsk, OwnerId, Reason, Request, Spec};
 use serde::Serialize;
 
 use super::json;
 use crate::accounting::{Ask, PodFacts};
-use crate::index::{Index, NodeAsk, Shared};
+use crate::index::{Index, Leader, NodeAsk, Shared};
 
 /// Nodes that are asked under one lock.
 const NODES: usize = 256;
 
 /// Most nodes that one answer lists.
 const MAX_NODES: usize = 100;
+
+/// Most kinds of expected pods that one answer lists.
+const MAX_EXPECTED: usize = 8;
 
 /// The pod that a query such as `pod=namespace/name` asks for.
 ///
@@ -50,9 +54,48 @@ struct Standing {
     /// Why it is counted conservatively.
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
+    /// The nodes that stood best when it was bound, or stand best now; the best first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    best_nodes: Vec<BestNode>,
+    /// What is expected of pods to come, where the policy is one that looks ahead; the commonest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    expected: Vec<ExpectedPods>,
     /// What the nodes with devices say to it, as long as it is not bound.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     verdicts: Option<Verdicts>,
+}
+
+/// A node that stands well for a pod.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct BestNode {
+    node: String,
+    /// From 0 to 10.
+    score: u8,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cost: Option<CostTerms>,
+}
+
+/// What it costs to place the pod on a node, in thousandths of a GPU.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct CostTerms {
+    /// How much less pods to come would fill, beyond what the pod takes.
+    unfilled: i64,
+    /// How much of what is idle becomes useless to them.
+    useless: i64,
+    /// What whole GPUs that lie idle together lose.
+    broken: i64,
+}
+
+/// Pods of one kind, which are expected to come.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ExpectedPods {
+    /// How many of a thousand pods.
+    permille: u32,
+    /// What each asks for, for people.
+    request: String,
 }
 
 /// What nodes with devices say to a pod.
@@ -105,18 +148,20 @@ struct InspectedPods {
 }
 
 /// One pod, by `namespace/name`; for people to read, if they want that.
-pub fn pod(index: &Shared<Index>, pod: &str, as_text: bool) -> Vec<u8> {
-    let answer = standings(index, pod);
+///
+/// `leaders` knows the nodes that stood best for a pod, by its UID, when it was bound.
+pub fn pod(index: &Shared<Index>, leaders: impl Fn(&str) -> Option<Vec<Leader>>, pod: &str, as_text: bool) -> Vec<u8> {
+    let answer = standings(index, leaders, pod);
     if as_text { answer.text().into_bytes() } else { json(&answer) }
 }
 
-fn standings(index: &Shared<Index>, pod: &str) -> InspectedPods {
+fn standings(index: &Shared<Index>, leaders: impl Fn(&str) -> Option<Vec<Leader>>, pod: &str) -> InspectedPods {
     let Some((namespace, name)) = pod.split_once('/') else {
         let error = format!("{pod:?} is not namespace/name");
         return InspectedPods { pods: Vec::new(), error };
     };
     let found = find(&index.read(), namespace, name);
-    let mut pods: Vec<Standing> = found.into_iter().map(|found| found.standing(index)).collect();
+    let mut pods: Vec<Standing> = found.into_iter().map(|found| found.standing(index, &leaders)).collect();
     pods.sort_by(|a, b| a.uid.cmp(&b.uid));
     let error = if pods.is_empty() { format!("there is no pod {pod:?} that asks for a share of a GPU") } else { String::new() };
     InspectedPods { pods, error }
@@ -140,7 +185,7 @@ fn find(index: &Index, namespace: &str, name: &str) -> Vec<Found> {
 }
 
 impl Found {
-    fn standing(self, index: &Shared<Index>) -> Standing {
+    fn standing(self, index: &Shared<Index>, leaders: impl Fn(&str) -> Option<Vec<Leader>>) -> Standing {
         let Self { uid, facts, assumed, problem } = self;
         let node = facts.bound.as_ref().map(|bound| bound.node.to_string());
         let request = match &facts.ask {
@@ -149,6 +194,10 @@ impl Found {
         };
         let rule = index.read().ask(uid.as_str(), &facts).err();
         let is_open = rule.is_none() && node.is_none() && !assumed;
+        let verdicts = is_open.then(|| Verdicts::of(index, uid.as_str(), &facts));
+        let best = if is_open { index.read().leaders_of(uid.as_str(), &facts) } else { leaders(uid.as_str()).unwrap_or_default() };
+        let looks_ahead = best.iter().any(|leader| leader.cost.is_some());
+        let expected = if looks_ahead { index.read().fleet().expected() } else { Vec::new() };
         Standing {
             namespace: facts.namespace.to_string(),
             name: facts.name.to_string(),
@@ -158,8 +207,44 @@ impl Found {
             node,
             assumed,
             problem,
-            verdicts: is_open.then(|| Verdicts::of(index, uid.as_str(), &facts)),
+            best_nodes: best.into_iter().map(BestNode::from).collect(),
+            expected: expected.into_iter().take(MAX_EXPECTED).map(ExpectedPods::from).collect(),
+            verdicts,
         }
+    }
+}
+
+impl From<Leader> for BestNode {
+    fn from(leader: Leader) -> Self {
+        let cost = leader.cost.map(|[unfilled, useless, broken]| CostTerms { unfilled, useless, broken });
+        Self { node: leader.name.into(), score: leader.tenths, cost }
+    }
+}
+
+impl CostTerms {
+    fn sum(&self) -> i64 {
+        self.unfilled + self.useless + self.broken
+    }
+}
+
+impl From<(Spec, u32)> for ExpectedPods {
+    fn from((Spec { gpus, host }, permille): (Spec, u32)) -> Self {
+        let gpus = match gpus {
+            GpuAsk::Nothing | GpuAsk::All { .. } => "no GPU".to_owned(),
+            GpuAsk::Whole(n) => format!("{n} whole GPUs"),
+            GpuAsk::Share(Request { devices, memory, core, .. }) => {
+                let memory = match memory {
+                    MemoryAsk::Bytes(bytes) => format!("{:.1} GiB", to_gib(bytes)),
+                    MemoryAsk::Units(units) => format!("{units} units"),
+                    MemoryAsk::Ratio(percent) => format!("{percent} %"),
+                };
+                let of = if devices == 1 { "a GPU's".to_owned() } else { format!("each of {devices} GPUs'") };
+                let core = if core == 0 { String::new() } else { format!(" and {core} % of its computing power") };
+                format!("{memory} of {of} memory{core}")
+            }
+        };
+        let request = format!("{gpus}, {} m CPU, {:.1} GiB of memory", host.cpu_milli, to_gib(host.memory));
+        Self { permille, request }
     }
 }
 
@@ -193,7 +278,7 @@ impl Verdicts {
 fn refusals(index: &Index, names: &[Box<str>], uid: &str, facts: &PodFacts) -> Vec<Option<Reason>> {
     let Ok(Some(ask)) = index.ask(uid, facts) else { return Vec::new() };
     let mut asking = index.asking(&ask);
-    names.iter().map(|name| index.fit_found(name, index.fleet().node_id(name), &ask, &mut asking).err()).collect()
+    names.iter().map(|name| index.judge(name, index.fleet().node_id(name), &ask, &mut asking).err()).collect()
 }
 
 fn devices(index: &Index, ask: &NodeAsk<'_>, name: &str) -> Vec<DeviceStanding> {
@@ -228,7 +313,7 @@ impl InspectedPods {
 }
 
 impl Standing {
-    fn write(&self, text: &mut String) -> std::fmt::Result {
+    fn write(&self, text: &mut String) -> fmt::Result {
         writeln!(text, "pod {}/{} (UID {}) asks for {}", self.namespace, self.name, self.uid, self.request)?;
         match (&self.node, &self.invalid) {
             (Some(node), _) => writeln!(text, "  it is bound to node {node}")?,
@@ -239,6 +324,7 @@ impl Standing {
         if let Some(problem) = &self.problem {
             writeln!(text, "  it is counted conservatively: {problem}")?;
         }
+        self.write_best(text)?;
         let Some(verdicts) = &self.verdicts else { return Ok(()) };
         writeln!(text, "  {} of {} nodes with devices have room", verdicts.n_fitting, verdicts.n_nodes)?;
         for node in &verdicts.nodes {
@@ -252,4 +338,32 @@ impl Standing {
         }
         Ok(())
     }
+
+    fn write_best(&self, text: &mut String) -> fmt::Result {
+        if !self.best_nodes.is_empty() {
+            let when = if self.verdicts.is_some() { "now" } else { "when it was bound" };
+            writeln!(text, "  the best nodes for it {when}:")?;
+        }
+        self.best_nodes.iter().try_for_each(|node| writeln!(text, "    {node}"))?;
+        if !self.expected.is_empty() {
+            writeln!(text, "  of a thousand pods to come are expected:")?;
+        }
+        self.expected.iter().try_for_each(|pods| writeln!(text, "    {:>4} of {}", pods.permille, pods.request))
+    }
+}
+
+impl fmt::Display for BestNode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { node, score, cost } = self;
+        let Some(cost) = cost else { return write!(f, "{node} scores {score} of 10") };
+        let CostTerms { unfilled, useless, broken } = cost;
+        let sum = cost.sum();
+        write!(f, "{node} costs {sum} thousandths of a GPU: {unfilled} unfilled, {useless} useless, {broken} of idle GPUs broken up")
+    }
+}
+
+/// For people.
+#[expect(clippy::cast_precision_loss, reason = "one digit is shown")]
+fn to_gib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 30)
 }
