@@ -8,7 +8,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::console::Console;
 use crate::kube_scheduler::process as kube_scheduler;
-use crate::{chaos, demo, e2e, load, replay, waves};
+use crate::{chaos, demo, e2e, families, load, replay, waves};
 
 /// Runs gpushare's real daemons in a small Kubernetes on this machine, without a cluster and without a GPU.
 #[derive(Debug, Parser)]
@@ -35,6 +35,8 @@ enum Command {
     Load(load::LoadArgs),
     /// Replay a trace of pods, or your own cluster's, and compare policies by what they get out of the GPUs.
     Replay(Box<replay::ReplayArgs>),
+    /// Compare policies on clusters and workloads of many kinds, made up from numbers.
+    Families(Box<families::FamiliesArgs>),
     /// Run the testbed's model of kube-scheduler alone, against any API server.
     KubeScheduler(kube_scheduler::KubeSchedulerArgs),
 }
@@ -55,6 +57,7 @@ pub fn main() -> ExitCode {
             Command::Waves(args) => waves::run(args).boxed_local(),
             Command::Load(args) => load::run(args).boxed_local(),
             Command::Replay(args) => replay::run(*args).boxed_local(),
+            Command::Families(args) => families::run(*args).boxed_local(),
             // It has something to do once it is asked to end.
             Command::KubeScheduler(args) => return exit_code(kube_scheduler::run(args, interrupted()).await),
         };

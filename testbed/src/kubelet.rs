@@ -13,7 +13,6 @@ mod checkpoint;
 mod claims;
 mod config;
 mod devices;
-mod dice;
 mod endpoint;
 mod fit;
 mod held;

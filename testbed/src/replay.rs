@@ -3,8 +3,8 @@
 //! The engine's policies run the code of the scheduler's own filter and bind; kube-scheduler's part is a model of it.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -15,6 +15,7 @@ use crate::console::{Bars, Console};
 use conditions::{Conditions, Named, Overrides, PlainPods, TieBreak};
 use fragment::{Typical, typical_pods};
 use kube::Sampling;
+use parallel::in_parallel;
 use plot::Measure;
 use policy::{Policy, Reference};
 use run::{Job, Outcome};
@@ -31,6 +32,7 @@ pub mod kube;
 pub mod live;
 pub mod objects;
 pub mod occupancy;
+pub mod parallel;
 pub mod plot;
 pub mod policy;
 pub mod portion;
@@ -118,7 +120,18 @@ pub struct ReplayArgs {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seeds(Vec<u64>);
 
-fn seeds(text: &str) -> Result<Seeds, String> {
+impl Seeds {
+    /// Each of them.
+    pub fn iter(&self) -> impl Iterator<Item = u64> {
+        self.0.iter().copied()
+    }
+}
+
+/// Reads seeds such as 42-51 or 1,2,3.
+///
+/// # Errors
+/// What is not a number.
+pub fn seeds(text: &str) -> Result<Seeds, String> {
     let number = |text: &str| text.trim().parse::<u64>().map_err(|_| format!("{text:?} is no seed: write numbers such as 1,2,3 or 42-51"));
     let mut seeds = Vec::new();
     for part in text.split(',') {
@@ -273,25 +286,11 @@ fn replay_all(plan: &Plan, stop: &AtomicBool, handle: &Handle) -> Result<Vec<Sum
     let lines = plan.lines();
     let seeds = &plan.args.seeds.0;
     let runs: Vec<(usize, u64)> = (0..lines.len()).flat_map(|line| seeds.iter().map(move |seed| (line, *seed))).collect();
-    let next = AtomicUsize::new(0);
-    let done: Mutex<Vec<(usize, Outcome)>> = Mutex::default();
-    let work = || -> Result<()> {
-        let _entered = handle.enter();
-        while let Some((line_at, seed)) = runs.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let Some(line) = lines.get(*line_at) else { break };
-            let outcome = plan.run(*line, *seed, stop).inspect_err(|_| stop.store(true, Ordering::Relaxed))?;
-            let Some(outcome) = outcome else { break };
-            done.lock().unwrap_or_else(PoisonError::into_inner).push((*line_at, outcome));
-        }
-        Ok(())
-    };
-    let n_threads = plan.args.threads.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from);
-    let results: Vec<Result<()>> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..n_threads.min(runs.len())).map(|_| scope.spawn(work)).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a run broke off")))).collect()
-    });
-    results.into_iter().collect::<Result<()>>()?;
-    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let done = in_parallel(&runs, plan.args.threads, handle, stop, |(line_at, seed)| {
+        let Some(line) = lines.get(*line_at) else { return Ok(None) };
+        Ok(plan.run(*line, *seed, stop)?.map(|outcome| (*line_at, outcome)))
+    })?;
+    let mut done: Vec<(usize, Outcome)> = done.into_iter().map(|(_, done)| done).collect();
     done.sort_by_key(|(line, outcome)| (*line, outcome.seed));
     let outcomes = |at: usize| done.iter().filter(move |(line, _)| *line == at).map(|(_, outcome)| outcome.clone()).collect();
     let as_it_is = plan.lists.iter().filter(|_| plan.is_again()).map(|list| Summary::as_it_is(&list.name, &list.world, &list.typical));

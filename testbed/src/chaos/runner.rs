@@ -24,8 +24,9 @@ use crate::pods::Pods;
 
 mod batch;
 
-/// Longest wait for one thing.
-const DEADLINE: Duration = Duration::from_secs(60);
+/// Longest wait for one thing. In mode `envvar` each `Allocate` of a pod that is gone already waits two seconds, one after the
+/// other, and a batch may come to two of them for each of forty pods.
+const DEADLINE: Duration = Duration::from_secs(300);
 /// Longest wait for annotations that follow something that has happened.
 const SETTLING: Duration = Duration::from_secs(10);
 

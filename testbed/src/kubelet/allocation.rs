@@ -11,11 +11,11 @@ use proto::kubelet::deviceplugin::ContainerPreferredAllocationRequest;
 use rand::seq::SliceRandom;
 
 use super::devices::{AllocationError, Choice, Wish};
-use super::dice::dice;
 use super::held::{DeviceId, Holder};
 use super::pod::{ContainerKind, ContainerSpec, PodSpec};
 use super::process::Process;
 use super::runtime::RunState;
+use crate::dice::dice;
 
 /// Devices of ordinary init containers, offered first to the containers after them.
 pub(crate) type Reusable = BTreeMap<String, BTreeSet<DeviceId>>;

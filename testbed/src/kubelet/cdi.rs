@@ -22,7 +22,7 @@ use rand::rngs::StdRng;
 use serde::Deserialize;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::dice::dice;
+use crate::dice::dice;
 
 /// The part of a spec's edits that a recorded container shows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]

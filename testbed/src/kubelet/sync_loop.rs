@@ -15,10 +15,10 @@ use rand::seq::SliceRandom;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::config::{Hold, OrderRule};
-use super::dice::dice;
 use super::pod::PodSpec;
 use super::pod_worker::Command;
 use super::process::Process;
+use crate::dice::dice;
 
 #[derive(Debug)]
 enum Arrival {
@@ -231,8 +231,8 @@ mod tests {
     use serde_json::json;
 
     use super::in_order;
+    use crate::dice::dice;
     use crate::kubelet::config::OrderRule;
-    use crate::kubelet::dice::dice;
     use crate::kubelet::pod::PodSpec;
 
     fn pod(name: &str, second: u32) -> Arc<PodSpec> {

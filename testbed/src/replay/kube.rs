@@ -171,7 +171,7 @@ mod tests {
 
     fn pod(cpu_milli: i64, memory_mib: i64) -> PodRow {
         let (name, models) = ("p".to_owned(), String::new());
-        PodRow { name, cpu_milli, memory_mib, gpus: 0, gpu_milli: 0, models, created: None, deleted: None }
+        PodRow { name, cpu_milli, memory_mib, gpus: 0, gpu_milli: 0, models, is_vendor: false, created: None, deleted: None }
     }
 
     #[rstest]

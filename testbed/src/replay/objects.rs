@@ -1,12 +1,13 @@
 //! The lines of a trace as users, kubelets and plugins would write them: nodes, Device objects and pods.
 
 use proto::device::GPU_MODEL_LABEL;
-use proto::resource::{GPU_CORE, GPU_COUNT, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
+use proto::resource::{GPU_CORE, GPU_COUNT, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, SERVES_VENDOR};
 use serde_json::{Map, Value, json};
 
 use super::kube::{DEFAULT_CPU, DEFAULT_MEMORY};
 use super::trace::{NodeRow, PERCENT, PodRow};
 use super::world::{Node, Numbers, Pod, Stay, World};
+use crate::vendor_plugin::NVIDIA_GPU;
 
 const MIB: i64 = 1 << 20;
 /// Memory of every GPU: pods of a trace ask for parts, so that it makes no difference.
@@ -15,14 +16,15 @@ const GIB_OF_GPU: usize = 16;
 const PER_GPU: i64 = 100;
 const NAMESPACE: &str = "default";
 /// The columns of a world that comes from a trace, and the first ones of any other.
-pub const COLUMNS: [&str; 3] = [GPU_SHARED, GPU_MEMORY_RATIO, GPU_CORE];
+pub const COLUMNS: [&str; 4] = [GPU_SHARED, GPU_MEMORY_RATIO, GPU_CORE, NVIDIA_GPU];
 
 /// The world of a trace.
 pub fn world(nodes: &[NodeRow], pods: &[PodRow]) -> World {
     let models: Vec<&str> = nodes.iter().map(|node| node.model.as_str()).collect();
+    let serves_vendor = pods.iter().any(|pod| pod.is_vendor);
     let (pods, eligible) = self::pods(pods, &models);
     let columns = COLUMNS.map(str::to_owned).to_vec();
-    World { nodes: nodes.iter().map(node).collect(), pods, columns, eligible, is_exact: true, ..World::default() }
+    World { nodes: nodes.iter().map(|row| node(row, serves_vendor)).collect(), pods, columns, eligible, is_exact: true, ..World::default() }
 }
 
 /// Pods in the order of their names, and the sets of nodes that they may go to, for nodes of these models.
@@ -43,15 +45,20 @@ pub fn pods(rows: &[PodRow], models: &[&str]) -> (Vec<Pod>, Vec<Box<[bool]>>) {
     (pods, eligible)
 }
 
-fn node(row: &NodeRow) -> Node {
+fn node(row: &NodeRow, serves_vendor: bool) -> Node {
     let n_gpus = i64::try_from(row.gpus).unwrap_or(0);
     let percents = (n_gpus * PER_GPU).to_string();
-    let amounts = json!({
+    let n_vendor = if serves_vendor { n_gpus } else { 0 };
+    let mut amounts = json!({
         "cpu": format!("{}m", row.cpu_milli), "memory": format!("{}Mi", row.memory_mib), "pods": "1000",
         GPU_COUNT: row.gpus.to_string(), GPU_MEMORY: format!("{}Gi", row.gpus * GIB_OF_GPU),
         GPU_SHARED: percents, GPU_MEMORY_RATIO: percents, GPU_CORE: percents,
     });
-    let labels = json!({GPU_MODEL_LABEL: row.model});
+    let mut labels = json!({GPU_MODEL_LABEL: row.model});
+    if let (true, Some(amounts), Some(labels)) = (serves_vendor, amounts.as_object_mut(), labels.as_object_mut()) {
+        amounts.insert(NVIDIA_GPU.to_owned(), json!(n_gpus.to_string()));
+        labels.insert(SERVES_VENDOR.to_owned(), json!("true"));
+    }
     let gpu = |minor: usize| {
         json!({
             "type": "gpu", "id": format!("GPU-{}-{minor}", row.name), "minor": minor, "health": true,
@@ -63,7 +70,7 @@ fn node(row: &NodeRow) -> Node {
         name: row.name.as_str().into(),
         cpu: row.cpu_milli,
         memory: row.memory_mib * MIB,
-        extended: [n_gpus * PER_GPU; COLUMNS.len()].into(),
+        extended: [n_gpus * PER_GPU, n_gpus * PER_GPU, n_gpus * PER_GPU, n_vendor].into(),
         minors: (0..i32::try_from(row.gpus).unwrap_or(0)).collect(),
         object: json!({"metadata": {"name": row.name, "labels": labels}, "status": {"capacity": amounts, "allocatable": amounts}}),
         device: Some(json!({"metadata": {"name": row.name, "labels": labels}, "spec": {"devices": devices}})),
@@ -74,7 +81,11 @@ fn pod(row: &PodRow) -> Pod {
     let (cpu, memory) = (row.cpu_milli, row.memory_mib * MIB);
     let n_gpus = i64::try_from(row.gpus).unwrap_or(0);
     let percent = n_gpus * row.gpu_milli / PERCENT;
-    let extended: Vec<(usize, i64)> = if row.gpus == 0 { Vec::new() } else { (0..).zip([n_gpus, percent, percent]).collect() };
+    let extended: Vec<(usize, i64)> = match row {
+        PodRow { gpus: 0, .. } => Vec::new(),
+        PodRow { is_vendor: true, .. } => vec![(3, n_gpus)],
+        _ => (0..).zip([n_gpus, percent, percent]).collect(),
+    };
     Pod {
         name: row.name.as_str().into(),
         namespace: NAMESPACE.into(),

@@ -73,6 +73,9 @@ pub struct Outcome {
     pub checks: u32,
     /// What became of the GPUs.
     pub curve: Vec<Point>,
+    /// GPUs that are allocated after each pod that came, in percent of all.
+    #[serde(skip)]
+    pub allocated: Vec<f64>,
     /// Microseconds of one filter.
     pub filter_micros: f64,
     /// How long it took.
@@ -99,7 +102,7 @@ pub fn run(job: Job<'_>, bar: &Bar, stop: &AtomicBool) -> Result<Option<Outcome>
     }
     run.check()?;
     let (pods, seconds) = (arrivals.len(), began.elapsed().as_secs_f64());
-    let Run { unplaced, sample_refusals, missed, checks, curve, engine, .. } = run;
+    let Run { unplaced, sample_refusals, missed, checks, curve, allocated, engine, .. } = run;
     // Pods are coarse: the last ones may come a little below the demand that they were brought to.
     let last = demand.map(|demand| usize::try_from(floor(percent(demand, capacity))).unwrap_or(0));
     let curve = match last.filter(|_| !job.departures) {
@@ -107,7 +110,7 @@ pub fn run(job: Job<'_>, bar: &Bar, stop: &AtomicBool) -> Result<Option<Outcome>
         None => curve.points(),
     };
     let filter_micros = engine.filter_micros();
-    Ok(Some(Outcome { seed: job.seed, pods, unplaced, sample_refusals, missed, checks, curve, filter_micros, seconds }))
+    Ok(Some(Outcome { seed: job.seed, pods, unplaced, sample_refusals, missed, checks, curve, allocated, filter_micros, seconds }))
 }
 
 fn arrivals(job: Job<'_>, demand: Option<i64>) -> Vec<Arrival> {
@@ -135,6 +138,7 @@ struct Run<'w> {
     stays: BinaryHeap<Reverse<(i64, usize)>>,
     places: Vec<Option<(usize, Vec<Part>)>>,
     curve: Curve,
+    allocated: Vec<f64>,
     unplaced: usize,
     sample_refusals: usize,
     missed: usize,
@@ -173,6 +177,7 @@ impl<'w> Run<'w> {
             stays: BinaryHeap::new(),
             places: Vec::new(),
             curve: Curve::default(),
+            allocated: Vec::new(),
             unplaced: 0,
             sample_refusals: 0,
             missed: 0,
@@ -204,7 +209,9 @@ impl<'w> Run<'w> {
         self.offered += pod.demand();
         let capacity = self.job.world.capacity();
         let fragment = 100.0 * self.fragment / real(capacity.max(1));
-        self.curve.add(percent(self.offered, capacity), percent(self.occupancy.n_allocated(), capacity), fragment);
+        let allocated = percent(self.occupancy.n_allocated(), capacity);
+        self.curve.add(percent(self.offered, capacity), allocated, fragment);
+        self.allocated.push(allocated);
         Ok(())
     }
 

@@ -45,6 +45,8 @@ pub struct PodRow {
     pub gpu_milli: i64,
     /// The models that it can do with, as the trace writes them; empty if any will do.
     pub models: String,
+    /// Whether it asks for whole GPUs in a vendor's name.
+    pub is_vendor: bool,
     /// When it came, in seconds, if the trace says so.
     pub created: Option<i64>,
     /// When it went, in seconds, if the trace says so.
@@ -103,6 +105,7 @@ pub fn pods_of(text: &str) -> Result<Vec<PodRow>> {
             gpus: row.number("num_gpu")?,
             gpu_milli: row.number("gpu_milli")?,
             models: row.cell("gpu_spec").unwrap_or_default().to_owned(),
+            is_vendor: false,
             created: row.time("creation_time")?,
             deleted: row.time("deletion_time")?,
         };

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use proto::kubelet::deviceplugin::{ContainerAllocateResponse, Device};
 
 use super::{AllocationError, Choice, Devices, Wish};
-use crate::kubelet::dice::dice;
+use crate::dice::dice;
 use crate::kubelet::held::{DeviceId, Holder};
 
 const RESOURCE: &str = "x.io/y";

@@ -1,0 +1,212 @@
+//! `testbed families`: what policies get out of clusters and workloads of many kinds, and how far each is from the best.
+//!
+//! A trace shows one cluster; these are made up, so that there can be as many as one likes, and others to judge by than those
+//! that a policy was made with. Pods are placed as `testbed replay` does it.
+
+pub mod cluster;
+pub mod mix;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::{Context, Result};
+use clap::{Args, ValueEnum};
+use scheduler::config::AnswerNodes;
+use serde::Serialize;
+use tokio::runtime::Handle;
+
+use crate::console::{Bars, Console, table};
+use crate::replay::conditions::{Conditions, Named, Overrides};
+use crate::replay::fragment::typical_pods;
+use crate::replay::parallel::in_parallel;
+use crate::replay::policy::Policy;
+use crate::replay::run::{self, Job, Outcome};
+use crate::replay::{Seeds, seeds};
+use cluster::{Kind, Measure};
+
+/// Policies that are compared unless told otherwise.
+const POLICIES: &str = "fill,binpack,best-fit,fgd,fullest,kube-default";
+
+/// `testbed families`.
+#[derive(Clone, Debug, Args)]
+pub struct FamiliesArgs {
+    /// Kinds of clusters and workloads; all, if not given.
+    #[arg(long, value_delimiter = ',', value_enum)]
+    kind: Vec<Kind>,
+    /// Numbers that decide what the nodes and pods of each kind are like, such as 1-4.
+    #[arg(long, default_value = "1-4", value_parser = seeds)]
+    numbers: Seeds,
+    /// Seeds that decide which pods come, such as 1-3.
+    #[arg(long, default_value = "1-3", value_parser = seeds)]
+    seeds: Seeds,
+    /// Policies to compare, as for `replay`.
+    #[arg(long, value_delimiter = ',', default_value = POLICIES)]
+    policy: Vec<Policy>,
+    /// Conditions, as for `replay`.
+    #[arg(long, value_enum, ignore_case = true, default_value = "A")]
+    condition: Named,
+    /// Runs at one time; as many as there are processors, if not given.
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=256))]
+    threads: Option<u16>,
+    /// Print the results as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What policies got out of one kind and number.
+#[derive(Clone, Debug, Serialize)]
+pub struct Line {
+    /// The kind's name.
+    pub kind: String,
+    /// Its number.
+    pub number: u64,
+    /// For each policy, in the order of the command line, the GPUs that were allocated, in percent of all.
+    pub allocated: Vec<Spread>,
+}
+
+/// One figure of several runs.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Spread {
+    /// The mean over seeds.
+    pub mean: f64,
+    /// The standard deviation over them.
+    pub deviation: f64,
+}
+
+/// Runs all; true, as what breaks an invariant is an error.
+pub async fn run(args: FamiliesArgs) -> Result<bool> {
+    let console = Console::new(args.json);
+    let stop = Arc::new(AtomicBool::new(false));
+    let (bars, handle, policies) = (console.bars(), Handle::current(), args.policy.clone());
+    let lines = tokio::task::spawn_blocking(move || lines(&args, &bars, &stop, &handle)).await.context("the comparison broke off")?;
+    console.finish();
+    let lines = lines?;
+    console.result(&render(&policies, &lines));
+    console.json(&lines);
+    Ok(true)
+}
+
+/// All policies on one made-up cluster.
+#[derive(Clone, Copy)]
+struct Task {
+    kind: Kind,
+    number: u64,
+    seed: u64,
+}
+
+fn lines(args: &FamiliesArgs, bars: &Bars, stop: &AtomicBool, handle: &Handle) -> Result<Vec<Line>> {
+    let kinds = if args.kind.is_empty() { Kind::value_variants() } else { &args.kind };
+    let conditions = Conditions::of(args.condition, Overrides::default());
+    let mut tasks = Vec::new();
+    for kind in kinds {
+        for number in args.numbers.iter() {
+            tasks.extend(args.seeds.iter().map(|seed| Task { kind: *kind, number, seed }));
+        }
+    }
+    let done = in_parallel(&tasks, args.threads, handle, stop, |task| task.run(&args.policy, &conditions, bars, stop))?;
+    let mut by_line: BTreeMap<(usize, u64), Vec<Vec<f64>>> = BTreeMap::new();
+    for (at, allocated) in done {
+        let Some(Task { kind, number, .. }) = tasks.get(at) else { continue };
+        let kind_at = kinds.iter().position(|other| other == kind).unwrap_or(0);
+        by_line.entry((kind_at, *number)).or_default().push(allocated);
+    }
+    let line = |((kind_at, number), runs): ((usize, u64), Vec<Vec<f64>>)| {
+        let of_policy = |at: usize| Spread::of(&runs.iter().filter_map(|run| run.get(at).copied()).collect::<Vec<_>>());
+        let kind = kinds.get(kind_at).map(|kind| kind.name()).unwrap_or_default();
+        Line { kind, number, allocated: (0..args.policy.len()).map(of_policy).collect() }
+    };
+    Ok(by_line.into_iter().map(line).collect())
+}
+
+impl Task {
+    /// What each policy gets out of it; `None` if it was stopped.
+    fn run(self, policies: &[Policy], conditions: &Conditions, bars: &Bars, stop: &AtomicBool) -> Result<Option<Vec<f64>>> {
+        let Self { kind, number, seed } = self;
+        let made = kind.make(number, seed);
+        let typical = typical_pods(&made.world);
+        let label = format!("{} {number} seed {seed}", kind.name());
+        let bar = bars.begin(&label);
+        let mut allocated = Vec::new();
+        for policy in policies {
+            let job = Job {
+                world: &made.world,
+                typical: &typical,
+                policy,
+                conditions,
+                seed,
+                tune: None,
+                answer_nodes: AnswerNodes::default(),
+                departures: true,
+                stretch: 1.0,
+                in_order: true,
+                check_every: 1000,
+            };
+            let Some(outcome) = run::run(job, &bar, stop).with_context(|| format!("{label} {policy}"))? else { return Ok(None) };
+            allocated.push(made.measure.of(&outcome));
+        }
+        bar.end("");
+        Ok(Some(allocated))
+    }
+}
+
+impl Measure {
+    fn of(self, outcome: &Outcome) -> f64 {
+        let all = &outcome.allocated;
+        match self {
+            Self::End => all.last().copied().unwrap_or(0.0),
+            Self::SecondHalf => mean(all.iter().skip(all.len() / 2).copied()),
+        }
+    }
+}
+
+impl Spread {
+    fn of(values: &[f64]) -> Self {
+        let mean = mean(values.iter().copied());
+        let deviation = self::mean(values.iter().map(|value| (value - mean).powi(2))).sqrt();
+        Self { mean, deviation }
+    }
+}
+
+fn mean(values: impl Iterator<Item = f64>) -> f64 {
+    let (sum, n) = values.fold((0.0, 0.0), |(sum, n), value| (sum + value, n + 1.0));
+    if n > 0.0 { sum / n } else { 0.0 }
+}
+
+impl Line {
+    fn best(&self) -> f64 {
+        self.allocated.iter().map(|spread| spread.mean).fold(0.0, f64::max)
+    }
+
+    /// How far each policy is from the best.
+    fn losses(&self) -> impl Iterator<Item = f64> {
+        let best = self.best();
+        self.allocated.iter().map(move |spread| best - spread.mean)
+    }
+}
+
+/// A line for each kind and number, and what each policy loses against the best, at worst and on average.
+fn render(policies: &[Policy], lines: &[Line]) -> String {
+    let heads = ["KIND", "NO"].into_iter().map(str::to_owned).chain(policies.iter().map(ToString::to_string));
+    let mut table = table(heads.collect::<Vec<_>>());
+    for line in lines {
+        let best = line.best();
+        let cell = |spread: &Spread| {
+            let loss = best - spread.mean;
+            let behind = if loss > 0.005 { format!(" (-{loss:.2})") } else { String::new() };
+            format!("{:.2} ±{:.2}{behind}", spread.mean, spread.deviation)
+        };
+        table.add_row([line.kind.clone(), line.number.to_string()].into_iter().chain(line.allocated.iter().map(cell)));
+    }
+    let of_policy = |at: usize| lines.iter().filter_map(move |line| line.losses().nth(at));
+    let row = |head: &str, of: &dyn Fn(usize) -> f64| {
+        let cells = (0..policies.len()).map(|at| format!("{:.2}", of(at)));
+        [head.to_owned(), String::new()].into_iter().chain(cells).collect::<Vec<_>>()
+    };
+    table.add_row(row("worst loss", &|at| of_policy(at).fold(0.0, f64::max)));
+    table.add_row(row("mean loss", &|at| mean(of_policy(at))));
+    table.to_string()
+}
+
+#[cfg(test)]
+mod tests;

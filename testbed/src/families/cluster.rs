@@ -1,0 +1,289 @@
+//! Clusters and workloads that are made up: kinds that differ in what a policy finds hard, each with numbers to choose from.
+//!
+//! A number decides what nodes and pods are like, a seed which pods come, so that runs of one number differ by chance alone.
+//! Everything is a function of kind, number and seed.
+
+use clap::ValueEnum;
+use rand::RngExt;
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
+use serde_json::json;
+
+use super::mix::{Habits, Mix};
+use crate::dice::dice;
+use crate::replay::objects;
+use crate::replay::portion::{floor, real};
+use crate::replay::trace::{NodeRow, PodRow, WHOLE};
+use crate::replay::world::{Present, World};
+
+/// The kinds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Kind {
+    /// A few sizes of shares, more and more.
+    Shares,
+    /// Any size of share.
+    AnyShares,
+    /// Whole GPUs, one to eight for a pod.
+    Whole,
+    /// Shares and whole GPUs, on one node.
+    Mixed1,
+    /// The same, on 3 nodes.
+    Mixed3,
+    /// The same, on 20 nodes.
+    Mixed20,
+    /// The same, on 150 nodes.
+    Mixed150,
+    /// The same, on 1,213 nodes.
+    Mixed1213,
+    /// Shares and whole GPUs on nodes of one to eight GPUs.
+    Unequal,
+    /// Shares, and whole GPUs in the vendor's name.
+    Vendor,
+    /// Pods that ask for more CPU than their part, and pods without GPUs.
+    ShortOfCpu,
+    /// Shares and whole GPUs on nodes with a dozen pods of `DaemonSets` each.
+    DaemonSets,
+    /// Whole GPUs, on such nodes; then pods of whole nodes.
+    DaemonSetsThenNodes,
+    /// Shares of one size; then pods of whole nodes.
+    ShareThenNodes,
+    /// Shares of some sizes; then pods of whole nodes.
+    SharesThenNodes,
+    /// Shares and pods without GPUs; then pods of whole nodes.
+    PlainThenNodes,
+    /// Whole GPUs; then shares.
+    WholeThenShares,
+    /// Shares that come and go; then pods of whole nodes too.
+    TurnoverThenNodes,
+    /// The same, with stays twice as long.
+    LongTurnoverThenNodes,
+    /// Shares and whole GPUs that come and go, about as many as there is room for.
+    Turnover,
+    /// Shares by day and large pods by night, which come and go.
+    DayAndNight,
+}
+
+/// What a policy is measured by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Measure {
+    /// What is allocated in the end.
+    End,
+    /// What is allocated on average while the second half of the pods come.
+    SecondHalf,
+}
+
+/// A cluster, and the pods that come in the order in which they are listed.
+#[derive(Clone, Debug)]
+pub struct Made {
+    /// Both.
+    pub world: World,
+    /// What a policy is measured by there.
+    pub measure: Measure,
+}
+
+/// Pods that come one after the other.
+struct Phase {
+    mix: Mix,
+    /// The demand that they come to, in percent of the cluster: all of them together, or those that are there at a time.
+    percent: i64,
+    /// For how many mean stays they come; for pods that stay, nothing.
+    stays: Option<i64>,
+}
+
+/// Seconds of a mean stay.
+const STAY: i64 = 100_000;
+
+/// GPUs of the largest nodes.
+const GPUS: usize = 8;
+
+impl Phase {
+    fn new(mix: Mix, percent: i64) -> Self {
+        Self { mix, percent, stays: None }
+    }
+
+    fn turning(mix: Mix, percent: i64, stays: i64) -> Self {
+        Self { mix, percent, stays: Some(stays) }
+    }
+}
+
+impl Kind {
+    /// As the command line names it.
+    pub fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+
+    /// Its cluster, and the pods of a seed.
+    pub fn make(self, number: u64, seed: u64) -> Made {
+        let mut dice = dice(number, &[&self.name()]);
+        let cpu_of_gpu = one_of(&[6000, 8000, 12_000, 16_000], &mut dice);
+        let habits = Habits { cpu_of_gpu, most_gpus: GPUS, cpu_percent: (30, 90) };
+        let nodes = self.nodes(habits, &mut dice);
+        let phases = self.phases(habits, &mut dice);
+        let capacity: i64 = nodes.iter().map(|node| i64::try_from(node.gpus).unwrap_or(0) * WHOLE).sum();
+        let daemons = if matches!(self, Self::DaemonSets | Self::DaemonSetsThenNodes) { dice.random_range(6..=14) } else { 0 };
+        let mut dice = self::dice(number, &[&self.name(), &seed.to_string()]);
+        let pods = pods(&phases, capacity, &mut dice);
+        let mut world = objects::world(&nodes, &pods);
+        add_daemons(&mut world, daemons, cpu_of_gpu / 40);
+        let measure = if phases.iter().any(|phase| phase.stays.is_some()) { Measure::SecondHalf } else { Measure::End };
+        Made { world, measure }
+    }
+
+    fn nodes(self, habits: Habits, dice: &mut StdRng) -> Vec<NodeRow> {
+        let n = match self {
+            Self::Mixed1 => 1,
+            Self::Mixed3 => 3,
+            Self::Mixed20 | Self::DaemonSets | Self::DaemonSetsThenNodes | Self::ShareThenNodes => 20,
+            Self::Mixed150 | Self::TurnoverThenNodes | Self::LongTurnoverThenNodes => 150,
+            Self::Mixed1213 => 1213,
+            _ => 40,
+        };
+        let mut node = |at: usize| {
+            let (gpus, cpu_of_gpu) = match self {
+                Self::Unequal => (one_of(&[1, 2, 4, 8, 8], dice), habits.cpu_of_gpu * dice.random_range(50..=150) / 100),
+                _ => (GPUS, habits.cpu_of_gpu),
+            };
+            let all = i64::try_from(gpus).unwrap_or(0);
+            let model = "made".to_owned();
+            NodeRow { name: format!("n{at:04}"), cpu_milli: cpu_of_gpu * all, memory_mib: (64 << 10) * all, gpus, model }
+        };
+        (0..n).map(&mut node).collect()
+    }
+
+    fn phases(self, habits: Habits, dice: &mut StdRng) -> Vec<Phase> {
+        let mixed = |dice: &mut StdRng| {
+            let percent = dice.random_range(20..=50);
+            Mix::of_shares(habits, dice).with(Mix::of_whole(habits, dice), percent)
+        };
+        match self {
+            Self::Shares => vec![Phase::new(Mix::of_shares(habits, dice), 130)],
+            Self::AnyShares => vec![Phase::new(Mix::of_any(habits, dice), 130)],
+            Self::Whole => vec![Phase::new(Mix::of_whole(habits, dice), 130)],
+            Self::Mixed1 | Self::Mixed3 | Self::Mixed20 | Self::Mixed150 | Self::Mixed1213 | Self::Unequal | Self::DaemonSets => {
+                vec![Phase::new(mixed(dice), 130)]
+            }
+            Self::Vendor => vec![Phase::new(mixed(dice).by_vendor(), 130)],
+            Self::ShortOfCpu => {
+                let greedy = Habits { cpu_percent: (40, 220), ..habits };
+                let plain = dice.random_range(20..=60);
+                let mix = Mix::of_shares(greedy, dice).with(Mix::of_whole(habits, dice), 30);
+                vec![Phase::new(mix.with(Mix::of_plain(habits, dice), plain), 130)]
+            }
+            Self::DaemonSetsThenNodes => {
+                let first = dice.random_range(20..=50);
+                vec![Phase::new(Mix::of_one(WHOLE, habits, dice), first), Phase::new(Mix::of_nodes(habits, dice), 130 - first)]
+            }
+            Self::ShareThenNodes => {
+                let (first, milli) = (dice.random_range(8..=50), one_of(&[50, 100, 200, 250, 300, 400, 500, 600], dice));
+                vec![Phase::new(Mix::of_one(milli, habits, dice), first), Phase::new(Mix::of_nodes(habits, dice), 130 - first)]
+            }
+            Self::SharesThenNodes => {
+                let first = dice.random_range(10..=60);
+                vec![Phase::new(Mix::of_shares(habits, dice), first), Phase::new(Mix::of_nodes(habits, dice), 130 - first)]
+            }
+            Self::PlainThenNodes => {
+                let (first, plain) = (dice.random_range(10..=60), dice.random_range(20..=70));
+                let modest = Habits { cpu_percent: (10, 40), ..habits };
+                let shares = Mix::of_shares(modest, dice).with(Mix::of_plain(habits, dice), plain);
+                vec![Phase::new(shares, first), Phase::new(Mix::of_nodes(modest, dice), 130 - first)]
+            }
+            Self::WholeThenShares => {
+                let first = dice.random_range(20..=70);
+                vec![Phase::new(Mix::of_whole(habits, dice), first), Phase::new(Mix::of_shares(habits, dice), 130 - first)]
+            }
+            Self::TurnoverThenNodes | Self::LongTurnoverThenNodes => {
+                let stays = if self == Self::TurnoverThenNodes { 2 } else { 1 };
+                let (shares, nodes) = (Mix::of_shares(habits, dice), Mix::of_nodes(habits, dice));
+                let (first, then) = (dice.random_range(40..=80), dice.random_range(20..=40));
+                // Of a mix by pods, as much demand as wanted is the nodes'.
+                let both = blend(&shares, then, nodes, 110 - then);
+                vec![Phase::turning(shares, first, stays), Phase::turning(both, 110, stays)]
+            }
+            Self::Turnover => vec![Phase::turning(mixed(dice), dice.random_range(85..=120), 4)],
+            Self::DayAndNight => {
+                let (day, night) = (Mix::of_shares(habits, dice), Mix::of_whole(habits, dice));
+                let load = dice.random_range(80..=110);
+                (0..3).flat_map(|_| [Phase::turning(day.clone(), load, 1), Phase::turning(night.clone(), load, 1)]).collect()
+            }
+        }
+    }
+}
+
+fn one_of<T: Copy + Default>(values: &[T], dice: &mut StdRng) -> T {
+    values.choose(dice).copied().unwrap_or_default()
+}
+
+/// Pods of two mixes, such that their demands are as these two amounts.
+fn blend(one: &Mix, amount: i64, other: Mix, other_amount: i64) -> Mix {
+    let (n, n_other) = (real(amount) / real(one.mean()), real(other_amount) / real(other.mean()));
+    let percent = u32::try_from(floor(100.0 * n_other / (n + n_other)).clamp(1, 99)).unwrap_or(50);
+    one.clone().with(other, percent)
+}
+
+fn pods(phases: &[Phase], capacity: i64, dice: &mut StdRng) -> Vec<PodRow> {
+    let mut rows: Vec<PodRow> = Vec::new();
+    let mut now = 0.0;
+    for phase in phases {
+        let demand = capacity * phase.percent / 100;
+        let until = now + phase.stays.map_or(f64::MAX, |stays| real(stays * STAY));
+        // Seconds between two pods, such that those which are there ask for as much as wanted.
+        let pause = real(STAY) * real(phase.mix.mean()) / real(demand.max(1));
+        let mut asked = 0;
+        while phase.stays.is_some() || asked < demand {
+            let Some(size) = phase.mix.draw(dice) else { break };
+            now += if phase.stays.is_some() { exponential(pause, dice) } else { 1.0 };
+            asked += size.demand();
+            if now > until {
+                break;
+            }
+            rows.push(PodRow {
+                name: format!("p{:06}", rows.len()),
+                cpu_milli: size.cpu_milli,
+                memory_mib: size.memory_mib,
+                gpus: size.gpus,
+                gpu_milli: size.milli,
+                models: String::new(),
+                is_vendor: size.is_vendor,
+                created: Some(floor(now)),
+                deleted: phase.stays.map(|_| floor(now + exponential(real(STAY), dice)) + 1),
+            });
+        }
+    }
+    rows
+}
+
+/// A time with this mean that knows no past.
+fn exponential(mean: f64, dice: &mut StdRng) -> f64 {
+    -mean * (1.0 - dice.random_range(0.0..1.0_f64)).ln()
+}
+
+/// Every node has so many pods of `DaemonSets` that ask for some CPU.
+fn add_daemons(world: &mut World, n: usize, cpu_milli: i64) {
+    let rows: Vec<PodRow> = (0..n)
+        .map(|at| PodRow {
+            name: format!("daemon-{at}"),
+            cpu_milli,
+            memory_mib: 256,
+            gpus: 0,
+            gpu_milli: 0,
+            models: String::new(),
+            is_vendor: false,
+            created: None,
+            deleted: None,
+        })
+        .collect();
+    let (daemons, _) = objects::pods(&rows, &[]);
+    for (node_at, node) in world.nodes.iter().enumerate() {
+        for pod in &daemons {
+            let name = format!("{}-{}", pod.name, node.name);
+            let owner = json!({"apiVersion": "apps/v1", "kind": "DaemonSet", "name": *pod.name, "uid": *pod.name, "controller": true});
+            let mut spec: serde_json::Value = serde_json::from_str(&pod.spec).unwrap_or_default();
+            if let Some(spec) = spec.as_object_mut() {
+                spec.insert("nodeName".to_owned(), json!(*node.name));
+            }
+            let metadata = json!({"name": name, "namespace": "kube-system", "uid": name, "ownerReferences": [owner]});
+            let object = json!({"metadata": metadata, "spec": spec, "status": {"phase": "Running"}});
+            world.present.push(Present { object, pod: pod.clone(), node: node_at, parts: Vec::new() });
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Mixes of pods: how large they are, and how often each size comes.
+
+use rand::RngExt;
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
+
+use crate::replay::portion::{floor, real};
+use crate::replay::trace::{PERCENT, WHOLE};
+
+/// The shares of a GPU that people ask for, in thousandths.
+const SHARES: [i64; 14] = [50, 80, 100, 120, 150, 200, 250, 300, 330, 400, 500, 600, 750, 800];
+/// Whole GPUs of one pod, and how often a mix has them, in parts of its whole GPUs.
+const WHOLES: [(usize, u32); 4] = [(1, 60), (2, 20), (4, 12), (8, 8)];
+/// Host memory of a GPU's part, in MiB.
+const MEMORY_OF_GPU: i64 = 64 << 10;
+
+/// What one pod asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size {
+    /// How many GPUs.
+    pub gpus: usize,
+    /// Thousandths of each.
+    pub milli: i64,
+    /// Thousandths of a CPU.
+    pub cpu_milli: i64,
+    /// Memory of the host.
+    pub memory_mib: i64,
+    /// Whether it asks for its whole GPUs in a vendor's name.
+    pub is_vendor: bool,
+}
+
+/// Sizes, and how often each comes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Mix(Vec<(Size, u32)>);
+
+/// What mixes are drawn by.
+#[derive(Clone, Copy, Debug)]
+pub struct Habits {
+    /// Thousandths of a CPU that a node has for each of its GPUs.
+    pub cpu_of_gpu: i64,
+    /// The most GPUs that a node has.
+    pub most_gpus: usize,
+    /// The part of its GPU's CPUs that a pod asks for, in percent: the least and the most.
+    pub cpu_percent: (i64, i64),
+}
+
+impl Size {
+    /// GPU thousandths in all.
+    pub fn demand(&self) -> i64 {
+        i64::try_from(self.gpus).unwrap_or(0) * self.milli
+    }
+
+    fn of(gpus: usize, milli: i64, habits: Habits, dice: &mut StdRng) -> Self {
+        let demand = i64::try_from(gpus).unwrap_or(0) * milli;
+        let part = dice.random_range(habits.cpu_percent.0..=habits.cpu_percent.1);
+        let cpu_milli = (demand * habits.cpu_of_gpu * part / (100 * WHOLE)).max(100);
+        Self { gpus, milli, cpu_milli, memory_mib: MEMORY_OF_GPU * demand / (2 * WHOLE), is_vendor: false }
+    }
+}
+
+impl Mix {
+    /// One size of share.
+    pub fn of_one(milli: i64, habits: Habits, dice: &mut StdRng) -> Self {
+        Self(vec![(Size::of(1, milli, habits, dice), 1)])
+    }
+
+    /// Three to five sizes of shares.
+    pub fn of_shares(habits: Habits, dice: &mut StdRng) -> Self {
+        let n = dice.random_range(3..=5);
+        let share = |_| {
+            let milli = SHARES.choose(dice).copied().unwrap_or(WHOLE);
+            (Size::of(1, milli, habits, dice), dice.random_range(1..=4))
+        };
+        Self((0..n).map(share).collect())
+    }
+
+    /// Whole GPUs, one to eight for a pod.
+    pub fn of_whole(habits: Habits, dice: &mut StdRng) -> Self {
+        let fitting = WHOLES.iter().filter(|(n, _)| *n <= habits.most_gpus);
+        Self(fitting.map(|(n, often)| (Size::of(*n, WHOLE, habits, dice), often * dice.random_range(50..=200) / 100)).collect())
+    }
+
+    /// As many GPUs as the largest node has.
+    pub fn of_nodes(habits: Habits, dice: &mut StdRng) -> Self {
+        Self(vec![(Size::of(habits.most_gpus, WHOLE, habits, dice), 1)])
+    }
+
+    /// Any part of one GPU, alike likely.
+    pub fn of_any(habits: Habits, dice: &mut StdRng) -> Self {
+        Self((5..=100).map(|percent| (Size::of(1, percent * PERCENT, habits, dice), 1)).collect())
+    }
+
+    /// Pods that ask for no GPU.
+    pub fn of_plain(habits: Habits, dice: &mut StdRng) -> Self {
+        let plain = |_| {
+            let cpu_milli = habits.cpu_of_gpu * dice.random_range(5..=50) / 100;
+            (Size { gpus: 0, milli: 0, cpu_milli, memory_mib: MEMORY_OF_GPU / 8, is_vendor: false }, 1)
+        };
+        Self((0..3).map(plain).collect())
+    }
+
+    /// This mix and another, of whose pods so many in a hundred are the other's.
+    #[must_use]
+    pub fn with(self, other: Self, percent: u32) -> Self {
+        let (own, others) = (self.n(), other.n());
+        let scaled = |mix: Self, by: u32| mix.0.into_iter().map(move |(size, often)| (size, often * by));
+        Self(scaled(self, others * (100 - percent)).chain(scaled(other, own * percent)).collect())
+    }
+
+    /// The same pods, those of whole GPUs in the vendor's name.
+    #[must_use]
+    pub fn by_vendor(mut self) -> Self {
+        for (size, _) in &mut self.0 {
+            size.is_vendor = size.gpus > 0 && size.milli == WHOLE;
+        }
+        self
+    }
+
+    /// A pod.
+    pub fn draw(&self, dice: &mut StdRng) -> Option<Size> {
+        let mut at = dice.random_range(0..self.n().max(1));
+        let found = self.0.iter().find(|(_, often)| {
+            let is_here = at < *often;
+            at = at.saturating_sub(*often);
+            is_here
+        });
+        found.map(|(size, _)| *size)
+    }
+
+    /// GPU thousandths of a pod on average, at least one.
+    pub fn mean(&self) -> i64 {
+        let sum: i64 = self.0.iter().map(|(size, often)| size.demand() * i64::from(*often)).sum();
+        floor(real(sum) / real(i64::from(self.n().max(1)))).max(1)
+    }
+
+    fn n(&self) -> u32 {
+        self.0.iter().map(|(_, often)| often).sum()
+    }
+}

@@ -1,0 +1,42 @@
+//! Many runs at a time, on threads of their own.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::Result;
+use tokio::runtime::Handle;
+
+/// What comes of each job, with its place among the jobs; as many at a time as told, or as there are processors. The first
+/// error stops all; a job that comes to nothing was stopped.
+///
+/// # Errors
+/// The error of the first job that has one.
+pub fn in_parallel<J: Sync, R: Send>(
+    jobs: &[J],
+    threads: Option<u16>,
+    handle: &Handle,
+    stop: &AtomicBool,
+    run: impl Fn(&J) -> Result<Option<R>> + Sync,
+) -> Result<Vec<(usize, R)>> {
+    let next = AtomicUsize::new(0);
+    let done: Mutex<Vec<(usize, R)>> = Mutex::new(Vec::new());
+    let work = || -> Result<()> {
+        let _entered = handle.enter();
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(job) = jobs.get(at) else { return Ok(()) };
+            let result = run(job).inspect_err(|_| stop.store(true, Ordering::Relaxed))?;
+            let Some(result) = result else { return Ok(()) };
+            done.lock().unwrap_or_else(PoisonError::into_inner).push((at, result));
+        }
+    };
+    let n_threads = threads.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from);
+    let results: Vec<Result<()>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..n_threads.min(jobs.len())).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a run broke off")))).collect()
+    });
+    results.into_iter().collect::<Result<()>>()?;
+    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    done.sort_by_key(|(at, _)| *at);
+    Ok(done)
+}
