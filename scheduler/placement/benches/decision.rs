@@ -4,8 +4,9 @@
 #![expect(clippy::unwrap_used, reason = "a benchmark whose set-up fails should stop")]
 
 use std::hint::black_box;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
+use criterion::{BatchSize, Bencher, Criterion, criterion_group, criterion_main};
 use placement::{
     Ask, Asking, DevicePolicy, Fleet, Gpu, GpuAsk, Hints, HostAmounts, Inventory, MemoryAsk, NodeId, NodePolicy, OwnerId, Policies,
     Request, Score, Spec, Traits,
@@ -63,12 +64,12 @@ fn place(fleet: &mut Fleet, ids: &[NodeId], owner: &OwnerId, spec: Spec, policie
     true
 }
 
-/// A fleet of whose GPUs about nine tenths are taken by typical pods.
-fn filled(policies: Policies) -> (Fleet, Vec<NodeId>) {
+/// A fleet with so many typical pods; about 7,000 fill it.
+fn filled(policies: Policies, n_pods: usize) -> (Fleet, Vec<NodeId>) {
     let mut fleet = empty_fleet();
     let ids: Vec<NodeId> = fleet.nodes().map(placement::NodeView::id).collect();
     let kinds: Vec<Spec> = PODS.iter().flat_map(|(percent, n, cpus, often)| (0..*often).map(|_| spec(*percent, *n, *cpus))).collect();
-    for at in 0..8_000 {
+    for at in 0..n_pods {
         // A step that has no factor in common with the number takes all kinds in turn, well mixed.
         let kind = *kinds.get(at * 31 % kinds.len()).unwrap();
         fleet.workload_mut().add(kind);
@@ -88,7 +89,7 @@ fn decide(criterion: &mut Criterion) {
         Policies { node: NodePolicy::Spread, device: DevicePolicy::Spread },
     ];
     for policies in all {
-        let (mut fleet, ids) = filled(policies);
+        let (mut fleet, ids) = filled(policies, 6_000);
         let pod = spec(25, 1, 1);
         group.bench_function(format!("{}: nothing has changed", policies.node), |b| {
             b.iter(|| best(&fleet, black_box(&ids), ask(pod), policies));
@@ -101,17 +102,24 @@ fn decide(criterion: &mut Criterion) {
                 fleet.end(owner.as_str());
             });
         });
-        group.bench_function(format!("{}: of a kind that nobody has asked for", policies.node), |b| {
-            let mut cpu_milli = 0;
-            let mut new = || {
-                cpu_milli += 1;
-                let host = HostAmounts { cpu_milli, ..pod.host };
-                Spec { host, ..pod }
-            };
-            b.iter_batched(&mut new, |pod| best(&fleet, black_box(&ids), ask(pod), policies), BatchSize::PerIteration);
-        });
+        group.bench_function(format!("{}: of a kind that nobody has asked for", policies.node), |b| ask_anew(b, &fleet, &ids, policies));
+        let (fleet, ids) = filled(policies, 2_000);
+        let name = format!("{}: of a kind that nobody has asked for, most nodes idle", policies.node);
+        group.bench_function(name, |b| ask_anew(b, &fleet, &ids, policies));
     }
     group.finish();
+}
+
+/// Asks for pods that differ from all before.
+fn ask_anew(b: &mut Bencher<'_>, fleet: &Fleet, ids: &[NodeId], policies: Policies) {
+    // Not begun anew for each sample: the questions of the last one are remembered.
+    static N_ASKED: AtomicU64 = AtomicU64::new(0);
+    let pod = spec(25, 1, 1);
+    let mut new = || {
+        let cpu_milli = pod.host.cpu_milli + N_ASKED.fetch_add(1, Ordering::Relaxed);
+        Spec { host: HostAmounts { cpu_milli, ..pod.host }, ..pod }
+    };
+    b.iter_batched(&mut new, |pod| best(fleet, black_box(ids), ask(pod), policies), BatchSize::PerIteration);
 }
 
 criterion_group!(benches, decide);

@@ -66,10 +66,10 @@ pub(crate) struct Forecast {
 /// Pods that come one after the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Sequence {
-    steps: Vec<Step>,
-    /// The least CPU, and thousandths of the memory of a GPU, that any pod with GPUs needs.
-    least_cpu: u64,
-    least_part: i16,
+    /// At most 64; each with the places of those that are alike, a bit for each.
+    steps: Vec<(Step, u64)>,
+    /// The places of pods that ask for GPUs.
+    with_gpus: u64,
 }
 
 /// A pod of a sequence.
@@ -164,11 +164,13 @@ fn beside_gpu(sample: &Sample, kinds: &[(Step, u32)]) -> HostAmounts {
 
 impl Sequence {
     fn as_they_come(steps: impl Iterator<Item = Step>) -> Self {
-        let steps: Vec<Step> = steps.collect();
-        let with_gpus = || steps.iter().filter(|step| step.n_gpus > 0);
-        let least_cpu = with_gpus().map(|step| step.cpu_milli).min().unwrap_or(u64::MAX);
-        let least_part = with_gpus().map(|step| step.part.memory).min().unwrap_or(i16::MAX);
-        Self { steps, least_cpu, least_part }
+        let steps: Vec<Step> = steps.take(LENGTH).collect();
+        let places = |is_meant: &dyn Fn(&Step) -> bool| {
+            (0..).zip(&steps).filter(|(_, step)| is_meant(step)).fold(0, |places, (at, _)| places | 1 << at)
+        };
+        let with_gpus = places(&|step| step.n_gpus > 0);
+        let with_alike = steps.iter().map(|step| (*step, places(&|other| other == step)));
+        Self { steps: with_alike.collect(), with_gpus }
     }
 
     fn largest_first(steps: impl Iterator<Item = Step>) -> Self {
@@ -180,31 +182,39 @@ impl Sequence {
     /// Thousandths of GPUs that it takes, played until none of it fits.
     fn play(&self, mut lanes: Lanes, mut host: HostAmounts) -> u32 {
         let (mut taken, mut most) = (0, lanes.most());
-        loop {
-            let before = taken;
-            for step in &self.steps {
-                if host.cpu_milli < self.least_cpu || most < self.least_part {
-                    return taken;
-                }
-                if host.cpu_milli < step.cpu_milli || host.memory < step.host_memory || most < step.part.memory {
-                    continue;
-                }
-                let n_taken = lanes.take_tightest(step.part, step.n_gpus);
-                if n_taken == u32::from(step.n_gpus) {
-                    host.cpu_milli -= step.cpu_milli;
-                    host.memory -= step.host_memory;
-                    taken += n_taken * u32::from(step.part.size().unsigned_abs());
+        // What did not fit never will: nothing is given back.
+        let mut fitting = u64::MAX.checked_shr(u64::BITS - u32::try_from(self.steps.len()).unwrap_or(0)).unwrap_or(0);
+        while fitting & self.with_gpus != 0 {
+            let mut round = fitting;
+            while round != 0 {
+                let Some((step, alike)) = self.steps.get(round.trailing_zeros() as usize) else { break };
+                round &= round - 1;
+                if step.is_taken(&mut lanes, &mut host, most) {
+                    taken += step.size();
                     most = lanes.most();
+                } else {
+                    fitting &= !alike;
+                    round &= !alike;
                 }
-            }
-            if taken == before {
-                return taken;
             }
         }
+        taken
     }
 }
 
 impl Step {
+    /// Takes it of a node, on no GPU of which more memory is free than this, if it fits.
+    #[inline]
+    fn is_taken(&self, lanes: &mut Lanes, host: &mut HostAmounts, most: i16) -> bool {
+        let fits = host.cpu_milli >= self.cpu_milli && host.memory >= self.host_memory && most >= self.part.memory;
+        if !fits || (self.n_gpus > 0 && lanes.take_tightest(self.part, self.n_gpus) == 0) {
+            return false;
+        }
+        host.cpu_milli -= self.cpu_milli;
+        host.memory -= self.host_memory;
+        true
+    }
+
     /// Thousandths of all its GPUs together.
     fn size(&self) -> u32 {
         u32::from(self.n_gpus) * u32::from(self.part.size().unsigned_abs())
