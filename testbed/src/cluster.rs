@@ -4,10 +4,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::{SocketAddr, TcpListener};
-use std::ops::Range;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -22,6 +21,7 @@ use crate::daemons::{Binaries, Crashes, Daemon, Invocation};
 use crate::kube_scheduler::{Attempt, Configuration, KubeScheduler, Options};
 use crate::manifests;
 use crate::observer::{Condition, Observer, Snapshot};
+use crate::ports::free_address;
 
 pub use cdi_dir::CdiDir;
 pub use node::{DriverSpecs, GpuSpec, Health, NodeSpec, RuntimeSpec, SimulatedNode};
@@ -402,26 +402,6 @@ fn scheduler_invocation(binaries: &Binaries, addresses: [SocketAddr; 2], kubecon
     let pairs = [("--listen", listen), ("--health-listen", health), ("--kubeconfig", kubeconfig.display().to_string())];
     let args = pairs.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).chain(more).collect();
     Invocation { name: "gpushare-scheduler".to_owned(), program: binaries.scheduler.clone(), args, log: dir.join("scheduler.log") }
-}
-
-/// A port that is free now, for a daemon that keeps it when it is restarted.
-///
-/// From below the kernel's range of ephemeral ports: a port of that range may become the local port of any outgoing
-/// connection before the daemon listens on it.
-pub(crate) fn free_address() -> Result<SocketAddr> {
-    const PORTS: Range<u32> = 15_000..32_000;
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let n_ports = PORTS.end - PORTS.start;
-    // Programs that run side by side begin at different ports.
-    let first = std::process::id().wrapping_mul(101);
-    for _ in 0..n_ports {
-        let offset = first.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % n_ports;
-        let port = u16::try_from(PORTS.start + offset).context("ports have 16 bits")?;
-        if let Ok(listener) = TcpListener::bind(("127.0.0.1", port)) {
-            return Ok(listener.local_addr()?);
-        }
-    }
-    bail!("no port of {PORTS:?} on 127.0.0.1 is free")
 }
 
 fn kubeconfig_path(dir: &Path, user: &str) -> PathBuf {

@@ -24,6 +24,7 @@ pub mod observer;
 pub mod parts;
 mod plot;
 pub mod pods;
+mod ports;
 pub mod printed;
 pub mod rbac;
 pub mod replay;

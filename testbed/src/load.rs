@@ -12,10 +12,11 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use crate::apiserver::{ApiServer, Config};
-use crate::cluster::{SCHEDULER_USER, free_address, user_kubeconfig};
+use crate::cluster::{SCHEDULER_USER, user_kubeconfig};
 use crate::console::Console;
 use crate::daemons::{Binaries, Crashes, Daemon, Invocation};
 use crate::http_client::{HttpClient, is_ok};
+use crate::ports::free_address;
 
 mod admission;
 mod bind;

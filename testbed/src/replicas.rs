@@ -13,10 +13,11 @@ use serde_json::{Value, json};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::apiserver::{self, User};
-use crate::cluster::{Cluster, SCHEDULER_USER, free_address};
+use crate::cluster::{Cluster, SCHEDULER_USER};
 use crate::daemons::{Crashes, Daemon, Invocation};
 use crate::http_client;
 use crate::manifests;
+use crate::ports::free_address;
 
 use front::{Addresses, Ports, Selector};
 

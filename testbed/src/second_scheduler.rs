@@ -13,10 +13,11 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::apiserver;
-use crate::cluster::{Cluster, free_address};
+use crate::cluster::Cluster;
 use crate::daemons::{Crashes, Daemon, Invocation};
 use crate::http_client::{HttpClient, is_ok};
 use crate::manifests;
+use crate::ports::free_address;
 use crate::replicas::{self, NAMESPACE};
 
 /// Profile of the second kube-scheduler.

@@ -10,13 +10,14 @@ use anyhow::{Context, Result, ensure};
 use proto::resource::{GPU_MEM, GPU_SHARED};
 use serde_json::{Map, Value, json};
 
-use super::{NodeKind, PLUGIN_USER, free_address, user_client, user_kubeconfig};
+use super::{NodeKind, PLUGIN_USER, user_client, user_kubeconfig};
 use crate::apiserver::ApiServer;
 use crate::daemons::{Binaries, Crashes, Daemon, Invocation};
 use crate::http_client::HttpClient;
 use crate::kubelet::nvidia_runtime::{NvidiaRuntime, RuntimeMode, VISIBLE_DEVICES};
 use crate::kubelet::{Delays, Kubelet, KubeletConfig, MachineGpus, RefreshDelay, RuntimeConfig, StartHook};
 use crate::observer::Snapshot;
+use crate::ports::free_address;
 use crate::vendor_plugin::{NVIDIA_GPU, VendorPlugin};
 
 /// The longest time in which the runtime of a node of some kind reads changed CDI specs: several times what was measured.

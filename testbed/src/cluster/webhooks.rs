@@ -10,10 +10,11 @@ use anyhow::{Context, Result};
 use kube::Client;
 use tokio::process::Command;
 
-use super::{Cluster, free_address};
+use super::Cluster;
 use crate::apiserver::ApiServer;
 use crate::connector::{Connector, TlsFiles};
 use crate::manifests;
+use crate::ports::free_address;
 
 /// Namespace of the scheduler.
 const NAMESPACE: &str = "gpushare-system";

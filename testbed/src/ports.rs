@@ -1,0 +1,79 @@
+//! Ports for daemons that keep theirs when they are restarted: nobody else's, though they are free in between.
+//!
+//! Ports come from below the kernel's range of ephemeral ports: a port of that range may become the local port of any outgoing
+//! connection before the daemon listens on it. Programs that run side by side share them out in blocks. Who has a block listens
+//! on an abstract Unix socket of its name, which ends with the process, whatever its directory of temporary files is.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::ops::Range;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener};
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Result, bail};
+
+const PORTS: Range<u16> = 15_000..32_000;
+/// Ports of one block.
+const BLOCK: u16 = 100;
+
+/// What this process has, as long as it lives.
+static OWN: Mutex<Own> = Mutex::new(Own { sockets: Vec::new(), left: 0..0 });
+
+struct Own {
+    sockets: Vec<UnixListener>,
+    /// What has not been given away of the last block.
+    left: Range<u16>,
+}
+
+/// A port on this machine's own address that no other daemon of any testbed gets as long as this process lives.
+///
+/// # Errors
+/// All ports are taken.
+pub(crate) fn free_address() -> Result<SocketAddr> {
+    let mut own = OWN.lock().unwrap_or_else(PoisonError::into_inner);
+    loop {
+        for port in own.left.by_ref() {
+            // Somebody may listen who knows of no blocks.
+            if let Ok(listener) = TcpListener::bind((Ipv4Addr::LOCALHOST, port)) {
+                return Ok(listener.local_addr()?);
+            }
+        }
+        own.take_block()?;
+    }
+}
+
+impl Own {
+    fn take_block(&mut self) -> Result<()> {
+        for first in PORTS.step_by(usize::from(BLOCK)) {
+            let name = UnixAddr::from_abstract_name(format!("gpushare-testbed-ports-{first}"))?;
+            if let Ok(socket) = UnixListener::bind_addr(&name) {
+                self.sockets.push(socket);
+                self.left = first..first + BLOCK;
+                return Ok(());
+            }
+        }
+        bail!("no port of {PORTS:?} on 127.0.0.1 is free")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::{BLOCK, PORTS, UnixAddr, UnixListener, free_address};
+    use std::os::linux::net::SocketAddrExt;
+
+    #[test]
+    fn no_port_is_given_away_twice_and_none_of_another_process() {
+        // As another process would have it.
+        let others = PORTS.step_by(usize::from(BLOCK)).find_map(|first| {
+            let name = UnixAddr::from_abstract_name(format!("gpushare-testbed-ports-{first}")).unwrap();
+            Some((first..first + BLOCK, UnixListener::bind_addr(&name).ok()?))
+        });
+        let (others, _socket) = others.unwrap();
+        let n = 2 * usize::from(BLOCK);
+        let ports: BTreeSet<u16> = (0..n).map(|_| free_address().unwrap().port()).collect();
+        assert_eq!(ports.len(), n);
+        assert!(ports.iter().all(|port| PORTS.contains(port) && !others.contains(port)));
+    }
+}
