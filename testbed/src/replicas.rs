@@ -84,7 +84,7 @@ pub struct Replicas {
     addresses: Addresses,
     running: BTreeMap<String, Replica>,
     n_made: usize,
-    _fronts: Vec<AbortOnDropHandle<()>>,
+    fronts: Vec<AbortOnDropHandle<()>>,
 }
 
 #[derive(Debug)]
@@ -115,7 +115,7 @@ impl Replicas {
         }
         let dir = cluster.dir().to_owned();
         let crashes = cluster.crashes().clone();
-        let mut replicas = Self { api, model, dir, crashes, addresses, running: BTreeMap::new(), n_made: 0, _fronts: fronts };
+        let mut replicas = Self { api, model, dir, crashes, addresses, running: BTreeMap::new(), n_made: 0, fronts };
         for _ in 0..2 {
             replicas.add()?;
         }
@@ -246,7 +246,12 @@ impl Replicas {
     }
 
     /// Ends all processes and removes their pods, the Lease and the policies.
-    pub fn end(self) -> Result<()> {
+    pub async fn end(mut self) -> Result<()> {
+        for front in self.fronts.drain(..) {
+            front.abort();
+            // Until then it listens where the only scheduler will again.
+            let _ = front.await;
+        }
         let api = self.api.clone();
         drop(self);
         clean(&api)

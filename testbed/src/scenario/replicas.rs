@@ -64,7 +64,7 @@ async fn with_replicas(world: &mut World, deed: Deed) -> Result<()> {
     cluster.scheduler.kill().await;
     let mut replicas = Replicas::start(cluster).await?;
     deed(world, &mut replicas).await?;
-    replicas.end()?;
+    replicas.end().await?;
     let cluster = world.cluster()?;
     cluster.scheduler.restart().await?;
     cluster.until_scheduler_ready(DEADLINE).await
