@@ -23,8 +23,9 @@ devices=devices.scheduling.koordinator.sh
 is_forced=no
 when=unused
 if [ "${1:-}" = --force ]; then is_forced=yes; when=now; shift; fi
-case ${1:-} in -*) usage ;; esac
+for node; do case $node in -*) usage ;; esac; done
 nodes=$*
+if [ -n "$nodes" ]; then kubectl get nodes $nodes -o name >/dev/null; fi
 
 # is_among NODE: whether a node is one of those that are named, or none is named.
 is_among() { case " $nodes " in "  " | *" $1 "*) return 0 ;; *) return 1 ;; esac }
