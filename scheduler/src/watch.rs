@@ -5,8 +5,11 @@
 pub mod heard;
 
 use std::fmt::Debug;
+use std::hash::{BuildHasher, RandomState};
+use std::time::Duration;
 
 use futures::{Stream, StreamExt, pin_mut};
+use kube::runtime::utils::{Backoff, ResetTimerBackoff};
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, watcher as watch_objects};
 use kube::{Api, Resource};
@@ -17,6 +20,34 @@ use crate::index::Shared;
 
 /// Objects in one page of a list: small, so that lists of large pods do not fill the memory.
 const PAGE: u32 = 500;
+
+/// The first pause after a failure; each is twice the one before, and up to its own length of chance is added.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+/// The longest pause, without what chance adds.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// Time without a failure after which pauses are short again.
+const CALM: Duration = Duration::from_secs(30);
+
+/// Pauses after failures. Few processes watch, so they need not be long: after an outage each kind is tried again within
+/// seconds, once for the watch that has grown too old and once for a list.
+struct Pauses(Duration);
+
+impl Iterator for Pauses {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        let chance = f64::from(u32::try_from(RandomState::new().hash_one(()) >> 32).unwrap_or(u32::MAX)) / f64::from(u32::MAX);
+        let pause = self.0.mul_f64(1.0 + chance);
+        self.0 = (self.0 * 2).min(LONGEST_PAUSE);
+        Some(pause)
+    }
+}
+
+impl Backoff for Pauses {
+    fn reset(&mut self) {
+        self.0 = FIRST_PAUSE;
+    }
+}
 
 /// State that follows the objects of one kind.
 pub trait Follow<K> {
@@ -55,7 +86,7 @@ where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
     let config = watcher::Config::default().page_size(PAGE);
-    watch_objects(api, config).default_backoff()
+    watch_objects(api, config).backoff(ResetTimerBackoff::new(Pauses(FIRST_PAUSE), CALM))
 }
 
 /// Carries a stream of events into the state.

@@ -1,11 +1,25 @@
 //! Events in, state out: lists replace, errors change nothing, an unknown kind that may be absent is an empty one.
 
+use std::time::Duration;
+
 use futures::stream;
 use kube::core::Status;
+use kube::runtime::utils::Backoff;
 use kube::runtime::watcher::{Error, Event};
 
-use super::{Follow, follow};
+use super::{FIRST_PAUSE, Follow, Pauses, follow};
 use crate::index::Shared;
+
+/// After an outage of any length a watch comes back within seconds.
+#[test]
+fn pauses_stay_short() {
+    let mut pauses = Pauses(FIRST_PAUSE);
+    for (longest, pause) in [1, 2, 4, 4, 4, 4].map(Duration::from_secs).into_iter().zip(&mut pauses) {
+        assert!(pause >= longest / 2 && pause <= longest, "{pause:?} is not {longest:?} or up to half less");
+    }
+    pauses.reset();
+    assert!(pauses.next().unwrap() <= 2 * FIRST_PAUSE);
+}
 
 /// Remembers what it is told; objects are plain texts, of a kind that a cluster may do without or not.
 #[derive(Debug, Default)]

@@ -8,7 +8,7 @@ use super::line::wire;
 use super::order::{Order, Orders};
 use crate::pods::{Limits, PodSpec};
 
-/// What pods ask for; all of it fits a node whose GPUs are half full.
+/// What pods ask for; all of it fits a node of whose GPUs half are half full, and one has some small pods more.
 pub(super) const SHAPES: [&Limits<'_>; 8] = [
     &[(GPU_MEM, "8")],
     &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "25")],
@@ -17,7 +17,7 @@ pub(super) const SHAPES: [&Limits<'_>; 8] = [
     &[(GPU_SHARED, "1"), (GPU_CORE, "20"), (GPU_MEMORY, "2Gi")],
     &[(GPU_SHARED, "4"), (GPU_MEMORY_RATIO, "80"), (GPU_CORE, "40")],
     &[(GPU_MEM, "4")],
-    &[(GPU_SHARED, "8"), (GPU_MEMORY_RATIO, "200")],
+    &[(GPU_SHARED, "8"), (GPU_MEMORY_RATIO, "80")],
 ];
 
 /// Most shapes that questions can have.
