@@ -26,9 +26,6 @@ use crate::workload::Sample;
 /// Thousandths of a GPU that do not count as a difference.
 const STEP: i64 = 10;
 
-/// Thousandths of a CPU that weigh as much as a thousandth of a GPU, where two choices cost the same.
-const CPU_PER_GPU: u64 = 16;
-
 /// The cost that is counted from, as a choice may even cost less than nothing.
 const NOTHING: i64 = 1024;
 
@@ -43,11 +40,11 @@ impl Cost {
     /// Costs are less than this.
     pub(crate) const END: u32 = 1 << 27;
 
-    fn new(terms: Terms, left: u64) -> Self {
+    fn new(terms: Terms, left: u32) -> Self {
         // Rounded up: a loss of less than a step is a loss.
         let steps = -(-terms.sum()).div_euclid(STEP * Terms::SCALE);
         let steps = u32::try_from((steps + NOTHING).clamp(0, i64::from(Self::END >> LEFT_BITS) - 1)).unwrap_or(0);
-        let left = u32::try_from(left / 2).unwrap_or(u32::MAX).min((1 << LEFT_BITS) - 1);
+        let left = (left / 2).min((1 << LEFT_BITS) - 1);
         Self(steps << LEFT_BITS | left)
     }
 
@@ -144,7 +141,6 @@ pub(crate) struct Costs<'a> {
     fragment: u32,
     /// Thousandths that whole idle GPUs count for.
     caution: u64,
-    cpu_left: u64,
 }
 
 impl Costs<'_> {
@@ -162,7 +158,7 @@ impl Costs<'_> {
             useless: i64::from(fragment) - i64::from(self.fragment),
             broken: i64::try_from(broken).unwrap_or(0) * Terms::SCALE,
         };
-        Price { cost: Cost::new(terms, self.cpu_left / CPU_PER_GPU + u64::from(lanes.free())), terms }
+        Price { cost: Cost::new(terms, lanes.free()), terms }
     }
 }
 
@@ -218,9 +214,8 @@ impl Node {
         let host = free.less(outlook.host);
         let measured = || forecast.map_or((0, 0), |forecast| measure(forecast, &lanes, free));
         let (worth, fragment) = if self.heeds_all(hints) { self.worth.get(outlook.forecasts.number, measured) } else { measured() };
-        let cpu_left = if self.host.total.is_some() { host.cpu_milli } else { 0 };
         let caution = forecast.map_or(0, |forecast| forecast.caution(self.gpus().len(), self.host.total));
-        Costs { forecast, lanes, host, worth, fragment, caution, cpu_left }
+        Costs { forecast, lanes, host, worth, fragment, caution }
     }
 
     /// Whether what a choice of one GPU costs decides which one is taken; else what it costs tells nodes apart only.

@@ -22,13 +22,13 @@ use std::cmp::Reverse;
 use crate::host::HostAmounts;
 use crate::memory::Memory;
 use crate::request::{GpuAsk, MemoryAsk};
-use crate::workload::{Sample, Spec};
+use crate::workload::{N_PLACES, Sample, Spec};
 
 /// Sequences that are played.
 pub(crate) const N_SEQUENCES: u8 = 8;
 
-/// Pods of one sequence.
-const LENGTH: usize = 36;
+/// Pods of one sequence: those of a sample are dealt to half of the sequences, as each is played twice.
+const LENGTH: usize = 2 * N_PLACES as usize / N_SEQUENCES as usize;
 
 /// Thousandths that whole idle GPUs count for, where CPU and memory suffice. With 200 one mix of sizes in 500 comes to lie on
 /// up to three times the nodes that it needs, with 300 none of 1,000 (`tests/engine/nodes_used.rs`); with 400 openb's default

@@ -10,7 +10,7 @@ use crate::host::HostAmounts;
 use crate::request::GpuAsk;
 
 /// Places in a sample.
-pub(crate) const N_PLACES: u64 = 144;
+pub(crate) const N_PLACES: u8 = 144;
 
 /// The golden ratio, as a part of all numbers: its multiples are scattered more evenly than chance would do.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -85,8 +85,8 @@ impl Workload {
         });
         let Some(mut kind) = line.next() else { return Vec::new() };
         let mut places = Vec::new();
-        for place in 0..N_PLACES {
-            let point = (2 * place + 1) * n_pods / (2 * N_PLACES);
+        for place in 0..u64::from(N_PLACES) {
+            let point = (2 * place + 1) * n_pods / (2 * u64::from(N_PLACES));
             while kind.1 <= point
                 && let Some(next) = line.next()
             {

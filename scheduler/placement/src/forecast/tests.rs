@@ -127,11 +127,6 @@ fn caution_halves_where_cpu_or_memory_run_out_before_gpus(#[case] host: Option<(
     assert_eq!(Forecast::of(&sample, MODEL).caution(8, host), expected);
 }
 
-#[test]
-fn sequences_make_up_a_sample() {
-    assert_eq!(2 * crate::workload::N_PLACES, u64::from(super::N_SEQUENCES) * u64::try_from(super::LENGTH).unwrap());
-}
-
 #[rstest]
 #[case::percent(MemoryAsk::Ratio(33), 0, Some((330, 0)))]
 #[case::rounded_up(MemoryAsk::Bytes(331), 7, Some((331, 70)))]
