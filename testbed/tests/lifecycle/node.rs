@@ -151,6 +151,7 @@ async fn nothing_can_be_written_where_cdi_specs_are() -> Result<()> {
     run(&cluster, &pods, "before", 4).await?;
     let blocked = block(cluster.node("n1")?.kubelet())?;
     until_told(&cluster, "n1", "GPUInjectionImpossible").await?;
+    until_healthy(&cluster, 0).await?;
     waits(&cluster, &pods, "meanwhile", 4).await?;
     blocked.unblock()?;
     until_run(&cluster, &["before", "meanwhile"]).await?;
